@@ -81,6 +81,7 @@ TABLES: dict[str, tuple[str, str]] = {
     "scaling, moves": ("scaling.jsonl", "benchmarks.scaling.report:moves_table"),
     "scaling, efficiency": ("scaling.jsonl", "benchmarks.scaling.report:efficiency_table"),
     "distilled vae": ("distilled-vae.jsonl", "docs.examples.vae_distilled:table"),
+    "scaling, kills": ("scaling.jsonl", "benchmarks.scaling.report:kills_table"),
     "vision, steps": ("vision.jsonl", "benchmarks.vision.study:steps_table"),
     "vision, fits": ("vision.jsonl", "benchmarks.vision.study:fits_table"),
 }

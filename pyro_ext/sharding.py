@@ -2,9 +2,10 @@
 
 Every process runs the same program. An engine's target evaluates the positions and the rows of its
 own process, and plain collectives on the engine's tensors put the results together: an all-gather
-over positions, an all-reduce over rows. What follows from them is computed by every process, from
-the same random numbers, and is the same in all. Particles that follow a direction, their optimizer
-and their scores are kept by the process that they belong to.
+over positions, an all-reduce over rows; or, where kernels see some coordinates of all particles in
+each process, an all-to-all and sums over coordinates. What follows from them is computed by every
+process, from the same random numbers, and is the same in all. Particles that follow a direction,
+their optimizer and their scores are kept by the process that they belong to.
 
 Collectives are waited for with a timeout, so that a process that was killed or has stalled ends the
 run in all of them.
@@ -97,8 +98,9 @@ class Sharding(ShardingShell):
     rows : str, optional
         Dimension over which rows are split: of plates that the model subsamples itself, and of
         batches that come from a loader.
-    exchange : {"all-gather"}
-        How a kernel gets to see all particles; NumPyro has another, see :mod:`ppl_ext.sharding`.
+    exchange : {"all-gather", "all-to-all"}
+        How a kernel gets to see all particles; see :mod:`ppl_ext.sharding`. The second is for
+        ``RBF``, ``IMQ`` and ``Linear``, their sums and multiples, and the default kernel.
     timeout : float, default 50
         Seconds that a process waits for the others in a collective before it ends with
         :class:`~ppl_ext.errors.RankLostError`. Longer than a checkpoint takes to write.
@@ -107,7 +109,7 @@ class Sharding(ShardingShell):
     ------
     ArgumentError
         There is no process group, the mesh is none or has no such dimension, neither dimension is
-        named, the mesh has another with several processes, or the exchange is another.
+        named, the mesh has another with several processes, or there is no such exchange.
 
     Examples
     --------
@@ -159,11 +161,6 @@ class Sharding(ShardingShell):
             raise ArgumentError(
                 f"Expected each dimension of the mesh to split particles or rows, found {apart} "
                 "besides. Name them, or take the part of the mesh that is named: mesh['p', 'd']."
-            )
-        if self.exchange != "all-gather":
-            raise ArgumentError(
-                f"Expected exchange='all-gather', found {self.exchange!r}: Pyro's kernels see all "
-                "particles in one place. Leave exchange out, or use numpyro_ext."
             )
         if mesh.get_coordinate() is None:
             raise ArgumentError(
@@ -261,6 +258,37 @@ class Sharding(ShardingShell):
         self._collect(kind, option, whole, start)
         return whole
 
+    def exchanged(self, own: Tensor) -> Tensor:
+        """Some coordinates (P, d) of all particles, from all of this process's (P / n, D).
+
+        All processes have as many: zeros stand behind the last ones.
+        """
+        parts, (count, dim) = self.particle_parts, own.shape
+        size = -(-dim // parts)
+        filled = torch.nn.functional.pad(own, (0, parts * size - dim))
+        pieces = filled.view(count, parts, size).movedim(1, 0)
+        return self._exchanged(pieces).reshape(parts * count, size)
+
+    def returned(self, some: Tensor, dim: int) -> Tensor:
+        """All coordinates (P / n, D) of this process's particles: inverse of :meth:`exchanged`."""
+        pieces = self._exchanged(some.view(self.particle_parts, -1, some.shape[1]))
+        return pieces.movedim(0, 1).reshape(pieces.shape[1], -1)[:, :dim]
+
+    def _exchanged(self, pieces: Tensor) -> Tensor:
+        """A piece (n, ...) of each process, from pieces for each process."""
+        given = pieces.contiguous()
+        whole = torch.empty_like(given)
+
+        def start(group: Any) -> Any:
+            return dist.all_to_all_single(whole, given, group=group, async_op=True)
+
+        self._collect("all-to-all", "particles", whole, start)
+        return whole
+
+    def over_particles(self, part: Tensor) -> Tensor:
+        """Sum of a tensor of each process along the dimension of particles."""
+        return self._sum(part, "particles")
+
     def gathered_tree(self, tree: Any, number: int) -> Any:
         """The same of the tensors in a tuple: vectors travel together, others by themselves."""
         if not self.splits(number):
@@ -283,13 +311,13 @@ class Sharding(ShardingShell):
         found = iter(self._sum(torch.stack(short, 1)).unbind(1)) if short else iter(())
         return [next(found) if each.dim() == 1 else self._sum(each) for each in parts]
 
-    def _sum(self, part: Tensor) -> Tensor:
+    def _sum(self, part: Tensor, option: str = "rows") -> Tensor:
         whole = part.clone(memory_format=torch.contiguous_format)
 
         def start(group: Any) -> Any:
             return dist.all_reduce(whole, group=group, async_op=True)
 
-        self._collect("all-reduce", "rows", whole, start)
+        self._collect("all-reduce", option, whole, start)
         return whole
 
     def own_rows(

@@ -87,6 +87,9 @@ def layouts(name: str, devices: int) -> list[tuple[str, dict[str, Any]]]:
     found: list[tuple[str, dict[str, Any]]] = [("rows", {"rows": "d"})]
     if name != "LaplaceGGN":
         found.append(("particles", {"particles": "p"}))
+    if name in ("SVGD", "WGD"):
+        divided = {"particles": "p", "exchange": "all-to-all"}
+        found.append(("particles, all to all", divided))
     if devices >= 4:
         found.append(("particles and rows", {"particles": "p", "rows": "d"}))
     return found
@@ -128,7 +131,7 @@ def measure(
                 "particles": PARTICLES,
                 "dim": ENGINES[name][0],
                 "bytes of a number": 8,
-                "exchange": "all-gather",
+                "exchange": options.get("exchange", "all-gather"),
             }
             found: dict[str, Any] = {"settings": line}
             try:

@@ -54,9 +54,8 @@ def is_good(record: Record) -> bool:
 def table(found: Sequence[Record]) -> str:
     """Markdown tables of the records."""
     parts = ["## Measured: the same as one device, and what a step moves\n", _measured(found)]
-    kills = [each for each in found if each.method == "kills"]
-    if kills:
-        parts += ["\n## Measured: one of two processes is killed\n", _kills(kills)]
+    if any(each.method == "kills" for each in found):
+        parts += ["\n## Measured: one of two processes is killed\n", kills_table(found)]
     predicted = [each for each in found if each.method == "predicted"]
     if predicted:
         parts += ["\n## Predicted, not measured: efficiency of accelerators\n"]
@@ -93,23 +92,27 @@ def _thousandth(value: Any) -> float | None:
     return None if value is None else float(value) / 1000
 
 
-def _kills(found: Sequence[Record]) -> str:
+def kills_table(found: Sequence[Record]) -> str:
+    """What one of two processes did when the other was killed, and what was left."""
     rows = []
     for each in found:
+        if each.method != "kills":
+            continue
         figures = each.figures
         seconds = sorted(figures.get("seconds until the other ends", []))
         rows.append(
             {
-                "package": each.backend,
+                "package": records.LABELS[each.backend],
                 "kills": figures.get("kills"),
-                "runs to the end": figures.get("ends"),
-                "not exact": each.error or figures.get("not exact"),
-                "without a message": figures.get("without a message"),
-                "seconds until the other ends, median": (
+                "seconds until the other ends: median": (
                     seconds[len(seconds) // 2] if seconds else None
                 ),
                 "most": seconds[-1] if seconds else None,
-                "later than 60 s": figures.get("late"),
+                "with a message": sum(figures.get("messages", {}).values()),
+                "it was at its end": figures.get("the other was at its end"),
+                "without a message": figures.get("without a message"),
+                "runs to the end": figures.get("ends"),
+                "not exact": each.error or figures.get("not exact"),
             }
         )
     return records.markdown_table(rows)
@@ -181,6 +184,12 @@ def efficiency_table(found: Sequence[Record]) -> str:
     return records.markdown_table(rows)
 
 
+#: How packages, and engines with their exchange, look in pictures.
+_PACKAGES = {"numpyro": ("tab:blue", "s", -0.16), "pyro": ("tab:orange", "o", 0.16)}
+_COLOURS = ("tab:green", "tab:red", "tab:purple")
+_LINES = ("--", "-")
+
+
 def plot(found: Sequence[Record], path: Path) -> None:
     """Left, measured: bytes that a device sends a step. Right, predicted: efficiency."""
     import matplotlib
@@ -188,45 +197,73 @@ def plot(found: Sequence[Record], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    lines: dict[str, list[tuple[int, float]]] = {}
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(12, 4.2), layout="constrained", width_ratios=(1.1, 1.0)
+    )
+    _plot_sent(found, left)
+    _plot_efficiency(found, right)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _plot_sent(found: Sequence[Record], axis: Any) -> None:
+    """A line for each engine and layout, with a point for each number of devices."""
+    points: dict[tuple[str, str], dict[tuple[str, float], list[int]]] = {}
     for each in found:
         settings, sent = each.settings, each.figures.get("bytes sent by a device")
         if each.method != "measured" or each.failed or settings["devices"] < 2 or sent is None:
             continue
         if settings["engine"] in ("SVGD", "DeepEnsemble"):
-            name = f"{settings['engine']}, {settings['layout']} ({each.backend})"
             whole = settings["particles"] * settings["dim"] * settings["bytes of a number"]
-            lines.setdefault(name, []).append((settings["devices"], max(sent / whole, 1e-3)))
-    for name, points in lines.items():
-        left.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
-    left.set(
-        title="Measured: sent by a device each step",
-        xlabel="devices (forced, of one processor)",
-        ylabel="P D numbers",
-        xscale="log",
-        yscale="log",
+            own = points.setdefault((settings["engine"], settings["layout"]), {})
+            # What is a hundredth apart is one point.
+            own.setdefault((each.backend, round(sent / whole, 2)), []).append(settings["devices"])
+    names = sorted(points)
+    for place, name in enumerate(names):
+        for (backend, ratio), devices in points[name].items():
+            colour, marker, offset = _PACKAGES[backend]
+            label = records.LABELS[backend]
+            axis.plot(ratio, place + offset, marker, color=colour, label=label)
+            text = ", ".join(map(str, sorted(devices)))
+            axis.annotate(
+                text, (ratio, place + offset), (6, -3), textcoords="offset points", size=8
+            )
+    axis.set_yticks(range(len(names)), [f"{engine}, {layout}" for engine, layout in names])
+    axis.invert_yaxis()
+    axis.grid(axis="x", alpha=0.3)
+    axis.set_xlim(-0.1, 1.15 * axis.get_xlim()[1])
+    axis.set(title="Measured: sent by a device each step", xlabel="P D numbers, by 2, 4, 8 devices")
+    handles, labels = axis.get_legend_handles_labels()
+    shown = dict(zip(labels, handles, strict=True))
+    axis.legend(
+        shown.values(), shown.keys(), loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2
     )
-    left.set_xticks([2, 4, 8], ["2", "4", "8"])
-    left.minorticks_off()
-    left.legend(fontsize=7)
-    for each in found:
-        if each.method == "predicted":
-            points = [(int(n), value) for n, value in each.figures["efficiency"].items()]
-            settings = each.settings
-            label = f"{settings['engine']}, {settings['exchange']}, "
-            label += f"{settings['images of a batch']} images"
-            right.plot(*zip(*points, strict=True), "--", marker=".", label=label)
-    right.axhline(0.9, color="0.7", linewidth=0.8)
-    right.set(
+
+
+def _plot_efficiency(found: Sequence[Record], axis: Any) -> None:
+    """A colour for each engine with its exchange, a dash for each size of the batch."""
+    predicted = [
+        each.settings | {"by": each.figures["efficiency"]}
+        for each in found
+        if each.method == "predicted"
+    ]
+    kinds = list(dict.fromkeys((each["engine"], each["exchange"]) for each in predicted))
+    batches = sorted({each["images of a batch"] for each in predicted})
+    for each in predicted:
+        points = sorted((int(n), value) for n, value in each["by"].items())
+        colour = _COLOURS[kinds.index((each["engine"], each["exchange"]))]
+        line = _LINES[batches.index(each["images of a batch"])]
+        label = each["engine"] if each["engine"] != "SVGD" else f"SVGD, {each['exchange']}"
+        label += f", {each['images of a batch']:,} images"
+        axis.plot(*zip(*points, strict=True), line, marker=".", color=colour, label=label)
+    axis.axhline(0.9, color="0.7", linewidth=0.8)
+    axis.set(
         title="Predicted: ViT-B/16, 64 particles",
-        xlabel="accelerators",
+        xlabel="accelerators (grey: efficiency of 0.9)",
         ylabel="efficiency",
         xscale="log",
         ylim=(0, 1.05),
     )
-    right.set_xticks([8, 64, 512, 1024], ["8", "64", "512", "1024"])
-    right.minorticks_off()
-    right.legend(fontsize=7)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    axis.set_xticks([8, 64, 512, 1024], ["8", "64", "512", "1,024"])
+    axis.minorticks_off()
+    axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)

@@ -71,6 +71,18 @@ class KernelArrays(Documented, abc.ABC):
         have distance zero exactly.
         """
 
+    def over_coordinates(self, total: Float[Any, "P P"]) -> Float[Any, "P P"]:
+        """A sum over the coordinates that are here, with those that other processes have.
+
+        With ``Sharding(exchange="all-to-all")`` each process of Pyro has some coordinates of all
+        particles. What a kernel sums over coordinates goes through here.
+        """
+        return total
+
+    def num_coordinates(self, particles: Float[Any, "P D"]) -> int:
+        """The number of all coordinates, with those that other processes have."""
+        return int(particles.shape[1])
+
     @abc.abstractmethod
     def of_pairs(self, matrix: Float[Any, "P P"]) -> Any:
         """The entries of a matrix for the pairs i<j, in one vector."""

@@ -46,7 +46,7 @@ def bandwidth(arrays: KernelArrays, rule: Any, particles: Float[Any, "P D"]) -> 
     check_bandwidth(rule)
     if rule == "dimension":
         # Known without the distances, which take (P, P).
-        return arrays.as_array(2.0 * particles.shape[1], particles)
+        return arrays.as_array(2.0 * arrays.num_coordinates(particles), particles)
     # A callable sees what it is given here; distances are taken between centred points.
     points = particles if callable(rule) else centre(particles)
     return scaled_pairs(rule, Coordinates(arrays, points)).bandwidth
@@ -57,7 +57,7 @@ def scaled_pairs(rule: Any, frame: Coordinates) -> ScaledPairs:
     arrays, centred = frame.arrays, frame.points
     products = None if frame.weighted is None else frame.inner_products()
     if rule == "dimension":
-        rule = 2.0 * centred.shape[1]
+        rule = 2.0 * arrays.num_coordinates(centred)
     if products is not None:
         check_rule_for_products(rule)
     if isinstance(rule, str) and rule != "pyro":

@@ -112,6 +112,16 @@ class Kernel(Documented, abc.ABC):
         """Whether k(x, y) is a function of x - y, with what a step holds constant."""
         return False
 
+    @property
+    def divides_coordinates(self) -> bool:
+        """Whether processes that have some coordinates of all particles can find the direction.
+
+        Each finds its own coordinates, and they have in common what goes through
+        :meth:`KernelArrays.over_coordinates
+        <ppl_ext.kernels.arrays.KernelArrays.over_coordinates>`.
+        """
+        return False
+
     def with_curvature(self, metric: ProductMetric) -> Self:
         """The kernel with the present curvature for the metric ``"curvature"``.
 
@@ -234,6 +244,11 @@ class Sum(Kernel):
         """Whether all terms are."""
         return all(kernel.translation_invariant for kernel in self.kernels)
 
+    @property
+    def divides_coordinates(self) -> bool:
+        """Whether all terms do."""
+        return all(kernel.divides_coordinates for kernel in self.kernels)
+
     def with_curvature(self, metric: ProductMetric) -> Self:
         """The sum of the terms with the present curvature."""
         return type(self)(kernel.with_curvature(metric) for kernel in self.kernels)
@@ -301,6 +316,11 @@ class Scaled(Kernel):
     def translation_invariant(self) -> bool:
         """Whether the kernel is."""
         return self.kernel.translation_invariant
+
+    @property
+    def divides_coordinates(self) -> bool:
+        """Whether the kernel does."""
+        return bool(self.kernel.divides_coordinates)
 
     def with_curvature(self, metric: ProductMetric) -> Self:
         """The multiple of the kernel with the present curvature."""

@@ -40,7 +40,7 @@ class Coordinates:
 
     def inner_products(self) -> Float[Any, "P P"]:
         """(z_i - c)' W (z_j - c) for all pairs, shape (P, P)."""
-        return self.arrays.product(self.points, self.partners.T)
+        return self.arrays.over_coordinates(self.arrays.product(self.points, self.partners.T))
 
     def gradients(self, factor: Float[Any, " ..."] | float = 1.0) -> Float[Any, "P D"]:
         """W (z - c) times a factor, or one for each coordinate of u, shape (P, D)."""

@@ -45,8 +45,8 @@ class ByParticleCount(Kernel):
 
     def chosen(self, particles: Float[Any, "P D"]) -> Any:
         """The kernel for particles (P, D)."""
-        number, dim = particles.shape
-        return self.few if are_few(number, dim) else self.many
+        dim = self.arrays.num_coordinates(particles)
+        return self.few if are_few(len(particles), dim) else self.many
 
     def init(self, particles: Float[Any, "P D"]) -> KernelState:
         """State of the kernel for these particles."""
@@ -56,6 +56,11 @@ class ByParticleCount(Kernel):
     def translation_invariant(self) -> bool:
         """Whether both kernels are."""
         return self.many.translation_invariant and self.few.translation_invariant
+
+    @property
+    def divides_coordinates(self) -> bool:
+        """Whether both kernels do."""
+        return bool(self.many.divides_coordinates and self.few.divides_coordinates)
 
     def with_sites(self, sites: Mapping[str, slice]) -> Self:
         """Both kernels for these sites."""

@@ -47,11 +47,12 @@ class Linear(MetricKernel):
     def direction(
         self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
-        num, dim = particles.shape
+        num, dim = len(particles), self.arrays.num_coordinates(particles)
         frame = self.coordinates(particles)
         weighted = frame.gradients(1.0 / dim)
         # Associate the product so that the middle matrix is the smaller of (D, D) and (P, P).
-        if dim <= num:
+        # The first holds products of coordinates, of which other processes may have some.
+        if dim <= num and dim == particles.shape[1]:
             drift = frame.points @ (frame.partners.T @ scores)
         else:
             drift = frame.inner_products() @ scores
@@ -59,7 +60,9 @@ class Linear(MetricKernel):
         return scores.mean(axis=0) + drift / (num * dim) + weighted, state
 
     def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:
-        return 1.0 + self.coordinates(particles).inner_products() / particles.shape[1]
+        return 1.0 + self.coordinates(particles).inner_products() / self.arrays.num_coordinates(
+            particles
+        )
 
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         frame, basis = points.of(self.metric)

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from ppl_ext.kernels.base import Interactions, Kernel
 from ppl_ext.kernels.coordinates import Coordinates, CoordinatesByMetric, coordinates
 from ppl_ext.kernels.rules import ProductMetric
+from ppl_ext.options import is_number
 
 
 class MetricKernel(Kernel):
@@ -21,6 +22,13 @@ class MetricKernel(Kernel):
     def coordinates(self, particles: Float[Any, "P D"]) -> Coordinates:
         """Particles (P, D) in the coordinates of the metric."""
         return coordinates(self.arrays, self.metric, particles)
+
+    @property
+    def divides_coordinates(self) -> bool:
+        """Unless bandwidth or metric are functions, or arrays of all coordinates."""
+        rule = getattr(self, "bandwidth", 1.0)
+        own = self.metric is None or (isinstance(self.metric, str) and self.metric == "variance")
+        return own and (isinstance(rule, str) or is_number(rule))
 
     def with_curvature(self, metric: ProductMetric) -> Self:
         if not (isinstance(self.metric, str) and self.metric == "curvature"):

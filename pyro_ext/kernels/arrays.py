@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,40 @@ from torch import Tensor
 
 from ppl_ext.kernels.arrays import KernelArrays
 
+#: What adds a sum over coordinates up over processes, and the number of all coordinates.
+_divided: ContextVar[tuple[Callable[[Tensor], Tensor], int] | None] = ContextVar(
+    "divided coordinates", default=None
+)
+
+
+@contextmanager
+def divided_coordinates(added: Callable[[Tensor], Tensor], number: int) -> Iterator[None]:
+    """Context in which processes have some coordinates of all particles each.
+
+    Parameters
+    ----------
+    added : callable
+        Adds a tensor of each process up, so that all have the sum.
+    number : int
+        Number of all coordinates.
+    """
+    token = _divided.set((added, number))
+    try:
+        yield
+    finally:
+        _divided.reset(token)
+
 
 class KernelTensors(KernelArrays):
     package, functions = "pyro_ext", torch
+
+    def over_coordinates(self, total: Float[Tensor, "P P"]) -> Float[Tensor, "P P"]:
+        divided = _divided.get()
+        return total if divided is None else divided[0](total)
+
+    def num_coordinates(self, particles: Float[Tensor, "P D"]) -> int:
+        divided = _divided.get()
+        return int(particles.shape[1]) if divided is None else divided[1]
 
     def as_array(self, value: Any, like: Tensor) -> Float[Tensor, " ..."]:
         return torch.as_tensor(value, dtype=like.dtype, device=like.device)
@@ -51,7 +84,7 @@ class KernelTensors(KernelArrays):
         self, centred: Float[Tensor, "P D"], products: Float[Tensor, "P P"] | None = None
     ) -> Float[Tensor, "P P"]:
         if products is None:
-            products = centred @ centred.T
+            products = self.over_coordinates(centred @ centred.T)
         norms = products.diagonal()
         totals = norms.unsqueeze(1) + norms
         squared = torch.add(totals, products, alpha=-2.0)

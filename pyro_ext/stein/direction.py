@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 
 from pyro_ext.density import Data
 from pyro_ext.engine import Update
+from pyro_ext.kernels.arrays import divided_coordinates
 from pyro_ext.optim import EngineOptimizer, OptimizerLike, Undo
 from pyro_ext.stein.particles import ParticleEngine
 
@@ -153,6 +154,12 @@ class DirectionEngine(ParticleEngine):
         """The direction of these particles, and its next state."""
         if not (state.split and self._sees_all):
             return self._direction(plan, state.direction, particles, scores)
+        if self.sharding.exchange == "all-to-all":
+            dim = particles.shape[1]
+            some = [self.sharding.exchanged(each) for each in (particles, scores)]
+            with divided_coordinates(self.sharding.over_particles, dim):
+                phi, direction = self._direction(plan, state.direction, *some)
+            return self.sharding.returned(phi, dim), direction
         every = (self.sharding.gathered(each, self.num_particles) for each in (particles, scores))
         phi, direction = self._direction(plan, state.direction, *every)
         return self.sharding.own(phi), direction

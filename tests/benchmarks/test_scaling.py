@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.records import Record
-from benchmarks.scaling import prediction, report
+from benchmarks.scaling import kills, prediction, report
 from benchmarks.scaling.collectives import Collective, collectives
 
 PROGRAM = """
@@ -98,6 +98,33 @@ def test_a_late_end_or_another_result_is_not_good() -> None:
     far.figures["difference from one device"] = 1e-5
     assert not report.is_good(far)
     assert report.is_good(measured("SVGD", 8, 0.0))
+
+
+def test_kills_tell_ends_from_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run to its end, a kill that is said, one after the end, a silent one, the rest of it."""
+    over = {"killed": True, "seconds": 0.5, "message": None, "over": "x", "end": None}
+    seen = [
+        {"end": "x"},
+        {**over, "seconds": 70.0, "message": "RankLostError"},
+        over,
+        {**over, "over": None, "said": "nothing"},
+        {"end": "y", "killed": False},
+    ]
+
+    def pair(path: Path, until: float | None, moments: Any) -> Any:
+        found = seen.pop(0)
+        if (path.name == "state" and found["end"] is not None) or found.get("killed"):
+            path.write_text("")
+        return found
+
+    record = kills.killed("pyro", pair, 3, seed=0)
+    figures = record.figures
+    assert not seen and "nothing" in capsys.readouterr().err
+    assert figures["messages"] == {"RankLostError": 1} and figures["late"] == 1
+    assert figures["the other was at its end"] == 1 and figures["without a message"] == 1
+    assert figures["ends"] == 1 and figures["not exact"] == 1 and figures["failed"] == 0
+    row = [each.strip() for each in report.kills_table([record]).splitlines()[2].split("|")[1:-1]]
+    assert row == ["Pyro", "3", "0.5", "70", "1", "1", "1", "1", "1"]
 
 
 @pytest.mark.parametrize(

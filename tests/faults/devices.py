@@ -139,14 +139,18 @@ def _no_group(trial: Trial) -> None:
         trial.public.Sharding(grid, particles="p")
 
 
-@fault(GROUP, "`exchange='all-to-all'`", RUNS, pyro=REFUSED)
+@fault(GROUP, "`exchange='all-to-all'` and a kernel with an array", RUNS, pyro=REFUSED)
 def _other_exchange(trial: Trial) -> None:
     with mesh(trial) as grid:
+        sharding = trial.public.Sharding(grid, particles="p", exchange="all-to-all")
+        kernel = trial.public.RBF(metric=trial.backend.array([1.0]))
+        engine = trial.svgd(mean(trial.backend), kernel=kernel, sharding=sharding)
+        y = trial.backend.array(Y)
         if not trial.is_pyro:
-            trial.public.Sharding(grid, particles="p", exchange="all-to-all")
+            trial.run(engine, 3, y)
             return
-        with trial.refused("Expected exchange='all-gather', found 'all-to-all'"):
-            trial.public.Sharding(grid, particles="p", exchange="all-to-all")
+        with trial.refused("Expected a kernel whose coordinates can be divided among processes"):
+            trial.run(engine, 3, y)
 
 
 @fault(GROUP, "an engine with a `Sharding` that is pickled", RUNS, pyro="refused")

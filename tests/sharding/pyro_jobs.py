@@ -26,16 +26,19 @@ from ppl_ext.start import search
 LAYOUTS: dict[str, tuple[tuple[int, ...], dict[str, str]]] = {
     "particles": ((2,), {"particles": "p"}),
     "rows": ((2,), {"rows": "d"}),
+    "all to all": ((2,), {"particles": "p", "exchange": "all-to-all"}),
     "particles, 4": ((4,), {"particles": "p"}),
     "rows, 4": ((4,), {"rows": "d"}),
     "both": ((2, 2), {"particles": "p", "rows": "d"}),
+    "both, all to all": ((2, 2), {"particles": "p", "rows": "d", "exchange": "all-to-all"}),
 }
 ROWS = 41
 
 
 def sharding_of(layout: str, **options: Any) -> px.Sharding:
     shape, named = LAYOUTS[layout]
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=tuple(named.values()))
+    names = tuple(name for option, name in named.items() if option != "exchange")
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     return px.Sharding(mesh, **named, **options)
 
 
@@ -302,6 +305,39 @@ def seeds(rank: int, folder: Path) -> dict[str, torch.Tensor]:
     )
     engine.run(2, *arrays(), progress_bar=False)
     return engine.get_samples()
+
+
+#: Kernels whose coordinates can be divided among processes.
+KERNELS: dict[str, Any] = {
+    "default": None,
+    "RBF": px.RBF(metric="variance"),
+    "IMQ": px.IMQ(bandwidth="pyro"),
+    "Linear": px.RBF(bandwidth="dimension") + 0.5 * px.Linear(metric=None),
+}
+
+
+def kernels(rank: int, folder: Path) -> dict[str, Any]:
+    """Particles by kernel, all to all and in one process; three coordinates, so one is filled up.
+
+    In the end what is said of a kernel with an array.
+    """
+
+    def particles(kernel: Any, sharding: px.Sharding | None) -> torch.Tensor:
+        options: dict[str, Any] = {"seed": 3, "dtype": torch.float64, "sharding": sharding}
+        engine = px.SVGD(regression, adam(), kernel, num_particles=4, **options)
+        engine.run(4, *arrays(dim=2), start="host", progress_bar=False)
+        return engine.particles
+
+    divided = sharding_of("all to all")
+    found: dict[str, Any] = {"sharded": {}, "alone": {}, "refused": ""}
+    for name, kernel in KERNELS.items():
+        found["sharded"][name] = particles(kernel, divided)
+        found["alone"][name] = particles(kernel, None)
+    try:
+        particles(px.RBF(metric=torch.ones(3)), divided)
+    except px.ArgumentError as error:
+        found["refused"] = str(error)
+    return found
 
 
 def traffic(rank: int, folder: Path, engine: str, layout: str, dim: int) -> dict[str, float]:

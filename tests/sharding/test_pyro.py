@@ -71,7 +71,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     jobs |= {"seeds": {"job": "seeds"}}
     jobs |= loaded_jobs(("SVGD", "ProximalScoreVI"), ("rows",))
     jobs |= {f"apart, {what}": {"job": "apart", "what": what} for what in ("rows", "scale")}
-    for layout in ("particles", "rows"):
+    jobs |= {"kernels | all to all | float64": {"job": "kernels"}}
+    for layout in ("particles", "rows", "all to all"):
         jobs[f"traffic, {layout}"] = {
             "job": "traffic",
             "engine": "SVGD",
@@ -134,9 +135,16 @@ def test_engines_without_a_seed_start_alike(two: list[dict[str, Any]]) -> None:
         assert torch.equal(value, two[1]["seeds"][name])
 
 
+def test_kernels_see_coordinates_of_all_particles(two: list[dict[str, Any]]) -> None:
+    check_equality(two, "kernels | all to all | float64")
+    said = two[0]["kernels | all to all | float64"]["refused"]
+    assert said.startswith("Expected a kernel whose coordinates can be divided among processes")
+
+
 def test_a_step_moves_no_more_numbers_than_it_must(two: list[dict[str, Any]]) -> None:
-    # Particles and their scores once, or scores once.
-    for layout, least in (("particles", 2.0), ("rows", 1.0)):
+    # Particles and their scores once; scores once; or, all to all, three halves of P D numbers,
+    # beside which sums of P^2 are short.
+    for layout, least in (("particles", 2.0), ("rows", 1.0), ("all to all", 1.5)):
         moved = two[0][f"traffic, {layout}"]
         assert not isinstance(moved, str), moved
         assert least <= moved["all"] <= 1.1 * least, moved
