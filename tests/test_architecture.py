@@ -30,7 +30,7 @@ NEVER = {"tests", "benchmarks", "docs"}
 # Room -> the rooms of its package that it may import besides itself; all may import `ppl_ext`
 # and, of NumPyro, `draws`.
 MAY_IMPORT = {
-    "density": set(),
+    "density": {"callbacks"},
     "kernels": set(),
     "guides": {"density"},
     "gradients": {"density"},
@@ -51,7 +51,8 @@ MAY_IMPORT = {
     "fit": {"density", "engine", "gradients", "score", "start"},
     "check": {"density", "diagnostics", "engine", "fit"},
     "calibrate": {"check", "density", "fit"},
-    "programs": set(),
+    "callbacks": set(),
+    "programs": {"callbacks"},
     "pieces": set(),
     "sharding": set(),
     "_clash": set(),
@@ -86,6 +87,7 @@ ONE_SIDED = {
     "pyro_ext/density/numpy_graph.py": "XLA makes one program of a graph, however small",
     "pyro_ext/score/regression/small.py": "XLA makes one program of a step, however small",
     "pyro_ext/sgmcmc/mcmc.py": "NumPyro's MCMC has chain_method='vectorized'; Pyro's has no such",
+    "numpyro_ext/callbacks.py": "Pyro has no callbacks: what a loader raises comes as it is",
     "numpyro_ext/draws.py": "torch compiles no programs of its generator",
     "numpyro_ext/density/index_use.py": "JAX clamps a row that is out of range without a word",
     "numpyro_ext/gradients/permutation.py": "torch.randperm takes no longer than a step or two",
