@@ -218,7 +218,6 @@ PICTURES = (
     Picture(
         "example-distilled-vae",
         "Autoencoders whose decoders are trained with improved draws: bounds over seconds.",
-        "docs/examples/vae_distilled.py",
         f"{MODELS}.distilled_vae",
         "examples",
     ),
