@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.batches",
         "rows from a memory-mapped file: memory and speed of a fit, write out/",
     ),
-    "bnn": ("benchmarks.bnn", "networks by Stein Newton, Stein gradients, ensembles, write out/"),
+    "bnn": ("benchmarks.bnn", "Bayesian networks on UCI sets by fifteen methods, write out/"),
     "curvature": (
         "benchmarks.curvature",
         "time Newton steps and Gauss-Newton matrices, write out/",

@@ -1,4 +1,4 @@
-"""Bayesian neural networks on UCI data: ensembles, Stein gradients and Stein Newton.
+"""Bayesian neural networks on UCI data: particles, chains, guides, Laplace and dropout.
 
 The protocol of K. Flöge, M. A. Moeed and V. Fortuin, "Stein variational Newton neural network
 ensembles" (sections 3.1 and 3.2, appendices C and D): two hidden layers of 50 ReLU units, five
@@ -70,6 +70,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="dampings of Newton steps to choose from by validation",
     )
     parser.add_argument(
+        "--chain-rates",
+        nargs="+",
+        type=float,
+        default=[3e-3, 1e-2, 3e-2],
+        metavar="RATE",
+        help="step sizes of SGLD, for the mean over rows, to choose from by validation",
+    )
+    parser.add_argument(
         "--study",
         choices=STUDIES,
         help="instead of the comparison: numbers of particles, structures of curvature, kernels, "
@@ -80,7 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_resume(parser)
     parser.add_argument(
-        "--full", action="store_true", help="all methods, splits and epochs, 5 and 20 particles"
+        "--full",
+        action="store_true",
+        help="all methods, all splits and 5, 10 and 20 particles; goes on with --resume",
     )
 
 

@@ -20,14 +20,42 @@ SMALLEST = 1e-12
 
 
 def network_output(draws: Draws, x: Floats) -> Floats:
-    """Outputs (S, N) of S networks at rows x (N, features)."""
-    layers = sum(name.startswith("w") for name in draws)
+    """Outputs (S, N) of S networks at rows x (N, features).
+
+    Where the draws hold a mode, of the network made linear in its weights there.
+    """
+    if "mode w1" in draws:
+        return _linear_output(draws, x)
+    layers = _layers(draws)
     output = np.asarray(x, draws["w1"].dtype)
     for layer in range(1, layers + 1):
         output = output @ draws[f"w{layer}"] + draws[f"b{layer}"][:, None]
         if layer < layers:
             output = np.maximum(output, 0.0)
     return np.asarray(output[..., 0], np.float64)
+
+
+def _layers(draws: Draws) -> int:
+    return sum(name.startswith("w") for name in draws)
+
+
+def _linear_output(draws: Draws, x: Floats) -> Floats:
+    """Outputs (S, N) at the mode, and what they change by along the way from it to each draw.
+
+    The change is the product of the Jacobian at the mode and that way, layer by layer as in
+    forward mode.
+    """
+    layers = _layers(draws)
+    output = np.asarray(x, draws["w1"].dtype)
+    change = np.zeros_like(output)
+    for layer in range(1, layers + 1):
+        w, b = draws[f"mode w{layer}"][0], draws[f"mode b{layer}"][0]
+        change = change @ w + output @ (draws[f"w{layer}"] - w) + (draws[f"b{layer}"] - b)[:, None]
+        output = output @ w + b
+        if layer < layers:
+            change = np.where(output > 0.0, change, 0.0)
+            output = np.maximum(output, 0.0)
+    return np.asarray((output + change)[..., 0], np.float64)
 
 
 def regression_figures(mean: Floats, noise: Floats, y: Floats, scale: float) -> dict[str, float]:

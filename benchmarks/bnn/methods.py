@@ -16,8 +16,11 @@ from ppl_ext.newton import LevenbergMarquardt
 Floats = NDArray[np.float64]
 #: Weights w1 (S, features, units), w2, ... and biases b1 (S, units), b2, ... of S networks, layer
 #: by layer; for regression also noise (S,), the standard deviation of the standardised response.
+#: With "mode w1" (1, features, units) and so on, predictions are of the network made linear there.
 Draws = Mapping[str, Floats]
-Family = Literal["gradient", "Newton", "last layer", "variational", "Laplace"]
+Family = Literal[
+    "gradient", "Newton", "last layer", "variational", "Laplace", "Langevin", "dropout"
+]
 
 #: Mean and standard deviation of the prior of the noise's logarithm.
 NOISE_PRIOR = (-1.0, 1.0)
@@ -37,16 +40,18 @@ class Method:
     Attributes
     ----------
     engine : str
-        Name of the engine's class in both packages; "MFVI" is the host's own.
+        Name of the class in both packages; "MFVI" and "MAP" are the hosts' own inference.
     family : str
-        Candidates that validation chooses from are dampings for Newton steps, and step sizes of
-        Adam for all others.
+        Candidates that validation chooses from are dampings for Newton steps, step sizes of the
+        chains for Langevin dynamics, and step sizes of Adam for all others.
     epochs : float
         Share of the epochs of SVGD.
     options : dict
         Options of the engine.
     kernel : str
         One of ``KERNELS``.
+    linearised : bool
+        Predictions are of the network made linear at the mode of its weights.
     """
 
     engine: str
@@ -54,6 +59,12 @@ class Method:
     epochs: float = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
     kernel: str = "default"
+    linearised: bool = False
+
+    @property
+    def has_particles(self) -> bool:
+        """Whether the number of particles changes anything."""
+        return self.family not in ("variational", "Laplace", "dropout")
 
 
 #: "default" is the engine's own.
@@ -75,7 +86,12 @@ METHODS = {
     "LL-SVN": Method("SVN", "last layer", 5 * NEWTON_SHARE),
     "LaplaceGGN": Method("LaplaceGGN", "Laplace", options={"curvature": "kfac"}),
     "LL-LaplaceGGN": Method("LaplaceGGN", "Laplace", options={"curvature": "last layer"}),
+    "Linearised Laplace": Method(
+        "LaplaceGGN", "Laplace", options={"curvature": "kfac"}, linearised=True
+    ),
     "MFVI": Method("MFVI", "variational"),
+    "SGLD": Method("SGLD", "Langevin"),
+    "MC dropout": Method("MAP", "dropout"),
 }
 
 
@@ -91,8 +107,10 @@ class Setting:
     hidden : tuple of int
         Units of the hidden layers.
     particles : int
+        Also the number of chains.
     steps : int
-        Of the whole run; over these the step sizes fall to 0 along a cosine.
+        Of the whole run; over these the step sizes fall to 0 along a cosine, but for those of
+        chains.
     """
 
     task: Task

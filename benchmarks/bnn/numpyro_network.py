@@ -16,7 +16,7 @@ import optax
 from jax import Array
 from numpy.typing import NDArray
 from numpyro.infer import SVI, Trace_ELBO
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.autoguide import AutoGuide, AutoNormal
 
 import numpyro_ext as nx
 from benchmarks.bnn.methods import (
@@ -33,8 +33,11 @@ from benchmarks.bnn.methods import (
 from numpyro_ext.curvature import GaussNewton, ProgramCurvature
 
 
-def program(setting: Setting) -> Callable[[Array, Array], None]:
-    """ReLU layers with weights of variance 2 / inputs; noise, if any, with a scale to learn."""
+def program(setting: Setting, dropout: float = 0.0) -> Callable[[Array, Array], None]:
+    """ReLU layers with weights of variance 2 / inputs; noise, if any, with a scale to learn.
+
+    Hidden units are left out at random with probability ``dropout``, in every row others.
+    """
     sizes = setting.sizes
 
     def model(x: Array, y: Array) -> None:
@@ -50,6 +53,9 @@ def program(setting: Setting) -> Callable[[Array, Array], None]:
             output = x[rows]
             for w, b in layers[:-1]:
                 output = jax.nn.relu(output @ w + b)
+                if dropout:
+                    stay = jax.random.bernoulli(numpyro.prng_key(), 1.0 - dropout, output.shape)
+                    output = jnp.where(stay, output / (1.0 - dropout), 0.0)
             output = (output @ layers[-1][0] + layers[-1][1])[..., 0]
             if setting.task == "regression":
                 numpyro.sample("y", dist.Normal(output, noise), obs=y[rows])
@@ -147,7 +153,11 @@ class EngineTrainer:
         if self._method.family == "Laplace":
             options = {"rng_key": jax.random.key(1), "num_samples": GUIDE_DRAWS}
         samples = self.engine.get_samples(self.state, **options)
-        return {name: np.asarray(value) for name, value in samples.items()}
+        found = {name: np.asarray(value) for name, value in samples.items()}
+        if self._method.linearised:
+            mode = self.engine.mode(self.state)
+            found |= {f"mode {name}": np.asarray(value)[None] for name, value in mode.items()}
+        return found
 
     def said(self) -> dict[str, float]:
         """See :class:`~benchmarks.bnn.methods.Trainer`."""
@@ -169,9 +179,7 @@ class VariationalTrainer:
     """Runs of NumPyro's own mean-field variational inference."""
 
     def __init__(self, method: Method, setting: Setting) -> None:
-        model = program(setting)
-        # Strategies are called without a site first, unless they are partial.
-        self._guide = AutoNormal(model, init_loc_fn=partial(start), init_scale=0.01)
+        model, self._guide = self._model_and_guide(setting)
         self._svi = SVI(model, self._guide, adam(setting), Trace_ELBO())
 
         def run(state: Any, count: Array, x: Array, y: Array) -> Any:
@@ -179,12 +187,18 @@ class VariationalTrainer:
                 0, count, lambda _, state: self._svi.update(state, x, y)[0], state
             )
 
-        self._run = jax.jit(run)
-        self._sample = jax.jit(
-            lambda key, params: self._guide.sample_posterior(
-                key, params, sample_shape=(GUIDE_DRAWS,)
-            )
+        self._run, self._sample = jax.jit(run), jax.jit(self._draws)
+
+    def _model_and_guide(self, setting: Setting) -> tuple[Callable[..., None], AutoGuide]:
+        model = program(setting)
+        # Strategies are called without a site first, unless they are partial.
+        return model, AutoNormal(model, init_loc_fn=partial(start), init_scale=0.01)
+
+    def _draws(self, key: Array, params: dict[str, Array]) -> dict[str, Array]:
+        found: dict[str, Array] = self._guide.sample_posterior(
+            key, params, sample_shape=(GUIDE_DRAWS,)
         )
+        return found
 
     def start(self, x: Floats, y: NDArray[Any], seed: int, candidate: float) -> None:
         """See :class:`~benchmarks.bnn.methods.Trainer`."""

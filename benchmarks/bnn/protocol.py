@@ -40,7 +40,10 @@ SPLITS = {2_000: 3, 20_000: 1, 100_000: 1}
 #: score are less noisy.
 NEWTON_BATCHES = {2_000: 64, 20_000: 256, 100_000: 512}
 TEST_SHARE = 0.1
-#: The first split is the one on which the settings of Newton steps were found; no figure is of it.
+#: Numbers of particles of the whole study.
+FULL_PARTICLES = (5, 10, 20)
+#: The first split is the one on which the settings of Newton steps were found; no figure is of it
+#: unless all splits are asked for.
 FIRST_SPLIT = 1
 
 
@@ -81,8 +84,8 @@ class Budget:
     newton_batch : int, optional
         Rows of a Newton step. Default: by the size of the set.
     particles : int
-    rates, dampings : tuple of float
-        Candidates for Adam, and for Newton steps.
+    rates, dampings, chain_rates : tuple of float
+        Candidates for Adam, for Newton steps, and for chains.
     hidden : tuple of int
         Units of the hidden layers.
     """
@@ -95,6 +98,7 @@ class Budget:
     particles: int = 5
     rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
     dampings: tuple[float, ...] = (0.3, 3.0, 10.0)
+    chain_rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2)
     hidden: tuple[int, ...] = (50, 50)
 
     @classmethod
@@ -109,6 +113,7 @@ class Budget:
             particles,
             tuple(arguments.rates),
             tuple(arguments.dampings),
+            tuple(arguments.chain_rates),
         )
 
     def epochs_for(self, rows: int, method: Method | None = None) -> int:
@@ -123,8 +128,10 @@ class Budget:
     def splits_for(self, data: Dataset) -> range:
         """Which splits of a set are taken; of 20 random ones where none are published."""
         there = len(data.splits) or 20
-        first = min(FIRST_SPLIT, there - 1)
-        return range(there)[first : first + (self.splits or _by_size(SPLITS, len(data.x)))]
+        number = self.splits or _by_size(SPLITS, len(data.x))
+        # The first one only where all are asked for.
+        first = 0 if number >= there else FIRST_SPLIT
+        return range(there)[first : first + number]
 
     def batch_for(self, method: Method, rows: int) -> int:
         """Rows of a step on a set of so many rows to fit."""
@@ -134,7 +141,9 @@ class Budget:
 
     def candidates(self, method: Method) -> tuple[float, ...]:
         """What validation chooses from."""
-        return self.dampings if method.family == "Newton" else self.rates
+        if method.family == "Newton":
+            return self.dampings
+        return self.chain_rates if method.family == "Langevin" else self.rates
 
 
 def _by_size(table: dict[int, int], rows: int) -> int:
@@ -147,7 +156,7 @@ def run(arguments: argparse.Namespace) -> int:
     book = Book(arguments.out / "bnn.jsonl", arguments.resume, arguments.retry_failed)
     default = tuple(METHODS) if arguments.full else DEFAULT_METHODS
     methods = {name: METHODS[name] for name in arguments.methods or default}
-    particles = [5, 20] if arguments.full else arguments.particles
+    particles = FULL_PARTICLES if arguments.full else arguments.particles
     runs: list[Record] = []
     missing = 0
     names = arguments.sets or SETS
@@ -161,7 +170,13 @@ def run(arguments: argparse.Namespace) -> int:
         for backend in backends(arguments.backend):
             for number in particles:
                 budget = Budget.of(arguments, number)
-                runs += compare(book, data, backend, methods, budget)
+                # What has no particles is fitted once, with the first number of them.
+                own = {
+                    name: method
+                    for name, method in methods.items()
+                    if method.has_particles or number == particles[0]
+                }
+                runs += compare(book, data, backend, own, budget)
                 # With all that earlier commands have recorded and this one keeps.
                 report.write(report.chosen(records.read(book.path)), arguments.out)
     if missing == len(names):
@@ -291,9 +306,9 @@ def setting_for(rows: Rows, method: Method, budget: Budget, epochs: int) -> Sett
 
 def make_trainer(backend: str, method: Method, setting: Setting) -> Trainer:
     """Runs of a method with a backend."""
-    trainer: Trainer = importlib.import_module(f"benchmarks.bnn.{backend}_network").trainer(
-        method, setting
-    )
+    part = {"Langevin": "chains", "dropout": "dropout"}.get(method.family, "network")
+    module = importlib.import_module(f"benchmarks.bnn.{backend}_{part}")
+    trainer: Trainer = module.trainer(method, setting)
     return trainer
 
 

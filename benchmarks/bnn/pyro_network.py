@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import torch
 from numpy.typing import NDArray
 from pyro.infer import SVI, Predictive, Trace_ELBO
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import AutoGuide, AutoNormal
 from pyro.optim import CosineAnnealingLR
 from torch import Tensor
 
@@ -30,8 +30,11 @@ from benchmarks.bnn.methods import (
 from pyro_ext.curvature import GaussNewton, ProgramCurvature
 
 
-def program(setting: Setting) -> Callable[[Tensor, Tensor], None]:
-    """ReLU layers with weights of variance 2 / inputs; noise, if any, with a scale to learn."""
+def program(setting: Setting, dropout: float = 0.0) -> Callable[[Tensor, Tensor], None]:
+    """ReLU layers with weights of variance 2 / inputs; noise, if any, with a scale to learn.
+
+    Hidden units are left out at random with probability ``dropout``, in every row others.
+    """
     sizes = setting.sizes
 
     def model(x: Tensor, y: Tensor) -> None:
@@ -47,6 +50,8 @@ def program(setting: Setting) -> Callable[[Tensor, Tensor], None]:
             output = x[rows]
             for w, b in layers[:-1]:
                 output = torch.relu(output @ w + b)
+                if dropout:
+                    output = torch.nn.functional.dropout(output, dropout)
             output = (output @ layers[-1][0] + layers[-1][1])[..., 0]
             if setting.task == "regression":
                 pyro.sample("y", dist.Normal(output, noise), obs=y[rows])
@@ -125,7 +130,12 @@ class EngineTrainer:
     def draws(self) -> dict[str, Floats]:
         """See :class:`~benchmarks.bnn.methods.Trainer`."""
         number = GUIDE_DRAWS if self._method.family == "Laplace" else None
-        return {name: value.numpy() for name, value in self.engine.get_samples(number).items()}
+        samples = self.engine.get_samples(number)
+        found = {name: value.numpy() for name, value in samples.items()}
+        if self._method.linearised:
+            mode = self.engine.mode()
+            found |= {f"mode {name}": value.numpy()[None] for name, value in mode.items()}
+        return found
 
     def said(self) -> dict[str, float]:
         """See :class:`~benchmarks.bnn.methods.Trainer`."""
@@ -157,10 +167,13 @@ class VariationalTrainer:
             torch.tensor(x, dtype=torch.float32),
             torch.tensor(y, dtype=torch.float32),
         )
-        self._model = program(self._setting)
-        self._guide = AutoNormal(self._model, init_loc_fn=start, init_scale=0.01)
+        model, self._guide = self._model_and_guide(self._setting)
         self._optim = falling(torch.optim.Adam, {"lr": candidate}, self._setting.steps)
-        self._svi = SVI(self._model, self._guide, self._optim, Trace_ELBO())
+        self._svi = SVI(model, self._guide, self._optim, Trace_ELBO())
+
+    def _model_and_guide(self, setting: Setting) -> tuple[Callable[..., None], AutoGuide]:
+        model = program(setting)
+        return model, AutoNormal(model, init_loc_fn=start, init_scale=0.01)
 
     def advance(self, steps: int) -> None:
         """See :class:`~benchmarks.bnn.methods.Trainer`."""

@@ -150,7 +150,10 @@ INTRODUCTION = (
     'that of the mixture over networks with the noise that each has learnt. "paper\'s NLL" is '
     "that of Flöge et al.: for regression of a Normal with the variance of the networks' means "
     "alone, without noise and without log(2 pi) / 2; for classification that of the mean logit. "
-    "Seconds are those of the steps of a whole run; compiling is apart. The published column is "
+    "Seconds are those of the steps of a whole run; compiling is apart. P is the number of "
+    "particles or chains. What has none is fitted once, and drawn in the pictures of the first "
+    "number alone: of a guide, a Gaussian or a network with dropout there are 50 draws, and the "
+    "chains of SGLD give as many along the last half of their run. The published column is "
     "the paper's NLL of its Table C.2, on other splits."
 )
 SPEED = (
@@ -173,7 +176,9 @@ def figure_rows(groups: Groups, figures: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
     for cell, runs in groups.items():
         row: dict[str, Any] = {"set": cell.data, "method": cell.method}
-        row |= {"backend": cell.backend, "P": cell.particles, "splits": len(runs)}
+        known = METHODS.get(cell.method)
+        particles = cell.particles if known is None or known.has_particles else None
+        row |= {"backend": cell.backend, "P": particles, "splits": len(runs)}
         row["chosen"] = f"{runs[0].settings['candidate']:g}"
         row["epochs"] = runs[0].settings["epochs"]
         row["best epoch"] = shown([run.figures["at best"]["epoch"] for run in runs])

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import itertools
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from scipy.stats import norm
 
 from benchmarks import __main__ as command_line
 from benchmarks import records
-from benchmarks.bnn import figures, protocol, report
+from benchmarks.bnn import chains, dropout, figures, protocol, report
 from benchmarks.bnn.methods import METHODS, Method, NewtonTrainer, Setting
 from benchmarks.datasets import Dataset
 from benchmarks.records import Record
@@ -36,6 +39,43 @@ def test_networks_are_computed_layer_by_layer() -> None:
     # and 0 and 0.
     found = figures.network_output(draws, np.array([[2.0], [-1.0]]))
     np.testing.assert_allclose(found, [[2.25, 4.75], [-5.0, 0.0]])
+
+
+def test_draws_with_a_mode_are_of_the_network_made_linear_there() -> None:
+    generator = np.random.default_rng(0)
+    sizes = {"w1": (3, 5), "b1": (5,), "w2": (5, 4), "b2": (4,), "w3": (4, 1), "b3": (1,)}
+    mode = {name: generator.normal(size=(1, *shape)) for name, shape in sizes.items()}
+    way = {name: generator.normal(size=(7, *shape)) for name, shape in sizes.items()}
+    x = generator.normal(size=(20, 3))
+    draws = {name: mode[name] + way[name] for name in sizes}
+    found = figures.network_output(draws | {f"mode {name}": mode[name] for name in sizes}, x)
+    # Over so short a way no unit changes sides, and a network is a polynomial of third degree.
+    near = {name: mode[name] + 1e-6 * way[name] for name in sizes}
+    at_mode = figures.network_output(mode, x)
+    slope = (figures.network_output(near, x) - at_mode) / 1e-6
+    np.testing.assert_allclose(found, at_mode + slope, atol=1e-3, rtol=1e-4)
+    assert np.abs(found - figures.network_output(draws, x)).max() > 1.0
+
+
+def test_units_are_left_out_and_others_scaled() -> None:
+    generator = np.random.default_rng(0)
+    network = {"w1": generator.normal(size=(2, 50)), "b1": np.ones(50)}
+    network |= {"w2": generator.normal(size=(50, 1)), "b2": np.ones(1), "noise": np.array(0.5)}
+    draws = dropout.masked(network, 4000, seed=0)
+    np.testing.assert_array_equal(draws["w1"], np.broadcast_to(network["w1"], (4000, 2, 50)))
+    np.testing.assert_array_equal(draws["noise"], 0.5)
+    share = draws["w2"][..., 0] / network["w2"][:, 0]
+    kept = 1.0 / (1.0 - dropout.RATE)
+    assert np.all(np.isclose(share, 0.0) | np.isclose(share, kept))
+    # Means of 200,000 numbers, and of 4,000, within five standard errors.
+    error = kept * np.sqrt(dropout.RATE * (1.0 - dropout.RATE))
+    assert share.mean() == pytest.approx(1.0, abs=5.0 * error / np.sqrt(share.size))
+    assert np.abs(share.mean(axis=0) - 1.0).max() < 5.0 * error / np.sqrt(4000)
+    # A unit is left out for all rows, and none at an input.
+    x = generator.normal(size=(3, 2))
+    hidden = np.maximum(x @ network["w1"] + 1.0, 0.0)
+    expected = np.einsum("nu,su->sn", hidden * network["w2"][:, 0], share) + 1.0
+    np.testing.assert_allclose(figures.network_output(draws, x), expected)
 
 
 def test_the_likelihood_of_a_mixture_and_that_of_the_paper() -> None:
@@ -101,6 +141,95 @@ def test_a_newton_run_fits_and_is_of_the_model_that_is_described(backend: str) -
     assert np.linalg.eigvalsh(curvature).min() > 0.0
     # Of the noise's logarithm: two for each row, and that of its prior.
     np.testing.assert_allclose(curvature[:, slices["noise"], slices["noise"]], 241.0, rtol=1e-4)
+
+
+def _simple_rows() -> tuple[np.ndarray, np.ndarray]:
+    x, y = _rows(120)
+    return x, (y - y.mean()) / y.std()
+
+
+@pytest.mark.parametrize("backend", [pytest.param("numpyro", marks=pytest.mark.slow), "pyro"])
+def test_chains_give_draws_along_the_last_half(backend: str) -> None:
+    x, y = _simple_rows()
+    setting = Setting("regression", 2, 120, 40, (6,), particles=10, steps=400)
+    assert chains.kept_steps(setting) == [240, 280, 320, 360, 400]
+    trainer = protocol.make_trainer(backend, METHODS["SGLD"], setting)
+    trainer.start(x, y, 0, 1e-6)
+    before = trainer.draws()
+    trainer.advance(1)
+    moves = [(value - before[name]).ravel() for name, value in trainer.draws().items()]
+    # So short a step is noise of twice its length in variance: 260 numbers, five standard errors.
+    assert np.concatenate(moves).std() == pytest.approx(np.sqrt(2e-6 / 120), rel=5 / np.sqrt(520))
+    trainer.start(x, y, 0, 0.05)
+    np.testing.assert_allclose(trainer.draws()["noise"], 1.0, rtol=1e-6)
+    trainer.advance(1)
+    first = trainer.draws()["w1"]
+    assert first.shape == (10, 2, 6)
+    trainer.advance(238)
+    moved = trainer.draws()["w1"]
+    assert moved.shape == first.shape
+    trainer.advance(1)
+    kept = trainer.draws()["w1"]
+    assert kept.shape == first.shape
+    trainer.advance(160)
+    draws = trainer.draws()
+    assert draws["w1"].shape == (50, 2, 6) and draws["noise"].shape == (50,)
+    np.testing.assert_array_equal(draws["w1"][:10], kept)
+    # Chains go on, each by itself.
+    assert np.abs(np.diff(draws["w1"].reshape(5, 10, 12), axis=0)).min() > 0.0
+    assert draws["w1"][-10:].std(axis=0).min() > 0.0
+    error = figures.network_output(draws, x).mean(axis=0) - y
+    assert np.sqrt(np.square(error).mean()) < 0.3
+    assert trainer.said() == {"skipped": 0.0}
+    trainer.start(x, y, 0, 0.05)
+    assert trainer.draws()["w1"].shape == first.shape
+
+
+@pytest.mark.parametrize("backend", [pytest.param("numpyro", marks=pytest.mark.slow), "pyro"])
+def test_networks_with_dropout_fit_and_differ(backend: str) -> None:
+    x, y = _simple_rows()
+    setting = Setting("regression", 2, 120, 40, (20,), steps=300)
+    trainer = protocol.make_trainer(backend, METHODS["MC dropout"], setting)
+    trainer.start(x, y, 0, 0.03)
+    trainer.advance(300)
+    draws = trainer.draws()
+    assert {name: value.shape for name, value in draws.items()} == {
+        "w1": (50, 2, 20),
+        "b1": (50, 20),
+        "w2": (50, 20, 1),
+        "b2": (50, 1),
+        "noise": (50,),
+    }
+    output = figures.network_output(draws, x)
+    assert np.sqrt(np.square(output.mean(axis=0) - y).mean()) < 0.3
+    assert output.std(axis=0).min() > 0.0
+    # The noise takes up what comes of units that are left out, in training as in draws.
+    error = np.sqrt(np.square(output - y).mean())
+    assert draws["noise"][0] == pytest.approx(error, rel=0.3)
+
+
+@pytest.mark.parametrize("backend", [pytest.param("numpyro", marks=pytest.mark.slow), "pyro"])
+def test_a_linearised_fit_predicts_as_the_package_does(backend: str) -> None:
+    x, y = _simple_rows()
+    setting = Setting("regression", 2, 120, 40, (6,), steps=60)
+    method = METHODS["Linearised Laplace"]
+    trainer = protocol.make_trainer(backend, method, setting)
+    trainer.start(x, y, 0, 0.03)
+    trainer.advance(60)
+    draws = trainer.draws()
+    network = importlib.import_module(f"benchmarks.bnn.{backend}_network")
+    package = importlib.import_module(f"{backend}_ext")
+    mode = {name[5:]: value[0] for name, value in draws.items() if name.startswith("mode ")}
+    values = {name: value for name, value in draws.items() if not name.startswith("mode ")}
+    array = torch.tensor if backend == "pyro" else jnp.asarray
+    rows = [array(part.astype(np.float32)) for part in (x, y)]
+    # All rows in their order.
+    model = network.program(dataclasses.replace(setting, batch=120))
+    predictive = package.predictive_distribution(
+        model, {name: array(value) for name, value in values.items()}, *rows, linearize=mode
+    )
+    expected = predictive["mean"].transpose("draw", ...).values
+    np.testing.assert_allclose(figures.network_output(draws, x), expected, atol=1e-3)
 
 
 def test_newton_steps_alone_have_a_curvature() -> None:
