@@ -107,6 +107,11 @@ def with_candidate(state: Any, candidate: float) -> Any:
     return jax.tree_util.tree_map_with_path(chosen, state)
 
 
+def release() -> None:
+    """Let go of what was compiled, of which a system takes only so much in a long study."""
+    jax.clear_caches()
+
+
 class EngineTrainer:
     """Runs of an engine of the package; see :class:`~benchmarks.bnn.methods.Trainer`."""
 

@@ -228,6 +228,7 @@ def compare(
         fit = _Fit(book, data, backend, name, method, budget, splits)
         # Its settings go to the records that are kept; a search that failed is one of them.
         found += tuned_runs(fit, indices, budget.candidates(method))
+        fit.release()
     return found
 
 
@@ -277,6 +278,12 @@ class _Fit:
         label += f", split {index}, {candidate:g}"
         print(f"{label}: {summary(record)}", flush=True)
         return record
+
+    def release(self) -> None:
+        """Let go of what was compiled, if anything was."""
+        if self._trainers:
+            self._trainers = {}
+            importlib.import_module(f"benchmarks.bnn.{self.backend}_network").release()
 
     def _trainer(self, setting: Setting, rows: Rows, candidate: float) -> tuple[Trainer, float]:
         """Runs with so many rows, compiled, and the seconds that this took."""

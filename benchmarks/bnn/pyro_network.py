@@ -85,6 +85,10 @@ def falling(optimizer: Any, settings: dict[str, Any], steps: int) -> Any:
     return CosineAnnealingLR({"optimizer": optimizer, "optim_args": settings, "T_max": steps})
 
 
+def release() -> None:
+    """Nothing: what was compiled goes with its engine."""
+
+
 class EngineTrainer:
     """Runs of an engine of the package; see :class:`~benchmarks.bnn.methods.Trainer`."""
 

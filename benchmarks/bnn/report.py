@@ -129,6 +129,10 @@ def write(runs: Sequence[Record], out: Path) -> None:
         own = {cell: group for cell, group in groups.items() if cell.data in names}
         if own:
             parts += [f"## {title}", "", records.markdown_table(figure_rows(own, figures)), ""]
+    overview = overview_rows(groups)
+    if overview:
+        parts += ["## Test NLL of all methods", "", OVERVIEW, ""]
+        parts += [records.markdown_table(overview), ""]
     speed = speed_rows(groups)
     if speed:
         parts += ["## Epochs to the final test NLL of SVGD", "", SPEED, ""]
@@ -156,6 +160,10 @@ INTRODUCTION = (
     "chains of SGLD give as many along the last half of their run. The published column is "
     "the paper's NLL of its Table C.2, on other splits."
 )
+OVERVIEW = (
+    "Mean over splits at the epoch with the best validation NLL. Standard errors are above, and "
+    "the number of splits, which may still differ while a study goes on."
+)
 SPEED = (
     "Target: the test NLL of SVGD after its last epoch, and, in brackets, at its best epoch in "
     'validation; means over splits. "reached at" is the first epoch at which the mean curve is '
@@ -171,14 +179,18 @@ RANKS = (
 )
 
 
+def _particles(cell: Cell) -> int | None:
+    """The number of particles, of a method that has some."""
+    method = METHODS.get(cell.method)
+    return cell.particles if method is None or method.has_particles else None
+
+
 def figure_rows(groups: Groups, figures: Sequence[str]) -> list[dict[str, Any]]:
     """One row for each method on each set."""
     rows = []
     for cell, runs in groups.items():
         row: dict[str, Any] = {"set": cell.data, "method": cell.method}
-        known = METHODS.get(cell.method)
-        particles = cell.particles if known is None or known.has_particles else None
-        row |= {"backend": cell.backend, "P": particles, "splits": len(runs)}
+        row |= {"backend": cell.backend, "P": _particles(cell), "splits": len(runs)}
         row["chosen"] = f"{runs[0].settings['candidate']:g}"
         row["epochs"] = runs[0].settings["epochs"]
         row["best epoch"] = shown([run.figures["at best"]["epoch"] for run in runs])
@@ -194,6 +206,17 @@ def figure_rows(groups: Groups, figures: Sequence[str]) -> list[dict[str, Any]]:
             row["steps skipped"] = int(skipped)
         rows.append(row)
     return rows
+
+
+def overview_rows(groups: Groups) -> list[dict[str, Any]]:
+    """One row for each method, with its test NLL on each set."""
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for cell, runs in groups.items():
+        particles = _particles(cell)
+        key = cell.method, cell.backend, particles
+        row = rows.setdefault(key, {"method": cell.method, "backend": cell.backend, "P": particles})
+        row[cell.data] = float(np.mean([run.figures["at best"]["test NLL"] for run in runs]))
+    return [rows[key] for key in sorted(rows, key=lambda key: (key[1], key[2] or 0))]
 
 
 def mean_curve(runs: Sequence[Record], figure: str) -> NDArray[np.float64]:

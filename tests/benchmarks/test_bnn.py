@@ -325,6 +325,42 @@ def test_validation_chooses_among_what_is_recorded() -> None:
     assert found == [failed, runs[2], runs[3]]
 
 
+def test_the_whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = _rows(40)
+    order = np.arange(40)
+    splits = tuple((order[:30], order[30:]) for _ in range(20))
+    data = Dataset("yacht", "regression", x, y, "", splits)
+    monkeypatch.setattr(protocol, "load", lambda name: data)
+    asked: dict[int, tuple[list[str], range]] = {}
+
+    def compare(
+        book: Any, data: Dataset, backend: str, methods: dict[str, Method], budget: protocol.Budget
+    ) -> list[Record]:
+        asked[budget.particles] = list(methods), budget.splits_for(data)
+        runs = [_record(name, 0, [1.0], [1]) for name in methods]
+        for run in runs:
+            run.settings["particles"], run.figures["validation"] = budget.particles, 1.0
+        records.append(book.path, *runs)
+        return runs
+
+    monkeypatch.setattr(protocol, "compare", compare)
+    options = ["--sets", "yacht", "--full", "--out", str(tmp_path)]
+    assert command_line.main(["bnn", *options]) == 0
+    assert list(asked) == [5, 10, 20]
+    assert asked[5] == (list(METHODS), range(20))
+    without = ["LaplaceGGN", "LL-LaplaceGGN", "Linearised Laplace", "MFVI", "MC dropout"]
+    assert asked[20] == ([name for name in METHODS if name not in without], range(20))
+    table = (tmp_path / "bnn.md").read_text().split("## Test NLL of all methods")[1]
+    rows = [
+        line.split("|")[1:4] for line in table.split("\n## ")[0].splitlines() if "numpyro" in line
+    ]
+    found = [(name.strip(), number.strip()) for name, _, number in rows]
+    assert found[:5] == [(name, "–") for name in without]
+    assert found[5:] == [(name, str(p)) for p in (5, 10, 20) for name in asked[20][0]]
+    # Fewer than there are begin with the second.
+    assert protocol.Budget(splits=3).splits_for(data) == range(1, 4)
+
+
 def test_runs_of_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
