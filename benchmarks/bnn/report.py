@@ -132,7 +132,7 @@ def write(runs: Sequence[Record], out: Path) -> None:
     overview = overview_rows(groups)
     if overview:
         parts += ["## Test NLL of all methods", "", OVERVIEW, ""]
-        parts += [records.markdown_table(overview), ""]
+        parts += [records.markdown_table(overview, digits=4), ""]
     speed = speed_rows(groups)
     if speed:
         parts += ["## Epochs to the final test NLL of SVGD", "", SPEED, ""]
