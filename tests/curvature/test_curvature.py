@@ -426,6 +426,28 @@ def test_a_constant_prior_follows_the_arguments(backend: Any) -> None:
         np.testing.assert_allclose(found(prior), [1.0, 0.0625], rtol=1e-12)
 
 
+def test_products_with_kronecker_blocks_are_those_of_the_matrix(backend: Any) -> None:
+    """Of blocks with two factors and with one, which take other ways."""
+    room, rng = backend.room("curvature"), np.random.default_rng(0)
+    sizes, start, blocks = ((2, 3), (1, 4)), 0, []
+    for rows, columns in sizes:
+        roots = [rng.normal(size=(3, size, size)) for size in (rows, columns)]
+        factors = [backend.array(each @ each.swapaxes(1, 2)) for each in roots]
+        blocks.append(room.KroneckerBlock(*factors, start))
+        start += rows * columns
+    diagonal = backend.array(rng.uniform(size=(1, start)))
+    found = room.Curvature(diagonal, blocks=tuple(blocks))
+    dense, vectors = backend.numpy(found.dense()), rng.normal(size=(3, 2, start))
+    np.testing.assert_allclose(
+        backend.numpy(found.products(backend.array(vectors))), vectors @ dense, rtol=1e-10
+    )
+    np.testing.assert_allclose(
+        backend.numpy(found.mean_products(backend.array(vectors[0]))),
+        vectors[0] @ dense.mean(axis=0),
+        rtol=1e-10,
+    )
+
+
 def test_a_constant_prior_follows_the_names_of_arguments(backend: Any) -> None:
     host, dist, xp, room = backend.host, backend.dist, backend.xp, backend.room("curvature")
 
