@@ -6,6 +6,7 @@ JAX logs it, and raises an error of its own with the text of it alone.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -13,8 +14,11 @@ from typing import Any
 
 import jax
 
-#: The error that a callback raised last, until it is raised again.
+#: Errors of callbacks since a program was first waited for. Callbacks run in threads of JAX's, so
+#: that programs that are waited for at the same time have them in common.
 _raised: list[Exception] = []
+_waiting = 0
+_lock = threading.Lock()
 
 
 def remembered(callback: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,7 +29,7 @@ def remembered(callback: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return callback(*args)
         except Exception as error:  # whatever the user's own code raises
-            _raised[:] = [error]
+            _raised.append(error)
             raise
 
     return call
@@ -34,17 +38,38 @@ def remembered(callback: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def raised_as_it_is() -> Iterator[None]:
     """Context that waits for programs, in which a remembered error takes the place of JAX's."""
-    logger = logging.getLogger("jax._src.callback")
-    logger.addFilter(_is_other)
+    _change_waiting(1)
     try:
         yield
-    except jax.errors.JaxRuntimeError:
-        if not _raised:
+    except jax.errors.JaxRuntimeError as error:
+        own = _found_in(str(error))
+        if own is None:
             raise
-        raise _raised.pop() from None
+        raise own from None
     finally:
-        _raised.clear()
-        logger.removeFilter(_is_other)
+        _change_waiting(-1)
+
+
+def _change_waiting(by: int) -> None:
+    """Count who waits; nothing is remembered where nobody does."""
+    global _waiting
+    logger = logging.getLogger("jax._src.callback")
+    with _lock:
+        if by > 0 and not _waiting:
+            _raised.clear()  # of programs that nobody waited for
+            logger.addFilter(_is_other)
+        _waiting += by
+        if not _waiting:
+            _raised.clear()
+            logger.removeFilter(_is_other)
+
+
+def _found_in(text: str) -> Exception | None:
+    """The remembered error that JAX's own tells of, which another callback's may be."""
+    for error in reversed(_raised):
+        if f"{type(error).__name__}: {error}".strip() in text:
+            return error
+    return None
 
 
 def _is_other(record: logging.LogRecord) -> bool:

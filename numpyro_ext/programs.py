@@ -104,8 +104,10 @@ class Program:
 
     def __call__(self, *args: Any) -> Any:
         """The function's value."""
-        if is_tracing() or _is_debugging():
+        if is_tracing():
             return self._traced(*args)
+        if _is_debugging():
+            return _with_callbacks(self._traced)(*args)
         signature = _signature(args)
         compiled = self._compiled.get(signature)
         if compiled is None:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from ppl_ext.curvature import LARGEST_JACOBIANS, GaussNewton
 from ppl_ext.errors import ArgumentError
@@ -28,7 +27,7 @@ from pyro_ext.curvature.prior import (
 from pyro_ext.curvature.row_structure import row_structure
 from pyro_ext.curvature.solvers import symmetric_eigen
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.density.graph import as_arguments
+from pyro_ext.density.graph import Inputs, as_arguments
 from pyro_ext.density.handlers import global_generator
 from pyro_ext.density.layout import Indices
 
@@ -38,15 +37,15 @@ class _KeptPrior(NamedTuple):
 
     Parameters
     ----------
-    leaves : list
-        Of the arguments, held so that no other object takes their place in memory.
+    inputs : Inputs
+        The arguments, held so that no other object takes their place in memory.
     versions : list of int
         How often torch had written into each tensor among them.
     diagonal : Tensor
         Shape (1, D').
     """
 
-    leaves: list[Any]
+    inputs: Inputs
     versions: list[int]
     diagonal: Float[Tensor, "1 d"]
 
@@ -118,6 +117,7 @@ class ProgramCurvature:
         self._prior = target.lift(prior)
         self.rank_one = self._rank_one(target, positions, data)
         self._kept: _KeptPrior | None = None
+        self._retraced = target.retraced
 
     def _rank_one(self, target: LogDensity, positions: Tensor, data: Data) -> frozenset[str]:
         """Sites whose rows have rank one as matrices, where Kronecker factors are wanted."""
@@ -143,6 +143,10 @@ class ProgramCurvature:
         self, target: LogDensity, z: Float[Tensor, "P D"], data: Data, indices: Indices | None
     ) -> Curvature:
         """Curvature at positions z (P, D) of a batch of rows, or of all rows without one."""
+        if self._retraced != target.retraced:
+            for function in (self._rows, self._parameters, self._prior):
+                function.retrace()
+            self._kept, self._retraced = None, target.retraced
         if indices is None:
             likelihood = self._sweep(target, z, data)
         else:
@@ -160,19 +164,17 @@ class ProgramCurvature:
 
     def _constant_prior(self, target: LogDensity, z: Tensor, data: Data) -> Tensor:
         """The diagonal (1, D') that all positions have, found once for the same arguments."""
-        leaves = tree_leaves((data.args, data.kwargs))
-        versions = [
-            leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0
-            for leaf in leaves
-        ]
+        inputs = Inputs((data.args, data.kwargs, {}))
+        versions = [0 if each.is_inference() else each._version for each in inputs.tensors]
         kept = self._kept
         if (
             kept is None
             or versions != kept.versions
-            or any(map(operator.is_not, leaves, kept.leaves))
+            or inputs.key != kept.inputs.key  # the same arguments may have other names
+            or any(map(operator.is_not, inputs.leaves, kept.inputs.leaves))
         ):
             arguments = as_arguments(data.args, data.kwargs, target.first_rows())
-            kept = _KeptPrior(leaves, versions, without_negative(self._prior(z, arguments)))
+            kept = _KeptPrior(inputs, versions, without_negative(self._prior(z, arguments)))
             self._kept = kept
         return kept.diagonal
 

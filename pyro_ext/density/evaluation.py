@@ -40,6 +40,8 @@ class Evaluation:
     ) -> None:
         self.bound = bound
         self.temperature = temperature
+        #: How often; whoever has lifted functions of its own sees that they are to be traced again.
+        self.retraced = 0
         self._lifted = mode, particle_chunk
         self._large = max(bound.layout.sizes.values()) >= LARGE_SITE
         # Found once for all that is asked of it.
@@ -80,6 +82,7 @@ class Evaluation:
 
     def retrace(self) -> None:
         """Trace the model again at the next evaluation."""
+        self.retraced += 1
         for function in (self.values, self._scores, self._parts):
             function.retrace()
 

@@ -216,6 +216,11 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         self._evaluation.retrace()
         self._constrain.retrace()
 
+    @property
+    def retraced(self) -> int:
+        """How often :meth:`retrace` was called."""
+        return self._evaluation.retraced
+
     def writing_into(self, buffer: Float[Tensor, "P D"] | None) -> AbstractContextManager[None]:
         """Let the first score in this context be written into ``buffer``, where that is possible.
 

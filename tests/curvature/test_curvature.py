@@ -426,6 +426,48 @@ def test_a_constant_prior_follows_the_arguments(backend: Any) -> None:
         np.testing.assert_allclose(found(prior), [1.0, 0.0625], rtol=1e-12)
 
 
+def test_products_with_kronecker_blocks_are_those_of_the_matrix(backend: Any) -> None:
+    """Of blocks with two factors and with one, which take other ways."""
+    room, rng = backend.room("curvature"), np.random.default_rng(0)
+    sizes, start, blocks = ((2, 3), (1, 4)), 0, []
+    for rows, columns in sizes:
+        roots = [rng.normal(size=(3, size, size)) for size in (rows, columns)]
+        factors = [backend.array(each @ each.swapaxes(1, 2)) for each in roots]
+        blocks.append(room.KroneckerBlock(*factors, start))
+        start += rows * columns
+    diagonal = backend.array(rng.uniform(size=(1, start)))
+    found = room.Curvature(diagonal, blocks=tuple(blocks))
+    dense, vectors = backend.numpy(found.dense()), rng.normal(size=(3, 2, start))
+    np.testing.assert_allclose(
+        backend.numpy(found.products(backend.array(vectors))), vectors @ dense, rtol=1e-10
+    )
+    np.testing.assert_allclose(
+        backend.numpy(found.mean_products(backend.array(vectors[0]))),
+        vectors[0] @ dense.mean(axis=0),
+        rtol=1e-10,
+    )
+
+
+def test_a_constant_prior_follows_the_names_of_arguments(backend: Any) -> None:
+    host, dist, xp, room = backend.host, backend.dist, backend.xp, backend.room("curvature")
+
+    def model(y: Any, scales: Any) -> None:
+        scale = scales["above"] / scales["below"]
+        w = host.sample("w", dist.Normal(xp.zeros(2), scale).to_event(1))
+        with host.plate("N", len(y)):
+            host.sample("y", dist.Normal(w.sum(), 1.0), obs=y)
+
+    y, z, one, two = (backend.array(each) for each in (np.ones(3), np.zeros((2, 2)), 1.0, 2.0))
+    target, data = backend.target(model, (y, {"above": one, "below": two}))
+    curvature = room.ProgramCurvature(target, data, GaussNewton("diag"))
+    for scales, expected in (
+        ({"above": one, "below": two}, 4.0),
+        ({"below": one, "above": two}, 0.25),
+    ):
+        at = curvature.at(target, z, target.bind(y, scales), {}, *key_of(backend))
+        np.testing.assert_allclose(backend.numpy(at.diagonals())[0] - 3.0, expected, rtol=1e-12)
+
+
 def test_batches_of_one_row_do_not_hide_rows_that_depend_on_each_other(backend: Any) -> None:
     host, dist, xp = backend.host, backend.dist, backend.xp
 

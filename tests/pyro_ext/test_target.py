@@ -8,7 +8,9 @@ from pyro.infer.autoguide import initialization
 from pyro.nn import PyroModule, PyroSample
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import EvaluationWarning
+from pyro_ext.curvature import ProgramCurvature
 from pyro_ext.density import LogDensity
 
 X = torch.linspace(-1.0, 2.0, 20, dtype=torch.float64)
@@ -149,6 +151,28 @@ def test_a_model_may_change_closed_over_tensors_after_retrace():
     assert target.score(z, target.bind()).score.item() == pytest.approx(-1.0)
     target.retrace()
     assert target.score(z, target.bind()).score.item() == pytest.approx(-0.25)
+
+
+@pytest.mark.parametrize("evaluation", ["graph", "handlers"])
+def test_so_does_its_curvature(evaluation):
+    scale, noise = torch.tensor(1.0), torch.tensor(1.0)
+
+    def model(y):
+        a = pyro.sample("a", dist.Normal(0.0, scale))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(a, noise), obs=y)
+
+    target = LogDensity(model, (Y,), evaluation=evaluation)
+    data = target.bind(Y)
+    curvature = ProgramCurvature(target, data, GaussNewton("diag"))
+
+    def found():
+        return curvature.at(target, torch.ones(2, 1), data, None).diagonals()[0].item()
+
+    assert found() == pytest.approx(1.0 + len(Y))
+    scale.fill_(2.0), noise.fill_(2.0)
+    target.retrace()
+    assert found() == pytest.approx(0.25 * (1.0 + len(Y)))
 
 
 def scaled_by_argument(y, sigma):

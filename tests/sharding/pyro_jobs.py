@@ -319,13 +319,14 @@ KERNELS: dict[str, Any] = {
 def kernels(rank: int, folder: Path) -> dict[str, Any]:
     """Particles by kernel, all to all and in one process; three coordinates, so one is filled up.
 
-    In the end what is said of a kernel with an array.
+    The default is another one for sixty coordinates, and not for a process's thirty. In the end
+    what is said of a kernel with an array.
     """
 
-    def particles(kernel: Any, sharding: px.Sharding | None) -> torch.Tensor:
+    def particles(kernel: Any, sharding: px.Sharding | None, dim: int = 2) -> torch.Tensor:
         options: dict[str, Any] = {"seed": 3, "dtype": torch.float64, "sharding": sharding}
         engine = px.SVGD(regression, adam(), kernel, num_particles=4, **options)
-        engine.run(4, *arrays(dim=2), start="host", progress_bar=False)
+        engine.run(4, *arrays(dim=dim), start="host", progress_bar=False)
         return engine.particles
 
     divided = sharding_of("all to all")
@@ -333,6 +334,8 @@ def kernels(rank: int, folder: Path) -> dict[str, Any]:
     for name, kernel in KERNELS.items():
         found["sharded"][name] = particles(kernel, divided)
         found["alone"][name] = particles(kernel, None)
+    for where, sharding in (("sharded", divided), ("alone", None)):
+        found[where]["default, few"] = particles(None, sharding, dim=59)
     try:
         particles(px.RBF(metric=torch.ones(3)), divided)
     except px.ArgumentError as error:
