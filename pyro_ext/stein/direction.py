@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from ppl_ext.errors import ArgumentError
 from pyro_ext.density import Data
 from pyro_ext.engine import Update
 from pyro_ext.kernels.arrays import divided_coordinates
@@ -70,6 +71,8 @@ class DirectionEngine(ParticleEngine):
 
     #: Whether the direction of a particle depends on the others.
     _sees_all = True
+    #: Whether it can be found for some coordinates of all particles.
+    _divides_coordinates = False
 
     def __init__(
         self,
@@ -93,6 +96,7 @@ class DirectionEngine(ParticleEngine):
         """Ascent direction phi (P, D), and the direction's next state."""
 
     def _initialize(self, plan: Any, data: Data) -> DirectionState:
+        self._check_exchange()
         particles = super()._initialize(plan, data).particles
         optimizer = self._new_optimizer(particles)
         direction = self._init_direction(plan, particles.detach())
@@ -108,6 +112,15 @@ class DirectionEngine(ParticleEngine):
             particles = sharding.own(particles.detach()).clone()
             optimizer = self._new_optimizer(particles)
         return DirectionState(particles, optimizer, direction, split)
+
+    def _check_exchange(self) -> None:
+        all_to_all = self.sharding is not None and self.sharding.exchange == "all-to-all"
+        if all_to_all and self._sees_all and not self._divides_coordinates:
+            raise ArgumentError(
+                "Expected an engine whose direction can be found for some coordinates of all "
+                f"particles, as exchange='all-to-all' does, found {type(self).__name__}. Use "
+                "exchange='all-gather'."
+            )
 
     def _new_optimizer(self, particles: Float[Tensor, "P D"]) -> EngineOptimizer:
         assert self.optim is not None

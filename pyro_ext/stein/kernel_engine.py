@@ -40,6 +40,8 @@ class KernelEngine(DirectionEngine):
         Options of every engine; see :class:`~pyro_ext.engine.Engine`.
     """
 
+    _divides_coordinates = True
+
     def __init__(
         self,
         model: Callable[..., Any],

@@ -12,6 +12,7 @@ import pytest
 from ppl_ext.sharding import ShardingShell
 from tests.faults.programs import Y, mean
 from tests.faults.table import REFUSED, RUNS, Trial, fault
+from tests.stein_support import optimizer
 
 GROUP = "Devices"
 
@@ -151,6 +152,23 @@ def _other_exchange(trial: Trial) -> None:
             return
         with trial.refused("Expected a kernel whose coordinates can be divided among processes"):
             trial.run(engine, 3, y)
+
+
+@fault(GROUP, "`exchange='all-to-all'` and a direction of one's own", numpyro=None)
+def _own_direction(trial: Trial) -> None:
+    from pyro_ext.stein import DirectionEngine
+
+    class Mean(DirectionEngine):
+        def _direction(self, plan: Any, state: Any, particles: Any, scores: Any) -> Any:
+            return scores.mean(0).expand_as(scores), None
+
+    with mesh(trial) as grid:
+        sharding = trial.public.Sharding(grid, particles="p", exchange="all-to-all")
+        engine = Mean(
+            mean(trial.backend), optimizer(trial.backend, "adam", 0.05), 3, sharding=sharding
+        )
+        with trial.refused("Expected an engine whose direction can be found for some coordinates"):
+            trial.run(engine, 3, trial.backend.array(Y))
 
 
 @fault(GROUP, "an engine with a `Sharding` that is pickled", RUNS, pyro="refused")
