@@ -59,6 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", type=count, default=2000, help="to train on (2,000)")
     parser.add_argument("--test-images", type=count, default=2000, help="to judge by (2,000)")
     parser.add_argument(
+        "--image-scales",
+        type=float,
+        nargs="+",
+        default=(1.0, 3.0),
+        metavar="SCALE",
+        help="of the prior of LeNet's weights (1 and 3)",
+    )
+    parser.add_argument(
         "--evidence",
         action="store_true",
         help="noise and prior of the UCI sets from the marginal likelihood",
@@ -75,38 +83,58 @@ def main(arguments: argparse.Namespace) -> int:
     runs = []
     for name in arguments.sets:
         for backend in backends:
-            splits = range(1 if name == IMAGES else arguments.splits)
-            runs += [run(book, name, backend, split, arguments) for split in splits]
+            if name == IMAGES:
+                scales = arguments.image_scales
+                runs += [run_images(book, backend, scale, arguments) for scale in scales]
+            else:
+                splits = range(arguments.splits)
+                runs += [run_table(book, name, backend, split, arguments) for split in splits]
             report(runs, arguments.out)
     return int(all(each.failed for each in runs))
 
 
-def run(book: Book, name: str, backend: str, split: int, arguments: argparse.Namespace) -> Record:
-    """One fit with its three predictions."""
-    steps = arguments.image_steps if name == IMAGES else arguments.steps
-    settings = {"steps": steps, "draws": arguments.draws}
-    if name == IMAGES:
-        settings |= {"images": arguments.images, "test images": arguments.test_images}
-    else:
-        settings |= {"evidence": arguments.evidence}
+def run_table(
+    book: Book, name: str, backend: str, split: int, arguments: argparse.Namespace
+) -> Record:
+    """One fit of a UCI set with its three predictions."""
+    steps, draws = arguments.steps, arguments.draws
+    settings = {"steps": steps, "draws": draws, "evidence": arguments.evidence}
     record = Record("linearized", "LaplaceGGN", backend, name, split, settings)
 
     def work(record: Record) -> None:
-        networks = importlib.import_module(f"benchmarks.networks.{backend}_networks")
-        if name == IMAGES:
-            rows: Any = image_rows(arguments.images, arguments.test_images)
-            predictions = networks.images(*rows, steps, arguments.draws)
-            scaling = None
-        else:
-            rows, scaling = table_rows(name, split)
-            every = next(every for most, every in EVERY.items() if len(rows[0]) <= most)
-            every = every if arguments.evidence else 0
-            predictions = networks.table(*rows, steps, arguments.draws, every, split)
-        package = importlib.import_module(f"{backend}_ext")
-        record.figures = judged(package, predictions, scaling)
+        rows, scaling = table_rows(name, split)
+        every = next(every for most, every in EVERY.items() if len(rows[0]) <= most)
+        every = every if arguments.evidence else 0
+        predictions = networks(backend).table(*rows, steps, draws, every, split)
+        record.figures = judged(backend, predictions, scaling)
 
-    record = book.run(record, work, go_on_after=(Exception,))
-    print(f"{name}, {backend}, split {split}: {record.error or record.figures}", flush=True)
+    return told(book.run(record, work, go_on_after=(Exception,)))
+
+
+def run_images(book: Book, backend: str, scale: float, arguments: argparse.Namespace) -> Record:
+    """One fit of LeNet with its three predictions."""
+    steps, draws = arguments.image_steps, arguments.draws
+    settings = {"steps": steps, "draws": draws, "images": arguments.images}
+    settings |= {"test images": arguments.test_images, "prior scale": scale}
+    name = IMAGES if scale == 1.0 else f"{IMAGES}, prior scale {scale:g}"
+    record = Record("linearized", "LaplaceGGN", backend, name, 0, settings)
+
+    def work(record: Record) -> None:
+        rows = image_rows(arguments.images, arguments.test_images)
+        record.figures = judged(backend, networks(backend).images(*rows, steps, draws, scale), None)
+
+    return told(book.run(record, work, go_on_after=(Exception,)))
+
+
+def networks(backend: str) -> Any:
+    """The networks of a package."""
+    return importlib.import_module(f"benchmarks.networks.{backend}_networks")
+
+
+def told(record: Record) -> Record:
+    """A run, of which a line is printed."""
+    split = f"{record.model}, {record.backend}, split {record.seed}"
+    print(f"{split}: {record.error or record.figures}", flush=True)
     return record
 
 
@@ -128,10 +156,10 @@ def image_rows(train: int, test: int) -> tuple[Any, ...]:
 
 
 def judged(
-    package: Any, predictions: dict[str, Any], scaling: tuple[float, float] | None
+    backend: str, predictions: dict[str, Any], scaling: tuple[float, float] | None
 ) -> dict[str, float]:
     """Figures of each prediction on the test rows, in original units."""
-    found = {}
+    package, found = importlib.import_module(f"{backend}_ext"), {}
     for name, predictive in predictions.items():
         if scaling is not None:
             predictive = package.to_original_units(predictive, *scaling)

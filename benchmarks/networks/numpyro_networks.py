@@ -66,13 +66,13 @@ def _table(
 
 
 def images(
-    x: Any, y: Any, x_test: Any, y_test: Any, steps: int, draws: int, seed: int = 0
+    x: Any, y: Any, x_test: Any, y_test: Any, steps: int, draws: int, scale: float, seed: int = 0
 ) -> dict[str, Any]:
-    """Predictions of LeNet; see :mod:`benchmarks.networks.linearized`."""
+    """Predictions of LeNet with a prior of this scale."""
     module = LeNet(nnx.Rngs(0))
 
     def classes(x: Any, y: Any = None) -> None:
-        net = random_module("net", module, priors.ScaledNormal())
+        net = random_module("net", module, priors.ScaledNormal(scale))
         with numpyro.plate("images", len(x), subsample_size=min(64, len(x))):
             rows = numpyro.subsample(x, event_dim=2)
             observed = None if y is None else numpyro.subsample(y, event_dim=0)

@@ -97,13 +97,13 @@ class LeNet(nn.Module):
 
 
 def images(
-    x: Any, y: Any, x_test: Any, y_test: Any, steps: int, draws: int, seed: int = 0
+    x: Any, y: Any, x_test: Any, y_test: Any, steps: int, draws: int, scale: float, seed: int = 0
 ) -> dict[str, Any]:
-    """Predictions of LeNet; see :mod:`benchmarks.networks.linearized`."""
+    """Predictions of LeNet with a prior of this scale."""
     module = LeNet()
 
     def classes(x: Any, y: Any = None) -> None:
-        net = random_module("net", module, priors.ScaledNormal())
+        net = random_module("net", module, priors.ScaledNormal(scale))
         with pyro.plate("images", len(x), subsample_size=min(64, len(x))) as rows:
             observed = None if y is None else y[rows]
             pyro.sample("y", dist.Categorical(logits=net(x[rows])), obs=observed)
