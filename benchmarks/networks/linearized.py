@@ -240,8 +240,9 @@ def plot(runs: list[Record], path: Path) -> None:
 
     backends = sorted({backend for _, backend in groups})
     names = list(dict.fromkeys(name for name, _ in groups))
+    size = (5.0 * len(backends), 4.2)
     figure, axes = plt.subplots(
-        1, len(backends), figsize=(5.0 * len(backends), 3.6), sharey=True, squeeze=False
+        1, len(backends), figsize=size, sharey=True, squeeze=False, layout="constrained"
     )
     for axis, backend in zip(axes[0], backends, strict=True):
         for offset, prediction in ((-0.2, "all weights"), (0.2, "linearised")):
@@ -255,10 +256,11 @@ def plot(runs: list[Record], path: Path) -> None:
             axis.bar(np.arange(len(names)) + offset, gains, 0.4, label=prediction)
         axis.axhline(0.0, color="black", linewidth=0.8)
         axis.set_yscale("symlog", linthresh=0.01)
-        axis.set_xticks(np.arange(len(names)), names, rotation=60, ha="right")
+        labels = [name.replace("_", " ").replace(", ", ",\n") for name in names]
+        axis.set_xticks(np.arange(len(names)), labels, rotation=60, ha="right")
         axis.set_title(backend)
     axes[0, 0].set_ylabel("test NLL of the mode less theirs")
-    axes[0, 0].legend()
-    figure.tight_layout()
+    handles = axes[0, 0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper right", ncols=2)
     figure.savefig(path, dpi=120)
     plt.close(figure)
