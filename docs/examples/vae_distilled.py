@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float
+
+from benchmarks import records
 from benchmarks.records import LABELS, Record, markdown_table
+from docs.examples.vae_data import Digits, load_digits
+from docs.examples.vae_options import parse_options
 
 PLAIN = "plain"
 #: Ways to train by name, with how many times the epochs each is given.
@@ -15,6 +21,62 @@ WAYS = {PLAIN: 5, "improved": 1, "distilled": 1}
 MOVES = 20
 #: Encoders by name: hidden units of the decoder for each of theirs.
 ENCODERS = {"wide": 1, "narrow": 16}
+
+
+def initial(
+    shapes: Mapping[str, tuple[int, ...]], seed: int
+) -> dict[str, Float[np.ndarray, " ..."]]:
+    """Weights of both networks before training."""
+    generator = np.random.default_rng(seed)
+    return {
+        name: (
+            generator.normal(size=shape) * shape[0] ** -0.5 if len(shape) == 2 else np.zeros(shape)
+        ).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def run(
+    host: str,
+    autoencoder: Callable[[int, int, int, int], Any],
+    train: Callable[[str, Any, Digits, int, int], tuple[Any, list[dict[str, float]]]],
+    judged: Callable[[Any, Any, Any, int], dict[str, dict[str, float]]],
+    as_array: Callable[[Any], Any],
+    argv: Sequence[str] | None,
+    description: str | None,
+) -> int:
+    """Train in all ways, and write the records, the table and the figure.
+
+    Parameters
+    ----------
+    host : str
+    autoencoder : callable
+        Makes one of pixels, hidden units, latents, and the encoder's hidden units.
+    train, judged : callable
+        Of an example.
+    as_array : callable
+        Makes an array of the host of one of NumPy.
+    argv, description
+        The command line, and what `--help` says.
+    """
+    options = parse_options(argv, description)
+    digits = load_digits(options.images, options.held_out, small=options.small)
+    x, path = as_array(digits.test), options.out / "distilled-vae.jsonl"
+    path.unlink(missing_ok=True)
+    for encoder, share in ENCODERS.items():
+        vae = autoencoder(digits.pixels, options.hidden, options.latent, options.hidden // share)
+        for way, times in WAYS.items():
+            settings = {"encoder": encoder, **options.settings, "moves": MOVES}
+            record = Record("distilled-vae", way, host, settings=settings)
+            with records.recorded_run(path, record):
+                epochs = times * options.epochs
+                weights, history = train(way, vae, digits, epochs, options.num_draws)
+                record.figures["history"] = history
+                record.figures |= judged(vae, weights, x, options.num_draws)
+    runs = records.read(path)
+    print(table(runs))
+    draw(runs, options.out / "distilled_vae.png")
+    return 0
 
 
 def _equal(run: Record, other: Record) -> tuple[int, dict[str, float]]:

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.utils._pytree import tree_map
 
 from ppl_ext.errors import ArgumentError
-from pyro_ext.density import Data
-from pyro_ext.engine import Update
+from pyro_ext.density import Data, LogDensity
+from pyro_ext.engine import Plan, Update
 from pyro_ext.kernels.arrays import divided_coordinates
 from pyro_ext.optim import EngineOptimizer, OptimizerLike, Undo
 from pyro_ext.stein.particles import ParticleEngine
@@ -71,8 +71,6 @@ class DirectionEngine(ParticleEngine):
 
     #: Whether the direction of a particle depends on the others.
     _sees_all = True
-    #: Whether it can be found for some coordinates of all particles.
-    _divides_coordinates = False
 
     def __init__(
         self,
@@ -86,6 +84,21 @@ class DirectionEngine(ParticleEngine):
             EngineOptimizer(optim, {_NAME: torch.zeros(1, 1)})
         super().__init__(model, optim, num_particles, **options)
 
+    def _undivided(self) -> str | None:
+        """Why the direction cannot be found for some coordinates of all particles, or None."""
+        return (
+            "Expected an engine whose direction can be found for some coordinates of all "
+            f"particles, as exchange='all-to-all' does, found {type(self).__name__}. Use "
+            "exchange='all-gather'."
+        )
+
+    def _plan(self, target: LogDensity, generator: Generator, data: Data) -> Plan:
+        if self._sees_all and self.sharding is not None and self.sharding.exchange == "all-to-all":
+            undivided = self._undivided()
+            if undivided is not None:
+                raise ArgumentError(undivided)
+        return super()._plan(target, generator, data)
+
     def _init_direction(self, plan: Any, particles: Float[Tensor, "P D"]) -> Any:
         """State of the direction before the first step."""
 
@@ -96,7 +109,6 @@ class DirectionEngine(ParticleEngine):
         """Ascent direction phi (P, D), and the direction's next state."""
 
     def _initialize(self, plan: Any, data: Data) -> DirectionState:
-        self._check_exchange()
         particles = super()._initialize(plan, data).particles
         optimizer = self._new_optimizer(particles)
         direction = self._init_direction(plan, particles.detach())
@@ -112,15 +124,6 @@ class DirectionEngine(ParticleEngine):
             particles = sharding.own(particles.detach()).clone()
             optimizer = self._new_optimizer(particles)
         return DirectionState(particles, optimizer, direction, split)
-
-    def _check_exchange(self) -> None:
-        all_to_all = self.sharding is not None and self.sharding.exchange == "all-to-all"
-        if all_to_all and self._sees_all and not self._divides_coordinates:
-            raise ArgumentError(
-                "Expected an engine whose direction can be found for some coordinates of all "
-                f"particles, as exchange='all-to-all' does, found {type(self).__name__}. Use "
-                "exchange='all-gather'."
-            )
 
     def _new_optimizer(self, particles: Float[Tensor, "P D"]) -> EngineOptimizer:
         assert self.optim is not None

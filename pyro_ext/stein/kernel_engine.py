@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Generator, Tensor
 
-from ppl_ext.errors import ArgumentError
 from ppl_ext.options import describe
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import Plan
@@ -40,8 +39,6 @@ class KernelEngine(DirectionEngine):
         Options of every engine; see :class:`~pyro_ext.engine.Engine`.
     """
 
-    _divides_coordinates = True
-
     def __init__(
         self,
         model: Callable[..., Any],
@@ -53,17 +50,19 @@ class KernelEngine(DirectionEngine):
         super().__init__(model, optim, num_particles, **options)
         self.kernel = kernel
 
+    def _undivided(self) -> str | None:
+        if self.kernel.divides_coordinates:
+            return None
+        return (
+            "Expected a kernel whose coordinates can be divided among processes, as "
+            f"exchange='all-to-all' does, found {self.kernel!r}. Use RBF, IMQ, Linear or sums "
+            "and multiples of them, with a named rule or a number for the bandwidth and "
+            "without arrays or functions, or exchange='all-gather'."
+        )
+
     def _plan(self, target: LogDensity, generator: Generator, data: Data) -> KernelPlan:
         found = super()._plan(target, generator, data)
         kernel = self.kernel.with_sites(target.layout.slices)
-        exchange = "all-gather" if self.sharding is None else self.sharding.exchange
-        if exchange == "all-to-all" and not kernel.divides_coordinates:
-            raise ArgumentError(
-                "Expected a kernel whose coordinates can be divided among processes, as "
-                f"exchange='all-to-all' does, found {self.kernel!r}. Use RBF, IMQ, Linear or sums "
-                "and multiples of them, with a named rule or a number for the bandwidth and "
-                "without arrays or functions, or exchange='all-gather'."
-            )
         return KernelPlan(target, found.estimator, kernel)
 
     def _init_direction(self, plan: KernelPlan, particles: Tensor) -> KernelState:

@@ -34,14 +34,12 @@ import torch
 from torch import Tensor
 
 import pyro_ext as px
-from benchmarks import records
 from docs.examples import vae_distilled
 from docs.examples.pyro_examples.improved_vae import FRICTION, STEP_SIZE, improve, moments
 from docs.examples.pyro_examples.vae import BATCH, RATE, VAE, Weights, layer_shapes
 from docs.examples.vae_bounds import bounds
-from docs.examples.vae_data import Digits, load_digits
-from docs.examples.vae_distilled import ENCODERS, MOVES, PLAIN, WAYS
-from docs.examples.vae_options import parse_options
+from docs.examples.vae_data import Digits
+from docs.examples.vae_distilled import MOVES, PLAIN
 
 
 @dataclass(frozen=True)
@@ -58,13 +56,10 @@ class Lopsided(VAE):
 
 def initial(vae: VAE, seed: int) -> Weights:
     """Weights of both networks before training."""
-    generator = np.random.default_rng(seed)
+    shapes = vae.encoder_shapes | vae.decoder_shapes
     return {
-        name: torch.as_tensor(
-            generator.normal(size=shape) * shape[0] ** -0.5 if len(shape) == 2 else np.zeros(shape),
-            dtype=torch.float32,
-        ).requires_grad_()
-        for name, shape in (vae.encoder_shapes | vae.decoder_shapes).items()
+        name: torch.as_tensor(value).requires_grad_()
+        for name, value in vae_distilled.initial(shapes, seed).items()
     }
 
 
@@ -137,24 +132,7 @@ def judged(vae: VAE, weights: Weights, x: Tensor, num_draws: int) -> dict[str, d
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train in all ways, and write the records, the table and the figure."""
-    options = parse_options(argv, __doc__)
-    digits = load_digits(options.images, options.held_out, small=options.small)
-    x, path = torch.as_tensor(digits.test), options.out / "distilled-vae.jsonl"
-    path.unlink(missing_ok=True)
-    for encoder, share in ENCODERS.items():
-        vae = Lopsided(digits.pixels, options.hidden, options.latent, options.hidden // share)
-        for way, times in WAYS.items():
-            settings = {"encoder": encoder, **options.settings, "moves": MOVES}
-            record = records.Record("distilled-vae", way, "pyro", settings=settings)
-            with records.recorded_run(path, record):
-                epochs = times * options.epochs
-                weights, history = train(way, vae, digits, epochs, options.num_draws)
-                record.figures["history"] = history
-                record.figures |= judged(vae, weights, x, options.num_draws)
-    runs = records.read(path)
-    print(vae_distilled.table(runs))
-    vae_distilled.draw(runs, options.out / "distilled_vae.png")
-    return 0
+    return vae_distilled.run("pyro", Lopsided, train, judged, torch.as_tensor, argv, __doc__)
 
 
 if __name__ == "__main__":
