@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.arguments import count
-from benchmarks.records import markdown_table
+from benchmarks.records import LABELS, Record, markdown_table
+from docs.examples.recorded import recorded
 
 Floats = NDArray[np.float32]
 
@@ -120,9 +121,26 @@ def report(
         "upper_share_data": float((held_out[:, 1] > 0.0).mean()),
         "seconds": seconds,
     }
+    recorded("energy-based-model", "SGLD", host, "two moons", options, figures)
     print(markdown_table([{"host": host, **figures}]))
     _draw(energy, held_out, samples, options.out / f"energy-based-model-{host}.png")
     return figures
+
+
+def table(runs: Sequence[Record]) -> str:
+    """The page's table: energies and samples against held-out data."""
+    headings = {
+        "energy_gap": "energy of noise less that of data, nats",
+        "near_share": "chains near data",
+        "noise_near_share": "noise near data",
+    }
+    return markdown_table(
+        [
+            {"package": LABELS[run.backend]}
+            | {heading: run.figures[name] for name, heading in headings.items()}
+            for run in runs
+        ]
+    )
 
 
 def _draw(energy: Callable[[Floats], Floats], data: Floats, samples: Floats, path: Path) -> None:

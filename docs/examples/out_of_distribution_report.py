@@ -32,6 +32,7 @@ PIXEL_MEAN, PIXEL_SCALE = 0.1307, 0.3081
 
 #: Heading of each figure of the table.
 COLUMNS = {
+    "package": "package",
     "method": "method",
     "draws": "draws",
     "accuracy": "accuracy",
@@ -164,13 +165,25 @@ def run(
         record.figures.update(_figures(package, tested[name], outside, scores[name]))
         records.append(given.out / f"{stem}.jsonl", record)
         print(f"{name}: {record.seconds:.1f} s", flush=True)
-    table = records.markdown_table(
-        [{"method": r.method, **r.figures, "seconds": r.seconds} for r in found], COLUMNS
-    )
-    records.write_text(given.out / f"{stem}.md", table)
-    print(table)
+    text = table(found)
+    records.write_text(given.out / f"{stem}.md", text)
+    print(text)
     _draw(package, tested, scores, given.out / f"{stem}.png")
     return found
+
+
+def table(runs: Sequence[records.Record]) -> str:
+    """The table of methods."""
+    rows = [
+        {
+            "package": records.LABELS[run.backend],
+            "method": run.method,
+            **run.figures,
+            "seconds": run.seconds,
+        }
+        for run in runs
+    ]
+    return records.markdown_table(rows, COLUMNS)
 
 
 def _figures(package: Any, inside: Any, outside: Any, entropy: Any) -> dict[str, float]:

@@ -14,7 +14,6 @@ Statistical Society B 61 (1999), https://doi.org/10.1111/1467-9868.00196.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,9 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+
+from benchmarks.records import LABELS, Record, markdown_table
+from docs.examples.recorded import recorded
 
 Array = Float[np.ndarray, "..."]
 
@@ -95,9 +97,9 @@ def report(
     laplace: float,
     draws: Float[np.ndarray, "S N Q"],
     by_rows: tuple[Float[np.ndarray, "N Q"], Float[np.ndarray, "N Q"]],
-    out: Path,
+    sizes: Sizes,
 ) -> dict[str, Any]:
-    """Figures of a run against the closed forms, written to ``ppca-HOST.json`` and printed.
+    """Figures of a run against the closed forms, put into a record and printed.
 
     Parameters
     ----------
@@ -115,7 +117,7 @@ def report(
         Draws of the chains at the same weights.
     by_rows : arrays (N, Q)
         Means and standard deviations of a guide with parameters for every row, there too.
-    out : Path
+    sizes : Sizes
     """
     number, best = len(x), maximum_likelihood(x)
     at_best, at_trained = log_evidence(x, *best), log_evidence(x, *trained)
@@ -147,8 +149,57 @@ def report(
         ),
         "sd of AutoNormal over the exact one": float((by_rows[1] / deviation).mean()),
     }
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"ppca-{host}.json").write_text(json.dumps(found, indent=1) + "\n")
+    recorded("ppca", "all", host, "ppca", sizes, found)
     for name, value in found.items():
         print(f"{name}: {value:.4f}")
     return found
+
+
+#: What a row of the page's table says, its figure, and the exact one or the name of that.
+ROWS = (
+    (
+        "evidence at $W$, $\\sigma$ by the host's `SVI` with a linear encoder, in minibatches",
+        "evidence at the trained weights, a row",
+        "largest evidence, a row",
+    ),
+    ("the ELBO there", "ELBO at the trained weights, a row", "largest evidence, a row"),
+    (
+        "evidence by `LaplaceGGN` at the best $W$, $\\sigma$",
+        "evidence by LaplaceGGN, a row",
+        "largest evidence, a row",
+    ),
+    (
+        "largest error of a mean by the encoder, in standard deviations",
+        "largest error of the encoder's means, in sd",
+        0,
+    ),
+    (
+        "error of a row's mean by `AutoNormal` with parameters for every row, root mean square, in "
+        "standard deviations",
+        "error of AutoNormal's means, root mean square, in sd",
+        0,
+    ),
+    ("its standard deviations, over the exact ones", "sd of AutoNormal over the exact one", 1),
+    (
+        "error of a row's mean by `SGLD`, root mean square, in standard deviations",
+        "error of the chains' means, root mean square, in sd",
+        0,
+    ),
+    (
+        "standard deviation of its draws, over the exact one",
+        "sd of the chains' draws over the exact one",
+        1,
+    ),
+)
+
+
+def table(runs: Sequence[Record]) -> str:
+    """The page's table."""
+    rows = []
+    for what, name, exact in ROWS:
+        row: dict[str, Any] = {"what": what}
+        for run in runs:
+            row[LABELS[run.backend]] = f"{run.figures[name]:.4f}"
+        exact = f"{runs[0].figures[exact]:.4f}" if isinstance(exact, str) else str(exact)
+        rows.append(row | {"closed form": exact})
+    return markdown_table(rows)

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from benchmarks.arguments import count
 from benchmarks.datasets import shipped
-from benchmarks.records import markdown_table
+from benchmarks.records import LABELS, Record, markdown_table
 from docs.examples.energy_based_report import two_moons
+from docs.examples.recorded import recorded
 
 Floats = NDArray[np.float32]
 
@@ -130,11 +131,28 @@ def report(
         "energy_distance_of_normal": pure,
         "seconds": seconds,
     }
+    recorded("score-matching", "SGLD", host, options.data, options, figures)
     print(markdown_table([{"host": host, "data": options.data, **figures}]))
     path = options.out / f"score-matching-{options.data}-{host}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     (_draw_moons if options.data == "moons" else _draw_digits)(noisy, samples, path)
     return figures
+
+
+def table(runs: Sequence[Record]) -> str:
+    """The page's table: how far samples are from data."""
+    headings = {
+        "energy_distance": "energy distance",
+        "energy_distance_99": "99 % point",
+        "energy_distance_of_normal": "of a standard Normal",
+    }
+    return markdown_table(
+        [
+            {"data": run.model, "package": LABELS[run.backend]}
+            | {heading: run.figures[name] for name, heading in headings.items()}
+            for run in runs
+        ]
+    )
 
 
 def _draw_moons(data: Floats, samples: Floats, path: Path) -> None:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from benchmarks import records
 from benchmarks.records import LABELS, Record, markdown_table
+from docs.examples.recorded import settings_of
 from docs.examples.vae_data import Digits, load_digits
 from docs.examples.vae_options import parse_options
 
@@ -66,7 +67,7 @@ def run(
     for encoder, share in ENCODERS.items():
         vae = autoencoder(digits.pixels, options.hidden, options.latent, options.hidden // share)
         for way, times in WAYS.items():
-            settings = {"encoder": encoder, **options.settings, "moves": MOVES}
+            settings = {"encoder": encoder, **settings_of(options), "moves": MOVES}
             record = Record("distilled-vae", way, host, settings=settings)
             with records.recorded_run(path, record):
                 epochs = times * options.epochs

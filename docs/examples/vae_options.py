@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.arguments import count
 
@@ -29,17 +27,6 @@ class Options:
     num_draws: int
     out: Path
     small: bool
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What a record says of the sizes."""
-        names = ("images", "epochs", "held_out", "hidden", "latent", "num_draws", "small")
-        return {name: getattr(self, name) for name in names}
-
-    def write(self, name: str, results: dict[str, Any]) -> None:
-        """Write the numbers to `NAME.json`."""
-        self.out.mkdir(parents=True, exist_ok=True)
-        (self.out / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
 def parse_options(argv: Sequence[str] | None, description: str | None) -> Options:

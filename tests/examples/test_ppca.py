@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
+from benchmarks import records
 from docs.examples import ppca_closed_forms as closed
 
 
@@ -36,7 +36,8 @@ def test_closed_forms() -> None:
 def test_evidence_and_posterior_are_those_of_the_closed_forms(host: str, tmp_path: Path) -> None:
     example = importlib.import_module(f"docs.examples.{host}_examples.ppca")
     found = example.main(["--small", "--out", str(tmp_path)])
-    assert json.loads((tmp_path / f"ppca-{host}.json").read_text()) == found
+    (run,) = records.read(tmp_path / "ppca.jsonl")
+    assert run.figures == found and run.backend == host
     best = found["largest evidence, a row"]
     # An error of relative size e in the parameters costs e squared.
     assert best - 0.005 < found["evidence at the trained weights, a row"] <= best + 1e-5

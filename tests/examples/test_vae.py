@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,9 @@ def run(host: str, name: str, out: Path) -> dict[str, Any]:
     example = importlib.import_module(f"docs.examples.{host}_examples.{name}")
     assert example.main(["--small", "--out", str(out)]) == 0
     assert (out / f"{name}.png").stat().st_size > 10_000
-    found: dict[str, Any] = json.loads((out / f"{name}.json").read_text())
-    return found
+    (record,) = records.read(out / f"{name.replace('_', '-')}.jsonl")
+    assert record.backend == host
+    return record.figures
 
 
 def test_bounds_of_known_weights() -> None:

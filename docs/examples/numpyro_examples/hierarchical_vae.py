@@ -13,7 +13,7 @@ The KL divergence that the ELBO pays for the encoder has a part for each level,
 and a level whose part stays at zero is not used. Compared with one level with as many latents as
 z1, on the same images.
 
-Written to the folder ``--out``: ``hierarchical_vae.png`` and ``hierarchical_vae.json``.
+Written to the folder ``--out``: ``hierarchical_vae.png`` and ``hierarchical-vae.jsonl``.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from docs.examples.numpyro_examples.vae import (
     network,
     trained,
 )
+from docs.examples.recorded import recorded
 from docs.examples.vae_bounds import bounds
 from docs.examples.vae_data import load_digits
 from docs.examples.vae_options import parse_options
@@ -162,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name: np.asarray(jax.nn.sigmoid(network(found, "decoder", z)))
         for name, z in latents.items()
     }
-    options.write("hierarchical_vae", results)
+    recorded("hierarchical-vae", "SVI", "numpyro", "digits", options, results)
     vae_figures.draw_hierarchical(
         pictures, results, digits.side, options.num_draws, options.out / "hierarchical_vae.png"
     )

@@ -12,7 +12,7 @@ at them is compared with these:
 4. ``AutoNormal`` of the host there: parameters for every row, of which a step moves those of a
    minibatch. Exact as well, since the columns of the best W are orthogonal.
 
-Written to the folder ``--out``: ``ppca-pyro.json``.
+Written to the folder ``--out``: ``ppca.jsonl``.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         evidence(x, weights, scale),
         chains(x, weights, scale, sizes),
         by_rows(x, weights, scale, sizes.steps // 2),
-        sizes.out,
+        sizes,
     )
 
 

@@ -14,7 +14,7 @@ of pixels, and another one, the encoder, turns x into a Gaussian q(z | x). Three
    SVGD follows the score of this density: each step takes a batch of images and fresh draws of z
    from the encoder. Its particles are decoders, and an image's density is the mean over them.
 
-Written to the folder ``--out``: ``vae.png`` and ``vae.json``, with bounds of held-out images.
+Written to the folder ``--out``: ``vae.png`` and ``vae.jsonl``, with bounds of held-out images.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from torch import Tensor
 
 import pyro_ext as px
 from docs.examples import vae_figures
+from docs.examples.recorded import recorded
 from docs.examples.vae_bounds import bounds, log_mean_exp
 from docs.examples.vae_data import Digits, load_digits
 from docs.examples.vae_options import parse_options
@@ -246,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "ELBO: from the prior": network(weights["ELBO"], "decoder", drawn).sigmoid(),
         "IWAE: from the prior": network(weights["IWAE"], "decoder", drawn).sigmoid(),
     }
-    options.write("vae", results)
+    recorded("vae", "SVI and SVGD", "pyro", "digits", options, results)
     vae_figures.draw_vae(
         {name: values.numpy() for name, values in pictures.items()},
         results,
