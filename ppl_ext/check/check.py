@@ -103,8 +103,9 @@ CHECK_DOCUMENTATION = """
     Notes
     -----
     The draws are judged as the posterior's of the model as it is: those of an engine with a
-    tempered likelihood are not. The right draws of a posterior are refused in about 1 % of checks.
-    A mode that neither the draws nor the fit's search have found is seen by nobody.
+    tempered likelihood are not. Right draws are seldom refused, and mostly those of a density on
+    which no chains come to rest. A mode that neither the draws nor the fit's search have found is
+    seen by nobody.
 
     References
     ----------
