@@ -71,6 +71,8 @@ TABLES: dict[str, tuple[str, str]] = {
     "kills": ("kills.jsonl", "benchmarks.process.kills:page_table"),
     "networks": ("bnn.jsonl", "benchmarks.bnn.report:page_table"),
     "networks, best": ("bnn.jsonl", "benchmarks.bnn.report:best_table"),
+    "newton, along a run": ("newton-curvature.jsonl", "benchmarks.bnn.studies:matrices_table"),
+    "uncertainty": ("uncertainty.jsonl", "benchmarks.uncertainty.figure:table"),
     "regression": ("regression.jsonl", "benchmarks.regression.report:page_table"),
     "score-vi, networks": ("score-vi.jsonl", "benchmarks.score_vi.minibatch:uci_table"),
     "soak": ("soak.jsonl", "benchmarks.process.soak:page_table"),

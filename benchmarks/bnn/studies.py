@@ -307,6 +307,23 @@ def matrices(
     return 0
 
 
+def matrices_table(runs: list[Record]) -> str:
+    """Size of the mean curvature along a run, and the directions that it lies in, for the page."""
+    rows = []
+    for run in runs:
+        found = run.figures
+        columns = ("epochs", "trace of the mean", "participation ratio")
+        for epoch, trace, directions in zip(*(found[name] for name in columns), strict=True):
+            rows.append(
+                {
+                    "epoch": epoch,
+                    "trace of the mean": f"{trace:,.0f}",
+                    "directions": f"{directions:.0f}",
+                }
+            )
+    return records.markdown_table(rows)
+
+
 def _plot_matrices(
     curvature: Floats, epochs: list[int], slices: dict[str, slice], path: Path
 ) -> None:
@@ -340,6 +357,8 @@ def _plot_matrices(
                 middles = [(where.start + where.stop - 1) / 2 for where in long.values()]
                 axis.set_yticks(middles, list(long), fontsize=6)
                 axis.set_ylabel("mean" if row == number else f"particle {row + 1}", fontsize=9)
-    figure.colorbar(image, ax=axes, shrink=0.4)
+    # Powers of ten within the linear part would be written over each other.
+    powers = 10.0 ** np.arange(np.ceil(np.log10(norm.linthresh)), np.log10(largest))
+    figure.colorbar(image, ax=axes, shrink=0.4, ticks=[*-powers[::-1], 0.0, *powers])
     figure.savefig(path, dpi=110)
     plt.close(figure)
