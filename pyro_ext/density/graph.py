@@ -378,7 +378,7 @@ def _within_rounding(one: Tensor, two: Tensor, *near: Tensor) -> bool:
     """Whether two results differ by no more than what rounding makes of them."""
     if not two.is_floating_point():
         return _close(one, two)
-    rounding = torch.stack([(each - two).abs().nan_to_num(0.0) for each in near]).amax(0)
+    rounding = torch.stack([(each - two).abs().nan_to_num(0.0, 0.0) for each in near]).amax(0)
     allowed = RELATIVE * two.abs() + ABSOLUTE + ROUNDINGS * rounding
     same = (one == two) | (one.isnan() & two.isnan())
     return bool((same | ((one - two).abs() <= allowed)).all())
