@@ -21,12 +21,14 @@ from tests.registry import REGISTRY
 
 pytestmark = pytest.mark.filterwarnings("ignore::ppl_ext.errors.EvaluationWarning")
 
-STEPS, SAVED, KILLED = 6, 4, 5
+STEPS, SAVED, KILLED = 4, 2, 3
 Y = np.linspace(-1.0, 2.0, 12)
 #: Rows whose engines want exact scores.
 EXACT = {"GSM", "BaM", "FisherVI", "SteinDiscrepancyVI"}
 #: One for each engine and solver.
 ROWS = [name for name in REGISTRY if name not in ("BaM, constant weight", "FisherVI, covariance")]
+#: Rows whose state is that of another and is kept by the same code; slow tests run them too.
+LIKE_OTHERS = {"WGD": "SVGD", "SVN, block diagonal": "SVN", "GSM": "BaM"}
 
 
 class Killed(Exception):
@@ -74,7 +76,12 @@ class Case(Verbs):
         return self.backend.array(np.full_like(Y, np.inf))
 
 
-@pytest.fixture(scope="module", params=ROWS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[pytest.mark.slow] if name in LIKE_OTHERS else []) for name in ROWS
+    ],
+)
 def row(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -117,6 +117,7 @@ def test_momentum_is_exact_for_a_normal_target_at_a_long_step(chains: Any) -> No
     require_moments(chains, run.draws["z"], MEAN, STD.astype(float) ** 2)
 
 
+@pytest.mark.in_one_package
 def test_friction_takes_out_the_heat_of_noisy_scores(chains: Any) -> None:
     """The stationary covariance of the recursion; without friction there is none."""
     model, noise, step = chains.normal(MEAN[:1], STD[:1]), 20.0, 0.2
@@ -131,6 +132,7 @@ def test_friction_takes_out_the_heat_of_noisy_scores(chains: Any) -> None:
     assert heated > 100 * 0.25
 
 
+@pytest.mark.in_one_package
 def test_minibatches_of_a_conjugate_normal(chains: Any) -> None:
     """Rows with replacement add N² / B times the rows' variance; a control variate takes all."""
     model, args, options = arguments(chains, "conjugate_normal_subsampled")
@@ -148,6 +150,7 @@ def test_minibatches_of_a_conjugate_normal(chains: Any) -> None:
     require_moments(chains, run.draws["mu"], moment.mean, langevin_variance(variance, step))
 
 
+@pytest.mark.in_one_package
 @pytest.mark.parametrize("anchored", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_batches_from_a_list(chains: Any, anchored: bool) -> None:
     model, args, _ = arguments(chains, "logistic_regression_batch_arguments")
@@ -164,6 +167,7 @@ def test_batches_from_a_list(chains: Any, anchored: bool) -> None:
     _near_logistic(chains, run.draws)
 
 
+@pytest.mark.in_one_package
 @pytest.mark.parametrize("estimator", ["minibatch", pytest.param("svrg", marks=pytest.mark.slow)])
 def test_logistic_regression_with_minibatches(chains: Any, estimator: str) -> None:
     model, args, options = arguments(chains, "logistic_regression_subsampled")
@@ -187,6 +191,7 @@ def _near_logistic(chains: Any, draws: dict[str, Any]) -> None:
         assert np.all(ratio < 0.1 + error), (moment.name, ratio)
 
 
+@pytest.mark.in_one_package
 def test_supports_that_depend_on_other_sites(chains: Any) -> None:
     model, args, options = arguments(chains, "dependent_uniform")
     kernel = chains.public.SGHMC(model, 0.3, friction=1.0)
@@ -199,6 +204,7 @@ def test_supports_that_depend_on_other_sites(chains: Any) -> None:
         assert np.all(np.abs(values.mean((0, 1)) - moment.mean) / moment.std < error), moment.name
 
 
+@pytest.mark.in_one_package
 def test_cycles_find_both_modes_where_langevin_dynamics_finds_one(chains: Any) -> None:
     """Ten chains from one mode, 4,000 steps each."""
     model, start = chains.two_modes(5.0), {"z": np.full(10, 5.0, np.float32)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -101,9 +101,9 @@ class StartingPositions:
         """
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((rng_key, data))):
             return self._traced(random.split(rng_key, num), data)
-        split = Program(lambda key: _bits(random.split(key, num)), rarely=True)
         kind = _kind(rng_key)
-        found = [self._first_finite(bits, kind, data) for bits in np.asarray(split(rng_key))]
+        every = np.asarray(_splitting(num)(rng_key))
+        found = [self._first_finite(bits, kind, data) for bits in every]
         return jax.device_put(np.stack(found).astype(self._bound.dtype))
 
     def check(self, rng_key: Array, data: Data, judge: Callable[[Attempt], None]) -> None:
@@ -229,6 +229,12 @@ def numbers_of_key(rng_key: Array) -> list[int]:
             "init outside of jax.jit, or leave start out."
         )
     return [int(each) for each in np.asarray(_bits(rng_key)).ravel()]
+
+
+@lru_cache(maxsize=32)
+def _splitting(num: int) -> Program:
+    """The bits of so many keys: one program for all targets, which JAX traces once."""
+    return Program(lambda rng_key: _bits(random.split(rng_key, num)), rarely=True)
 
 
 def _kind(rng_key: Array) -> Any:

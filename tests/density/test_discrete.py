@@ -94,7 +94,13 @@ def test_log_density_and_score_agree_with_the_hosts_potential(backend: Any, name
     np.testing.assert_allclose(found[0], gradients, **ROUNDING)
 
 
-@pytest.mark.parametrize("name", SUBSAMPLED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name == "item_difficulty" else [])
+        for name in SUBSAMPLED
+    ],
+)
 def test_minibatches_average_to_the_full_data(backend: Any, name: str) -> None:
     each = PROGRAMS[name]
     (plate, size), batch = next(iter(each.plates.items())), each.options["subsample_size"]

@@ -50,6 +50,8 @@ def engines(trial: Trial) -> dict[str, Callable[[], Any]]:
     }
 
 
+#: Engines whose copies are made as those of others here.
+LIKE_OTHERS = ("SVN", "FisherVI")
 #: Optimizers of NumPyro and optax are functions inside of functions.
 CLOUD = ("SVGD",)
 
@@ -85,9 +87,13 @@ def _copied(name: str, copier: Callable[[Trial, str, Any], Any], trial: Trial) -
 
 for _name in ("SVGD", "SVN", "ProximalScoreVI", "FisherVI"):
     _how = EXACT + " (`cloudpickle`: its optimizer is a local function)"
-    fault(GROUP, f"`{_name}` by `pickle`", EXACT, numpyro=_how if _name in CLOUD else EXACT)(
-        partial(_copied, _name, _pickled)
-    )
+    fault(
+        GROUP,
+        f"`{_name}` by `pickle`",
+        EXACT,
+        numpyro=_how if _name in CLOUD else EXACT,
+        slow=_name in LIKE_OTHERS,
+    )(partial(_copied, _name, _pickled))
 for _name in ("SVGD",):
     fault(GROUP, f"`{_name}` by `copy.copy` and `copy.deepcopy`", EXACT)(
         partial(_copied, _name, lambda trial, name, engine: copy.copy(copy.deepcopy(engine)))

@@ -103,6 +103,8 @@ class Fault:
         What comes out; None where the host has no such thing.
     check : callable
         Takes a :class:`Trial`.
+    slow : bool
+        Whether only the slow tests try it: another row says the same of an engine of its kind.
     """
 
     group: str
@@ -110,6 +112,7 @@ class Fault:
     pyro: str | None
     numpyro: str | None
     check: Callable[[Trial], None]
+    slow: bool = False
 
     def outcome(self, backend: Any) -> str | None:
         """What comes out in a package."""
@@ -127,7 +130,7 @@ _ROWS: list[Fault] = []
 
 
 def fault(
-    group: str, given: str, outcome: str | None = REFUSED, **one: str | None
+    group: str, given: str, outcome: str | None = REFUSED, *, slow: bool = False, **one: str | None
 ) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
     """Add a row.
 
@@ -139,13 +142,15 @@ def fault(
         What is passed in, in a few words.
     outcome : str or None
         What comes out in both packages, in a few words.
+    slow : bool
+        Whether only the slow tests try it.
     **one : str or None
         ``pyro=`` or ``numpyro=`` where they differ.
     """
 
     def add(check: Callable[[Trial], None]) -> Callable[[Trial], None]:
         outcomes = {"pyro": outcome, "numpyro": outcome, **one}
-        _ROWS.append(Fault(group, given, outcomes["pyro"], outcomes["numpyro"], check))
+        _ROWS.append(Fault(group, given, outcomes["pyro"], outcomes["numpyro"], check, slow))
         return check
 
     return add

@@ -12,7 +12,17 @@ from tests.faults.table import PAGE, Fault, page_with_table, rows
 ROWS = rows()
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[f"{row.group}: {row.given}" for row in ROWS])
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(
+            row,
+            marks=[pytest.mark.slow] if row.slow else [],
+            id=f"{row.group}: {row.given}",
+        )
+        for row in ROWS
+    ],
+)
 def test_fault(backend: Any, row: Fault, tmp_path: Path) -> None:
     if row.outcome(backend) is None:
         return

@@ -79,8 +79,8 @@ class TestPosteriors:
             ("lognormal", None),
             pytest.param("exponential", "IMQ", marks=pytest.mark.slow),
             pytest.param("dirichlet", "RBF", marks=pytest.mark.slow),
-            ("lkj_cholesky", "RBF"),
-            ("dependent_uniform", "RBF"),
+            pytest.param("lkj_cholesky", "RBF", marks=pytest.mark.in_one_package),
+            pytest.param("dependent_uniform", "RBF", marks=pytest.mark.in_one_package),
             pytest.param("gamma_poisson", None, marks=pytest.mark.slow),
         ],
     )
@@ -94,12 +94,15 @@ class TestPosteriors:
             assert abs(np.log(draws["x"]).mean()) < 0.05
 
     @pytest.mark.in_one_package
-    @pytest.mark.parametrize("name", ["dirichlet", "dependent_uniform"])
+    @pytest.mark.parametrize(
+        "name", [pytest.param("dirichlet", marks=pytest.mark.slow), "dependent_uniform"]
+    )
     def test_a_linear_term_restores_the_spread(self, backend, name):
         kernel = backend.public.RBF() + backend.public.Linear()
         # Half a standard error.
         check_moments(name, fit(backend, name, kernel).samples(), 0.05, 0.05)
 
+    @pytest.mark.in_one_package
     def test_linear_kernel_is_exact_on_a_gaussian(self, backend):
         optim = adam(backend, 0.3, 2000, 1e-3)
         options = {"num_particles": 12, "steps": 2000, "optim": optim}
@@ -141,6 +144,7 @@ class TestPosteriors:
         # The rate falls to 3e-3, at which noise moves all particles alike by less than 0.2 sd.
         check_moments("logistic_regression", batches.samples(), 0.4, 0.3)
 
+    @pytest.mark.in_one_package
     def test_batches_as_arguments(self, backend):
         x, y = backend.models.arguments("logistic_regression")
         model = backend.models.logistic_regression_batch_arguments
