@@ -240,7 +240,7 @@ def test_gauss_newton_is_the_naive_product(
         np.testing.assert_allclose(product, expected @ vector, rtol=1e-10)
 
 
-@pytest.mark.parametrize("batch", [None, 5])
+@pytest.mark.parametrize("batch", [pytest.param(None, marks=pytest.mark.slow), 5])
 def test_merged_rows_have_the_same_products(backend: Any, batch: int | None) -> None:
     host, dist, xp, room = backend.host, backend.dist, backend.xp, backend.room("curvature")
 

@@ -199,7 +199,7 @@ def test_local_latents_with_events_take_their_rows(backend: Any) -> None:
     close(backend, backwards.score, target.full_score(backend.array(z), data).score)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 19])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 7, 19])
 def test_chunked_sweep_equals_a_single_sweep(backend: Any, chunk: int) -> None:
     target, data = local_target(backend, data_chunk=chunk, particle_chunk=2)
     z = backend.array(positions(target))
@@ -316,9 +316,7 @@ def test_initial_positions_follow_the_init_strategy(backend: Any) -> None:
     init = strategies(backend)
     model, value = supports(backend), {"a": backend.array(2.0)}
     for strategy in (
-        None,
         init.init_to_uniform,
-        init.init_to_uniform(radius=0.1),
         init.init_to_sample,
         init.init_to_value(values=value),
     ):

@@ -382,6 +382,7 @@ def test_a_fit_is_right_up_to_labels_and_says_so(backend: Any, tmp_path: Path) -
         np.testing.assert_array_equal(each, numbers(backend, fit.more(32))[name])
 
 
+@pytest.mark.in_one_package
 def test_an_engine_that_is_named_is_judged_by_chains(backend: Any) -> None:
     public = backend.public
     model, args, _ = from_zoo(backend, "gaussian_one_site")
