@@ -27,8 +27,9 @@ Y = np.linspace(-1.0, 2.0, 12)
 EXACT = {"GSM", "BaM", "FisherVI", "SteinDiscrepancyVI"}
 #: One for each engine and solver.
 ROWS = [name for name in REGISTRY if name not in ("BaM, constant weight", "FisherVI, covariance")]
-#: Rows whose state is that of another and is kept by the same code; slow tests run them too.
-LIKE_OTHERS = {"WGD": "SVGD", "SVN, block diagonal": "SVN", "GSM": "BaM"}
+#: Rows whose state is that of SVGD, SVN or BaM and is kept by the same code, and one whose solver
+#: test_proximal.py takes through these tests; the slow tests run them here too.
+LIKE_OTHERS = ("WGD", "DeepEnsemble", "SVN, block diagonal", "GSM", "ProximalScoreVI, gradient")
 
 
 class Killed(Exception):

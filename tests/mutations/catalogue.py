@@ -198,8 +198,8 @@ def _density() -> Iterator[Mutation]:
     yield from numpyro(
         "one key for all initial positions",
         "density/start.py",
-        "_bits(random.split(key, num))",
-        "_bits(random.split(key, num)[jnp.zeros(num, int)])",
+        "_bits(random.split(rng_key, num))",
+        "_bits(random.split(rng_key, num)[jnp.zeros(num, int)])",
         tests + " engine svgd",
     )
     yield from pyro(
