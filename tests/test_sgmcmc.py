@@ -28,7 +28,7 @@ def chains(backend: Any) -> Any:
     return chains_of(backend.name)
 
 
-@pytest.mark.parametrize("step_size", [0.2, 0.05])
+@pytest.mark.parametrize("step_size", [0.2, pytest.param(0.05, marks=pytest.mark.slow)])
 def test_langevin_has_the_variance_of_its_step_size(chains: Any, step_size: float) -> None:
     """The bias, α / (2 v) relative at first order, is there in full, at two step sizes."""
     kernel = chains.public.SGLD(chains.normal(MEAN, STD), step_size)
@@ -275,7 +275,7 @@ def test_replicas_have_the_variance_of_their_temperature(chains: Any) -> None:
         assert np.all(np.abs(ratio - 1.0) < 4.0 * np.sqrt(2.0 / 800)), (temperature, ratio)
 
 
-@pytest.mark.in_one_package
+@pytest.mark.slow
 def test_replicas_with_minibatches(chains: Any) -> None:
     """Anchored scores are exact for a Normal mean, and energies are not."""
     model, args, options = arguments(chains, "conjugate_normal_subsampled")
