@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ppl_ext.curvature import (
@@ -42,26 +43,32 @@ class OuterProducts:
 
     def vectors(self, matrices: Any) -> tuple[Any, Any]:
         """u (P, r, a) and v (P, r, b) with u v' = M for matrices M (P, r, a, b) of rank one."""
-        left = matrices @ self._direction(matrices, 0)
+        return self.looked_at(matrices)[0]
+
+    def looked_at(self, matrices: Any) -> tuple[tuple[Any, Any], Any]:
+        """What :meth:`vectors` gives; and 1 where a matrix has a rank above one, and else 0."""
+        where, absolute, amax = (getattr(self.functions, n) for n in ("where", "abs", "amax"))
+        directions = self._directions(matrices)
+        # Along both at once: matrices are long, and passing over them is what takes the time.
+        seen = matrices @ directions.T
+        sizes = amax(absolute(self.held(seen)), axis=-2, keepdims=True)
+        # The direction along which a matrix shows more: next to none has rows that are orthogonal
+        # to both.
+        first = sizes[..., 0] >= sizes[..., 1]
+        left = where(first, seen[..., 0], seen[..., 1])
         # Relative to the largest entry, since squares of small ones have no reciprocals.
-        size = self._largest(left)
-        left = left / self.functions.where(size > 0.0, size, 1.0)
+        size = amax(sizes, axis=-1)
+        left = left / where(size > 0.0, size, 1.0)
         squares = (left**2).sum(axis=-1, keepdims=True)
-        right = self.functions.einsum("prab,pra->prb", matrices, left)
-        return left, right / self.functions.where(size > 0.0, squares, 1.0)
-
-    def beyond(self, matrices: Any, vectors: tuple[Any, Any]) -> Any:
-        """1 where a matrix has a rank above one, and else 0, from what :meth:`vectors` gives.
-
-        Seen along a direction that is no multiple of the one by which the vectors are found.
-        """
-        left, right = map(self.held, vectors)
-        direction = self._direction(matrices, 1)
-        seen = self.held(matrices) @ direction
-        rest = seen - left * (right @ direction)[..., None]
-        largest = self.functions.abs(seen).max()
-        one = self.functions.ones_like(largest)
-        return one * (self.functions.abs(rest).max() > RANK_ONE_UP_TO * largest)
+        right = (left[..., None, :] @ matrices)[..., 0, :]
+        right = right / where(size > 0.0, squares, 1.0)
+        # A matrix of rank one shows along the other direction what its vectors do.
+        along = self.held(right) @ directions.T
+        rest = where(first, seen[..., 1], seen[..., 0])
+        rest = self.held(rest) - self.held(left) * where(first, along[..., 1:], along[..., :1])
+        largest = sizes.max()
+        beyond = absolute(rest).max() > RANK_ONE_UP_TO * largest
+        return (left, right), self.functions.ones_like(largest) * beyond
 
     def few(self, vectors: tuple[Any, Any]) -> bool:
         """Whether the products of all rows with each other are less work than the steps are."""
@@ -102,7 +109,7 @@ class OuterProducts:
         """By site that is a matrix, whether its rows (P, r, D') all have rank one as matrices."""
         found = {}
         for name, matrices in self.matrices(rows, slices, shapes).items():
-            beyond = self.beyond(matrices, self.vectors(matrices))
+            beyond = self.looked_at(matrices)[1]
             found[name] = (self.functions.abs(matrices).max() > 0.0) & (beyond == 0.0)
         return found
 
@@ -116,12 +123,10 @@ class OuterProducts:
             for name, pair in sides.items()
         }
 
-    def _direction(self, matrices: Any, number: int) -> Any:
-        return self.constant(generic_direction(matrices.shape[-1], number), matrices)
-
-    def _largest(self, vectors: Any) -> Any:
-        size = self.functions.abs(self.held(vectors))
-        return self.functions.amax(size, axis=-1, keepdims=True)
+    def _directions(self, matrices: Any) -> Any:
+        """Two directions (2, b) that next to no vector is orthogonal to."""
+        both = np.stack([generic_direction(matrices.shape[-1], number) for number in (0, 1)])
+        return self.constant(both, matrices)
 
 
 class LastRows:
@@ -134,11 +139,18 @@ class LastRows:
     def __init__(self, products: OuterProducts, names: Collection[str]) -> None:
         self._products, self._names = products, names
         self._rows: Any = None
-        self._vectors: dict[str, tuple[Any, Any]] = {}
+        self._found: dict[str, tuple[tuple[Any, Any], Any]] = {}
 
     def vectors(self, rows: Any, matrices: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """By site, the vectors of rows (P, r, D'), given as matrices too."""
+        return {name: found[0] for name, found in self._looked_at(rows, matrices).items()}
+
+    def beyond(self, rows: Any, matrices: Mapping[str, Any]) -> dict[str, Any]:
+        """By site, 1 where a row has a rank above one as a matrix, and else 0."""
+        return {name: found[1] for name, found in self._looked_at(rows, matrices).items()}
+
+    def _looked_at(self, rows: Any, matrices: Mapping[str, Any]) -> dict[str, Any]:
         if rows is not self._rows:
-            found = {name: self._products.vectors(matrices[name]) for name in self._names}
-            self._rows, self._vectors = rows, found
-        return self._vectors
+            found = {name: self._products.looked_at(matrices[name]) for name in self._names}
+            self._rows, self._found = rows, found
+        return self._found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -43,20 +43,26 @@ class Coordinates:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def part(self, position: Float[Array, " D"]) -> Float[Array, " d"]:
-        """These coordinates (D',) of a position (D,)."""
-        return jnp.concatenate(
-            [position[self._all[name]] for name in self.slices] or [jnp.zeros(0)]
-        )
+    def parts(self, position: Float[Array, "... D"]) -> dict[str, Float[Array, "... d"]]:
+        """These coordinates of positions (..., D), by site."""
+        return {name: position[..., self._all[name]] for name in self.slices}
 
-    def placed(self, position: Float[Array, " D"], part: Float[Array, " d"]) -> Float[Array, " D"]:
-        """The position (D,) with ``part`` (D',) for these coordinates."""
+    def part(self, position: Float[Array, "... D"]) -> Float[Array, "... d"]:
+        """These coordinates (..., D') of positions (..., D)."""
         if len(self.slices) == len(self._all):
-            return part
-        # By slices, not by a scatter: compilers then see that no other derivative is wanted.
-        return jnp.concatenate(
-            [
-                part[self.slices[name]] if name in self.slices else position[where]
-                for name, where in self._all.items()
-            ]
-        )
+            return position
+        return jnp.concatenate([position[..., :0], *self.parts(position).values()], axis=-1)
+
+    def placed(
+        self,
+        position: Float[Array, "... D"],
+        part: Float[Array, "... d"] | Mapping[str, Float[Array, "... d"]],
+    ) -> Float[Array, "... D"]:
+        """The positions (..., D) with ``part`` (..., D') there, which may be given by site."""
+        if not isinstance(part, Mapping):
+            if len(self.slices) == len(self._all):
+                return part
+            part = {name: part[..., where] for name, where in self.slices.items()}
+        # By slices: what is computed from the other coordinates alone then needs no derivative.
+        pieces = [part.get(name, position[..., where]) for name, where in self._all.items()]
+        return jnp.concatenate(pieces, axis=-1)

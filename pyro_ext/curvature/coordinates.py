@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 from jaxtyping import Float
@@ -42,20 +42,26 @@ class Coordinates:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def part(self, position: Float[Tensor, " D"]) -> Float[Tensor, " d"]:
-        """These coordinates (D',) of a position (D,)."""
-        return torch.cat([position[:0], *(position[self._all[name]] for name in self.slices)])
+    def parts(self, position: Float[Tensor, "... D"]) -> dict[str, Float[Tensor, "... d"]]:
+        """These coordinates of positions (..., D), by site."""
+        return {name: position[..., self._all[name]] for name in self.slices}
+
+    def part(self, position: Float[Tensor, "... D"]) -> Float[Tensor, "... d"]:
+        """These coordinates (..., D') of positions (..., D)."""
+        if len(self.slices) == len(self._all):
+            return position
+        return torch.cat([position[..., :0], *self.parts(position).values()], dim=-1)
 
     def placed(
-        self, position: Float[Tensor, " D"], part: Float[Tensor, " d"]
-    ) -> Float[Tensor, " D"]:
-        """The position (D,) with ``part`` (D',) for these coordinates."""
-        if len(self.slices) == len(self._all):
-            return part
+        self,
+        position: Float[Tensor, "... D"],
+        part: Float[Tensor, "... d"] | Mapping[str, Float[Tensor, "... d"]],
+    ) -> Float[Tensor, "... D"]:
+        """The positions (..., D) with ``part`` (..., D') there, which may be given by site."""
+        if not isinstance(part, Mapping):
+            if len(self.slices) == len(self._all):
+                return part
+            part = {name: part[..., where] for name, where in self.slices.items()}
         # By slices: what is computed from the other coordinates alone then needs no derivative.
-        return torch.cat(
-            [
-                part[self.slices[name]] if name in self.slices else position[where]
-                for name, where in self._all.items()
-            ]
-        )
+        pieces = [part.get(name, position[..., where]) for name, where in self._all.items()]
+        return torch.cat(pieces, dim=-1)

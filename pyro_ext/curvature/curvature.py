@@ -127,6 +127,19 @@ class Curvature:
             total[..., block.where] += block.products(vectors[..., block.where])
         return total
 
+    def quadratic(self, vectors: Float[Tensor, "P D"]) -> Float[Tensor, " P"]:
+        """v_p' H_p v_p for one vector of each particle, (P,)."""
+        total = (self.diagonal * vectors**2).sum(dim=1)
+        if self.matrix is not None:
+            total = total + ((vectors[:, None] @ self.matrix)[:, 0] * vectors).sum(dim=1)
+        if self.rows is not None:
+            # Rows are passed over once, and not back again.
+            total = total + (self.rows @ vectors[..., None])[..., 0].square().sum(dim=1)
+        for block in self.blocks:
+            part = vectors[:, block.where]
+            total = total + (part * block.products(part[:, None])[:, 0]).sum(dim=1)
+        return total
+
     def mean_products(self, vectors: Float[Tensor, "n D"]) -> Float[Tensor, "n D"]:
         """The mean over particles of H_p times each of n vectors, (n, D)."""
         total = self.diagonal.mean(dim=0) * vectors
