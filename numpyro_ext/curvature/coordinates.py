@@ -10,6 +10,7 @@ from jax import Array
 from jaxtyping import Float
 
 from numpyro_ext.density import LogDensity
+from ppl_ext.curvature import runs
 
 
 class Coordinates:
@@ -38,6 +39,7 @@ class Coordinates:
                 parts.append(np.arange(where.start, where.stop))
                 self.slices[name] = slice(start, start + len(parts[-1]))
                 start = self.slices[name].stop
+        self._runs = runs(self._all, self.slices)
         self.numbers = np.concatenate(parts)
 
     def __len__(self) -> int:
@@ -49,9 +51,8 @@ class Coordinates:
 
     def part(self, position: Float[Array, "... D"]) -> Float[Array, "... d"]:
         """These coordinates (..., D') of positions (..., D)."""
-        if len(self.slices) == len(self._all):
-            return position
-        return jnp.concatenate([position[..., :0], *self.parts(position).values()], axis=-1)
+        pieces = [position[..., run.whole] for run in self._runs if run.part is not None]
+        return pieces[0] if len(pieces) == 1 else jnp.concatenate([position[..., :0], *pieces], axis=-1)
 
     def placed(
         self,
@@ -59,10 +60,14 @@ class Coordinates:
         part: Float[Array, "... d"] | Mapping[str, Float[Array, "... d"]],
     ) -> Float[Array, "... D"]:
         """The positions (..., D) with ``part`` (..., D') there, which may be given by site."""
-        if not isinstance(part, Mapping):
-            if len(self.slices) == len(self._all):
-                return part
-            part = {name: part[..., where] for name, where in self.slices.items()}
+        if isinstance(part, Mapping):
+            pieces = [part.get(name, position[..., where]) for name, where in self._all.items()]
+            return jnp.concatenate(pieces, axis=-1)
+        if len(self._runs) == 1 and self._runs[0].part is not None:
+            return part
         # By slices: what is computed from the other coordinates alone then needs no derivative.
-        pieces = [part.get(name, position[..., where]) for name, where in self._all.items()]
+        pieces = [
+            position[..., run.whole] if run.part is None else part[..., run.part]
+            for run in self._runs
+        ]
         return jnp.concatenate(pieces, axis=-1)

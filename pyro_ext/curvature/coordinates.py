@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ppl_ext.curvature import runs
 from pyro_ext.density import LogDensity
 
 
@@ -37,31 +38,26 @@ class Coordinates:
                 parts.append(torch.arange(where.start, where.stop))
                 self.slices[name] = slice(start, start + len(parts[-1]))
                 start = self.slices[name].stop
+        self._runs = runs(self._all, self.slices)
         self.numbers = torch.cat(parts).to(target.device)
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def parts(self, position: Float[Tensor, "... D"]) -> dict[str, Float[Tensor, "... d"]]:
-        """These coordinates of positions (..., D), by site."""
-        return {name: position[..., self._all[name]] for name in self.slices}
-
     def part(self, position: Float[Tensor, "... D"]) -> Float[Tensor, "... d"]:
         """These coordinates (..., D') of positions (..., D)."""
-        if len(self.slices) == len(self._all):
-            return position
-        return torch.cat([position[..., :0], *self.parts(position).values()], dim=-1)
+        pieces = [position[..., run.whole] for run in self._runs if run.part is not None]
+        return pieces[0] if len(pieces) == 1 else torch.cat([position[..., :0], *pieces], dim=-1)
 
     def placed(
-        self,
-        position: Float[Tensor, "... D"],
-        part: Float[Tensor, "... d"] | Mapping[str, Float[Tensor, "... d"]],
+        self, position: Float[Tensor, "... D"], part: Float[Tensor, "... d"]
     ) -> Float[Tensor, "... D"]:
-        """The positions (..., D) with ``part`` (..., D') there, which may be given by site."""
-        if not isinstance(part, Mapping):
-            if len(self.slices) == len(self._all):
-                return part
-            part = {name: part[..., where] for name, where in self.slices.items()}
+        """The positions (..., D) with ``part`` (..., D') for these coordinates."""
+        if len(self._runs) == 1 and self._runs[0].part is not None:
+            return part
         # By slices: what is computed from the other coordinates alone then needs no derivative.
-        pieces = [part.get(name, position[..., where]) for name, where in self._all.items()]
+        pieces = [
+            position[..., run.whole] if run.part is None else part[..., run.part]
+            for run in self._runs
+        ]
         return torch.cat(pieces, dim=-1)

@@ -134,13 +134,15 @@ class LinearSystem:
         every = torch.cat([right[:, None], basis.expand(number, *basis.shape)], dim=1)
         products, solution = self._particle_solves(every, solver)
         plain, inner = products[:, 0, 1:], products[:, 1:, 1:]
-        mixing = torch.einsum("mjq,mp->mjpq", self._features(), inverse)
+        # (m, j) by (p, q): products of matrices, which start sooner than sums over named axes do.
+        mixing = self._features()[:, :, None, :] * inverse[:, None, :, None]
         mixing = mixing.reshape(number * number, number, len(basis))
-        spread = torch.einsum("kpq,pqr->kpr", mixing, inner)
-        capacity = spread.flatten(1) @ mixing.flatten(1).T
+        flat = mixing.flatten(1)
+        spread = (mixing.swapdims(0, 1) @ inner).swapdims(0, 1)
+        capacity = spread.flatten(1) @ flat.T
         capacity = capacity + _identity(capacity)
-        seen = torch.einsum("kpq,pq->k", mixing, plain)[:, None]
-        weights = torch.einsum("kpq,k->pq", mixing, cholesky_solve(capacity, seen)[:, 0])
+        seen = flat @ plain.reshape(-1, 1)
+        weights = (flat.T @ cholesky_solve(capacity, seen)).reshape(number, -1)
         return _direct(solution(torch.cat([weights.new_ones(number, 1), -weights], dim=1)))
 
     def _particle_solves(
@@ -167,8 +169,8 @@ class LinearSystem:
         def product(moves: Tensor) -> Tensor:
             inner = inverse @ (moves @ basis.T)  # (K^-1 d)_m . b_q
             if self.options.repulsion == "diagonal":
-                seen = torch.einsum("mjq,mq->mj", features, inner)
-                back = torch.einsum("mjq,mj->mq", features, seen)
+                back = features.mT @ (features @ inner[..., None])
+                back = back[..., 0]
             else:
                 # sum_n g_jn (g_jm . alpha_n) is no square: the coefficients of m meet those of n.
                 seen = torch.einsum("mjq,nq->mnj", features, inner)
