@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ppl_ext.curvature import (
@@ -48,25 +47,23 @@ class OuterProducts:
     def looked_at(self, matrices: Any) -> tuple[tuple[Any, Any], Any]:
         """What :meth:`vectors` gives; and 1 where a matrix has a rank above one, and else 0."""
         where, absolute, amax = (getattr(self.functions, n) for n in ("where", "abs", "amax"))
-        directions = self._directions(matrices)
-        # Along both at once: matrices are long, and passing over them is what takes the time.
-        seen = matrices @ directions.T
-        sizes = amax(absolute(self.held(seen)), axis=-2, keepdims=True)
+        directions = [self._direction(matrices, number) for number in (0, 1)]
+        one, two = (matrices @ each for each in directions)
+        sizes = [amax(absolute(self.held(seen)), axis=-1, keepdims=True) for seen in (one, two)]
         # The direction along which a matrix shows more: next to none has rows that are orthogonal
         # to both.
-        first = sizes[..., 0] >= sizes[..., 1]
-        left = where(first, seen[..., 0], seen[..., 1])
+        first = sizes[0] >= sizes[1]
+        left = where(first, one, two)
         # Relative to the largest entry, since squares of small ones have no reciprocals.
-        size = amax(sizes, axis=-1)
+        size = self.functions.maximum(*sizes)
         left = left / where(size > 0.0, size, 1.0)
         squares = (left**2).sum(axis=-1, keepdims=True)
         right = (left[..., None, :] @ matrices)[..., 0, :]
         right = right / where(size > 0.0, squares, 1.0)
         # A matrix of rank one shows along the other direction what its vectors do.
-        along = self.held(right) @ directions.T
-        rest = where(first, seen[..., 1], seen[..., 0])
-        rest = self.held(rest) - self.held(left) * where(first, along[..., 1:], along[..., :1])
-        largest = sizes.max()
+        along = [(self.held(right) @ each)[..., None] for each in directions]
+        rest = self.held(where(first, two, one)) - self.held(left) * where(first, *along[::-1])
+        largest = size.max()
         beyond = absolute(rest).max() > RANK_ONE_UP_TO * largest
         return (left, right), self.functions.ones_like(largest) * beyond
 
@@ -123,10 +120,8 @@ class OuterProducts:
             for name, pair in sides.items()
         }
 
-    def _directions(self, matrices: Any) -> Any:
-        """Two directions (2, b) that next to no vector is orthogonal to."""
-        both = np.stack([generic_direction(matrices.shape[-1], number) for number in (0, 1)])
-        return self.constant(both, matrices)
+    def _direction(self, matrices: Any, number: int) -> Any:
+        return self.constant(generic_direction(matrices.shape[-1], number), matrices)
 
 
 class LastRows:
