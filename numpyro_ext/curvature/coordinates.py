@@ -52,7 +52,11 @@ class Coordinates:
     def part(self, position: Float[Array, "... D"]) -> Float[Array, "... d"]:
         """These coordinates (..., D') of positions (..., D)."""
         pieces = [position[..., run.whole] for run in self._runs if run.part is not None]
-        return pieces[0] if len(pieces) == 1 else jnp.concatenate([position[..., :0], *pieces], axis=-1)
+        return (
+            pieces[0]
+            if len(pieces) == 1
+            else jnp.concatenate([position[..., :0], *pieces], axis=-1)
+        )
 
     def placed(
         self,
