@@ -243,7 +243,13 @@ def plot_steps(runs: list[records.Record], path: Path) -> None:
                     label = records.LABELS[backend]
                     (bar,) = axis.barh(place, ratio, 0.36, color=_COLOURS[backend], label=label)
                     axis.annotate(
-                        f" {ratio:.2g}", (ratio, bar.get_y() + 0.18), va="center", fontsize=8
+                        f"{ratio:.2g}",
+                        (ratio, bar.get_y() + 0.18),
+                        (4, 0),
+                        textcoords="offset points",
+                        va="center",
+                        fontsize=8,
+                        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
                     )
         axis.axvline(goal, color="black", linestyle="--", linewidth=0.8)
         axis.set(title=f"{title} (dashed: goal)", xlabel="times plain SGD's")
