@@ -48,8 +48,7 @@ class NewtonSystem:
     solver : {"dense", "dual", "cg"}, optional
         Cholesky of the system, Woodbury's identity, or conjugate gradients. Default: by cost.
     tolerance : float
-        Residual, relative to the right side, at which conjugate gradients stop. What is stationary
-        is so at any tolerance, since nothing is left to solve for there.
+        Residual, relative to the right side, at which conjugate gradients stop.
     max_iterations : int
         Products of conjugate gradients.
 
@@ -67,7 +66,7 @@ class NewtonSystem:
     coupling: Coupling = "full"
     repulsion: Repulsion = "diagonal"
     solver: Solver | None = None
-    tolerance: float = 1e-3
+    tolerance: float = 1e-4
     max_iterations: int = 50
 
     def __post_init__(self) -> None:

@@ -123,8 +123,8 @@ def width_of(rule: str, particles: Array) -> Any:
     number, dim = particles.shape
     rows, columns = np.triu_indices(number, 1)
     apart = (particles[:, None] - particles) ** 2
-    if rule == "dimension":
-        return 2.0 * dim
+    if rule in ("dimension", "wide"):
+        return (2.0 if rule == "dimension" else 4.0) * dim
     if number == 1:
         return np.ones(dim) if rule == "pyro" else 1.0
     if rule == "pyro":

@@ -126,7 +126,9 @@ def kronecker_factors(
     }
 
     def ranks(rows: Array) -> Sums:
-        return last.beyond(rows, _ROWS.matrices(rows, slices, shapes))
+        every = _ROWS.matrices(rows, slices, shapes)
+        vectors = last.vectors(rows, every)
+        return {name: _ROWS.beyond(every[name], vectors[name]) for name in rank_one}
 
     if rank_one:
         beyond = total(ranks)

@@ -6,6 +6,7 @@ from numpyro_ext.kernels.classes import (
     RBF,
     Additive,
     ByParticleCount,
+    Dilation,
     Graphical,
     Kernel,
     Linear,
@@ -16,6 +17,7 @@ from numpyro_ext.kernels.classes import (
     SemiExact,
     Sum,
     default_kernel,
+    hierarchical_kernel,
     mixture,
 )
 from numpyro_ext.kernels.host import HostKernel, as_kernel
@@ -30,6 +32,7 @@ __all__ = [
     "METRICS",
     "RBF",
     "Bandwidth",
+    "Dilation",
     "Graphical",
     "HostKernel",
     "Interactions",
@@ -46,5 +49,6 @@ __all__ = [
     "as_kernel",
     "bandwidth",
     "default_kernel",
+    "hierarchical_kernel",
     "mixture",
 ]

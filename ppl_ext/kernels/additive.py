@@ -18,7 +18,50 @@ REACH = 3.0
 
 
 @dataclass(frozen=True, repr=False)
-class Additive(Kernel):
+class OfOneCoordinate(Kernel):
+    """Kernels made of bumps in one coordinate each, at equal distances.
+
+    Parameters
+    ----------
+    bandwidth : float
+        h, in units of a coordinate's variance; bumps are sqrt(h) / 2 wide, and as far apart.
+
+    Raises
+    ------
+    ArgumentError
+        The bandwidth is not positive and finite.
+    """
+
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        check_number("bandwidth", self.bandwidth)
+
+    def _features(self, particles: Float[Any, "P D"]) -> tuple[Any, Any, Coordinates]:
+        """Bumps at all knots, their derivatives, (P, D, M) each, and the coordinates u."""
+        functions = self.arrays.functions
+        frame = coordinates(self.arrays, "variance", particles)
+        width = 0.5 * math.sqrt(self.bandwidth)
+        number = math.ceil(REACH / width)
+        knots = self.arrays.as_array(width * np.arange(-number, number + 1.0), frame.points)
+        apart = (frame.points[:, :, None] - knots) / width
+        weight = (math.sqrt(math.pi) * particles.shape[1]) ** -0.5
+        values = weight * functions.exp(-0.5 * apart**2)
+        return values, -apart / width * values, frame
+
+    @staticmethod
+    def _smoothed(values: Float[Any, "P D M"], vectors: Float[Any, "P n"]) -> Float[Any, "P n"]:
+        """The matrix of the kernel at all pairs times vectors."""
+        num = len(values)
+        flat = values.reshape(num, -1)
+        if flat.shape[1] < num:
+            product: Float[Any, "P n"] = flat @ (flat.T @ vectors)
+            return product
+        return (flat @ flat.T) @ vectors
+
+
+@dataclass(frozen=True, repr=False)
+class Additive(OfOneCoordinate):
     """Mean over coordinates of a Gaussian kernel of that coordinate alone, by features.
 
     k(x, y) = 1/D sum_d k_1(u_d, v_d), an additive kernel (Duvenaud, Nickisch and Rasmussen 2011,
@@ -57,33 +100,13 @@ class Additive(Kernel):
 
     bandwidth: float = 2.0
 
-    def __post_init__(self) -> None:
-        check_number("bandwidth", self.bandwidth)
-
-    def _features(self, particles: Float[Any, "P D"]) -> tuple[Any, Any, Coordinates]:
-        """f at all knots, its derivative, (P, D, M) each, and the coordinates u."""
-        functions = self.arrays.functions
-        frame = coordinates(self.arrays, "variance", particles)
-        width = 0.5 * math.sqrt(self.bandwidth)
-        number = math.ceil(REACH / width)
-        knots = self.arrays.as_array(width * np.arange(-number, number + 1.0), frame.points)
-        apart = (frame.points[:, :, None] - knots) / width
-        weight = (math.sqrt(math.pi) * particles.shape[1]) ** -0.5
-        values = weight * functions.exp(-0.5 * apart**2)
-        return values, -apart / width * values, frame
-
     def direction(
         self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
         values, slopes, frame = self._features(particles)
-        num = len(particles)
-        flat = values.reshape(num, -1)
-        if flat.shape[1] < num:
-            drift = flat @ (flat.T @ scores)
-        else:
-            drift = (flat @ flat.T) @ scores
+        drift = self._smoothed(values, scores)
         away = (slopes.sum(axis=0) * values).sum(axis=-1)
-        return (drift + frame.pulled_back(away)) / num, state
+        return (drift + frame.pulled_back(away)) / len(particles), state
 
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         """Values and gradients at all pairs; the gradients take (P, P, D)."""

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from ppl_ext.kernels.arrays import KernelArrays, centre
 from ppl_ext.kernels.coordinates import Coordinates
 from ppl_ext.kernels.rules import (
+    MULTIPLES,
     check_bandwidth,
     check_bandwidth_shape,
     check_rule_for_products,
@@ -44,9 +45,9 @@ def bandwidth(arrays: KernelArrays, rule: Any, particles: Float[Any, "P D"]) -> 
         of a squared distance.
     """
     check_bandwidth(rule)
-    if rule == "dimension":
+    if isinstance(rule, str) and rule in MULTIPLES:
         # Known without the distances, which take (P, P).
-        return arrays.as_array(2.0 * arrays.num_coordinates(particles), particles)
+        return arrays.as_array(MULTIPLES[rule] * arrays.num_coordinates(particles), particles)
     # A callable sees what it is given here; distances are taken between centred points.
     points = particles if callable(rule) else centre(particles)
     return scaled_pairs(rule, Coordinates(arrays, points)).bandwidth
@@ -56,8 +57,8 @@ def scaled_pairs(rule: Any, frame: Coordinates) -> ScaledPairs:
     """Squared distances of all pairs in units of the bandwidth, and the bandwidth."""
     arrays, centred = frame.arrays, frame.points
     products = None if frame.weighted is None else frame.inner_products()
-    if rule == "dimension":
-        rule = 2.0 * arrays.num_coordinates(centred)
+    if isinstance(rule, str) and rule in MULTIPLES:
+        rule = MULTIPLES[rule] * arrays.num_coordinates(centred)
     if products is not None:
         check_rule_for_products(rule)
     if isinstance(rule, str) and rule != "pyro":

@@ -15,7 +15,7 @@ comparison can fix one rule for all:
 
 ``"dimension"`` is h = 2 D: the mean squared distance of a pair where the coordinates have unit
 variance, for kernels with a metric (Leviyev et al. 2022, https://arxiv.org/abs/2204.09039, equation
-17). It needs no median.
+17). ``"wide"`` is h = 4 D, twice that. Neither needs a median.
 
 A number is taken as h itself, and a callable maps the particles (P, D) to h, a scalar or a
 vector of D bandwidths. Where a rule gives zero, because half of the pairs coincide, the mean
@@ -50,7 +50,9 @@ import numpy as np
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_number, described
 
-BANDWIDTH_RULES = ("median", "pyro", "numpyro", "blackjax", "dartml", "dimension")
+BANDWIDTH_RULES = ("median", "pyro", "numpyro", "blackjax", "dartml", "dimension", "wide")
+#: Of the rules that look at the number of dimensions alone, the multiple of it.
+MULTIPLES = {"dimension": 2.0, "wide": 4.0}
 METRICS = ("variance", "covariance", "curvature")
 
 #: Dimensions for each particle from which on the kernel for few particles is taken.

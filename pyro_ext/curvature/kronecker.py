@@ -100,7 +100,9 @@ def kronecker_factors(
         }
 
     def ranks(rows: Tensor) -> Sums:
-        return last.beyond(rows, _ROWS.matrices(rows, slices, shapes))
+        every = _ROWS.matrices(rows, slices, shapes)
+        vectors = last.vectors(rows, every)
+        return {name: _ROWS.beyond(every[name], vectors[name]) for name in rank_one}
 
     if rank_one:
         beyond = total(lambda rows, _: ranks(rows), {})

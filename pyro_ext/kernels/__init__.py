@@ -8,6 +8,7 @@ from pyro_ext.kernels.classes import (
     RBF,
     Additive,
     ByParticleCount,
+    Dilation,
     Graphical,
     Kernel,
     Linear,
@@ -18,6 +19,7 @@ from pyro_ext.kernels.classes import (
     SemiExact,
     Sum,
     default_kernel,
+    hierarchical_kernel,
     mixture,
 )
 from pyro_ext.kernels.host import HostKernel, as_kernel
@@ -30,6 +32,7 @@ __all__ = [
     "METRICS",
     "RBF",
     "Bandwidth",
+    "Dilation",
     "Graphical",
     "HostKernel",
     "Interactions",
@@ -46,5 +49,6 @@ __all__ = [
     "as_kernel",
     "bandwidth",
     "default_kernel",
+    "hierarchical_kernel",
     "mixture",
 ]

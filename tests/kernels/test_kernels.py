@@ -47,6 +47,7 @@ class TestBandwidth:
             # By coordinate: the lower middle of 0 1 1 9 16 16, and of 0 4 4 4 16 16.
             "pyro": [1 / math.log(5), 4 / math.log(5)],
             "dimension": 4.0,
+            "wide": 8.0,
             2.5: 2.5,
             # A callable sees the particles as they are.
             (lambda z: (z**2).mean()): (FOUR_POINTS**2).mean(),

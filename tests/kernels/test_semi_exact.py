@@ -9,7 +9,7 @@ import pytest
 
 from ppl_ext.errors import ArgumentError
 from tests.backends import use_float64
-from tests.kernel_support import Value, cloud, direction, imq, linear, stein_direction
+from tests.kernel_support import Value, cloud, direction, imq, linear, rbf, stein_direction
 
 use_float64()
 
@@ -29,6 +29,21 @@ def additive(particles: np.ndarray, width: float = 2.0) -> Value:
         ) / np.sqrt(np.pi)
 
     return value
+
+
+def stretching(particles: np.ndarray, scores: np.ndarray, width: float) -> np.ndarray:
+    """The direction of ``Dilation``, one scalar kernel for each coordinate that is stretched."""
+    bumps, (num, dim) = additive(particles, width), particles.shape
+    mean, deviations = particles.mean(0), particles.std(0)
+    phi = np.zeros_like(particles)
+    for e in range(dim):
+
+        def value(x: Any, y: Any, e: int = e) -> Any:
+            u, v = (x - mean) / deviations, (y - mean) / deviations
+            return min(1.0, num / dim**2) * bumps(x, y) * u[e] * v[e]
+
+        phi[:, e] = stein_direction(value, particles, scores)[0][:, e]
+    return phi
 
 
 def projected(kernel: Value, particles: np.ndarray, ridge: float = 0.0) -> Value:
@@ -109,7 +124,55 @@ def test_additive_kernel_is_a_mean_of_gaussian_ones(backend, kernels):
     np.testing.assert_allclose(backend.numpy(gram), expected, atol=5e-3)
 
 
-@pytest.mark.parametrize("inner", ["IMQ", "RBF", "Additive"])
+@pytest.mark.parametrize(("num", "dim"), [(7, 2), (40, 2), (6, 3)])
+def test_stretches_by_definition(backend, kernels, num, dim):
+    # With and without fewer bumps than particles, and fewer particles than pairs of coordinates.
+    particles, scores = cloud(num, dim)
+    particles = particles + 5.0
+    for kernel in (kernels.Dilation(), kernels.Dilation(0.9)):
+        np.testing.assert_allclose(
+            direction(backend, kernel, particles, scores),
+            stretching(particles, scores, kernel.bandwidth),
+            rtol=1e-8,
+            atol=1e-9,
+        )
+        with pytest.raises(ArgumentError, match="values are matrices"):
+            kernel.gram({}, backend.array(particles))
+
+
+@pytest.mark.parametrize("dim", [3, 30])
+def test_kernel_for_hierarchical_models(backend, kernels, dim):
+    particles, scores = cloud(3 if dim == 30 else 9, dim)
+    weights = np.diag(1.0 / particles.var(0))
+    if dim == 30:  # a tenth as many particles as dimensions
+        found = direction(backend, kernels.hierarchical_kernel(), particles, scores)
+        expected = direction(backend, kernels.RBF(), particles, scores)
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+        return
+    parts = {
+        0.25: (rbf(weights, 4.0 * dim), additive(particles, 4.0)),
+        0.5: (linear(weights, particles.mean(0)),),
+    }
+    expected = 0.15 * stretching(particles, scores, 4.0)
+    for share, values in parts.items():
+        for value in values:
+            expected += share * stein_direction(value, particles, scores)[0]
+    found = direction(backend, kernels.hierarchical_kernel(), particles, scores)
+    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-9)
+
+
+def test_stretches_right_a_neck_that_is_too_thin(backend, kernels):
+    # z_2 has the deviation exp(z_1); where z_1 is low the particles are half as far apart.
+    generator = np.random.default_rng(1)
+    first, second = generator.normal(size=(2, 400))
+    z = np.stack([first, second * np.exp(first) * np.where(first < -0.7, 0.5, 1.0)], 1)
+    scores = np.stack([z[:, 1] ** 2 * np.exp(-2 * first) - first, -z[:, 1] * np.exp(-2 * first)], 1)
+    phi = direction(backend, kernels.Dilation(0.5), z, scores)
+    grows = phi[:, 1] * np.sign(z[:, 1] - z[:, 1].mean())
+    assert grows[first < -1.0].mean() > 3.0 * abs(grows[np.abs(first) < 0.5].mean())
+
+
+@pytest.mark.parametrize("inner", ["IMQ", "RBF", "Additive", "Dilation"])
 def test_moments_of_a_correlated_normal_are_exact(backend, kernels, inner):
     # With plain gradient steps, no optimizer stands between the direction and rest.
     mean = np.array([1.0, -2.0, 0.5])
@@ -177,3 +240,5 @@ def test_refused(kernels):
     for width in (0.0, -1.0, "median"):
         with pytest.raises(ArgumentError, match="bandwidth"):
             kernels.Additive(width)
+        with pytest.raises(ArgumentError, match="bandwidth"):
+            kernels.Dilation(width)
