@@ -36,6 +36,7 @@ TABLES: dict[str, tuple[str, str]] = {
     "gradient": ("speed.jsonl", "benchmarks.speed:page_table"),
     "curvature": ("curvature.jsonl", "benchmarks.curvature.comparison:page_table"),
     "semi-exact": ("semi-exact.jsonl", "benchmarks.semi_exact.report:page_table"),
+    "semi-exact, packages": ("semi-exact.jsonl", "benchmarks.semi_exact.report:packages_table"),
     "semi-exact, steps": ("semi-exact.jsonl", "benchmarks.semi_exact.report:cost_table"),
     "noisy scores": ("noisy-scores.jsonl", "benchmarks.noisy_scores.report:summary_table"),
     "noisy scores, level 0": ("noisy-scores.jsonl", "benchmarks.noisy_scores.report:exact_table"),

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend",
         choices=("numpyro", "pyro", "both"),
         default="numpyro",
-        help="both: everything in NumPyro, and three kernels in Pyro",
+        help="both: everything in NumPyro, and four kernels in Pyro",
     )
     parser.add_argument("--steps", type=count, default=2000, help="steps of every run")
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=GROUPS)

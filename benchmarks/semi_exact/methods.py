@@ -41,10 +41,21 @@ def _marginal(k: Any) -> Any:
     return k.mixture([_imq(k), k.Additive()])
 
 
-#: The default kernel, the same with a term for the marginals, and that with exact moments, which
-#: Pyro runs as well.
+def _stretched(k: Any) -> Any:
+    return k.hierarchical_kernel().many
+
+
+def _stretched_exact(k: Any) -> Any:
+    return k.SemiExact(k.mixture([_imq(k), k.Additive(4.0)]) + 0.3 * k.Dilation())
+
+
+#: The default kernel, the same with a term for the marginals, and that with exact moments.
 DEFAULT, MARGINAL = "IMQ + Linear", "IMQ + Additive + Linear"
 EXACT = "SemiExact(IMQ + Additive)"
+#: Kernels that look at widths of coordinates given others. Pyro runs the first of them, and the
+#: three above.
+STRETCHED = "RBF + Additive + Dilation + Linear"
+STRETCHED_EXACT = "SemiExact(IMQ + Additive + Dilation)"
 
 #: Heading -> a function of a package's `kernels` module.
 METHODS: dict[str, Callable[[Any], Any]] = {
@@ -61,12 +72,16 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "SemiExact(IMQ)": lambda k: k.SemiExact(_imq(k)),
     EXACT: lambda k: k.SemiExact(_marginal(k)),
     "SemiExact(hybrid RBF)": lambda k: k.SemiExact(hybrid(k, k.RBF())),
+    STRETCHED: _stretched,
+    STRETCHED_EXACT: _stretched_exact,
 }
 
 #: For the reports.
 EXPLAINED = """\
 `IMQ` is `IMQ("dimension", metric="variance")`, `RBF` has the median rule, `IMQ + Linear` is half \
 of each, `IMQ + Additive + Linear` a quarter, a quarter and half, and `IMQ + Additive` half of \
-each. Gaussian-SVGD is `Linear()` alone. The hybrid drives with `RBF` and repels with sqrt(D) \
-times it. `SemiExact(IMQ + Linear)` would be `SemiExact(IMQ)`, as a linear kernel has no other \
-part than the affine one. Grassmann SVGD is left out: neither host nor this project has it."""
+each. `RBF + Additive + Dilation + Linear` is `hierarchical_kernel()`, and \
+`SemiExact(IMQ + Additive + Dilation)` has half of `IMQ`, half of `Additive(4.0)` and 0.3 of \
+`Dilation`. Gaussian-SVGD is `Linear()` alone. The hybrid drives with `RBF` and repels with \
+sqrt(D) times it. `SemiExact(IMQ + Linear)` would be `SemiExact(IMQ)`, as a linear kernel has no \
+other part than the affine one. Grassmann SVGD is left out: neither host nor this project has it."""

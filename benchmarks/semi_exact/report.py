@@ -11,7 +11,14 @@ import numpy as np
 from benchmarks import records
 from benchmarks.records import Record
 from benchmarks.semi_exact.figures import FIGURES
-from benchmarks.semi_exact.methods import DEFAULT, EXACT, EXPLAINED, MARGINAL, METHODS
+from benchmarks.semi_exact.methods import (
+    DEFAULT,
+    EXACT,
+    EXPLAINED,
+    MARGINAL,
+    METHODS,
+    STRETCHED,
+)
 
 TITLES = {
     "covariance error": "relative error of the covariance",
@@ -89,6 +96,7 @@ HEADINGS = {
     MARGINAL: f"`{MARGINAL}`",
     "SemiExact(IMQ)": "`SemiExact(IMQ)`",
     EXACT: f"`{EXACT}`",
+    STRETCHED: "`hierarchical_kernel()`",
     "RBF": "`RBF`",
     "Gaussian-SVGD": "`Linear`, Gaussian-SVGD",
 }
@@ -114,6 +122,10 @@ def page_table(runs: Sequence[Record]) -> str:
         rows.append(row)
     return records.markdown_table(rows, {"target": "target", **HEADINGS})
 
+
+BACKENDS = ("numpyro", "pyro")
+#: Kernels that both packages run on shaped targets and posteriors, with their headings.
+PACKAGES = {name: HEADINGS[name] for name in (DEFAULT, EXACT, STRETCHED)}
 
 #: Kernels whose steps are compared, and the problems that they are compared on.
 COMPARED = (DEFAULT, "SemiExact(IMQ)", EXACT)
@@ -142,6 +154,33 @@ def cost_table(runs: Sequence[Record]) -> str:
             row[f"`{method}`"] = f"{np.median(times):.2g}" if len(times) >= SEEDS else "–"
         rows.append(row)
     return records.markdown_table(rows)
+
+
+def packages_table(runs: Sequence[Record]) -> str:
+    """Shaped targets and posteriors in both packages, medians over seeds that all cells have."""
+    own = [run for run in runs if run.settings["group"] != "Normal" and not run.failed]
+    found = {(run.model, run.seed, run.method, run.backend): run for run in own}
+    rows = []
+    for model in dict.fromkeys(run.model for run in own):
+        seeds = [
+            seed
+            for seed in sorted({run.seed or 0 for run in own})
+            if all((model, seed, name, of) in found for name in PACKAGES for of in BACKENDS)
+        ]
+        row: dict[str, Any] = {"target": model, "seeds": len(seeds)}
+        for method in PACKAGES if seeds else ():
+            cells = []
+            for of in BACKENDS:
+                chosen = [found[model, seed, method, of] for seed in seeds]
+                error, distance = (
+                    float(np.median(values(chosen, name)))
+                    for name in ("covariance error", "Kolmogorov")
+                )
+                cells.append(f"{error:.2g} ({distance:.3f})")
+            row[method] = ", ".join(cells)
+        if seeds:
+            rows.append(row)
+    return records.markdown_table(rows, {"target": "target", **PACKAGES, "seeds": "seeds"})
 
 
 def _methods(runs: Sequence[Record]) -> list[str]:
@@ -190,8 +229,8 @@ def _further(runs: Sequence[Record]) -> list[str]:
     return lines
 
 
-STYLES = ("o-", "D-", "s-", "v-", "^-", "P-", "X-", "s--", "v--", "^--", "X--")
-COLOURS = ("C0", "C4", "C1", "C2", "C3", "C7", "C5", "C1", "C2", "C3", "C5")
+STYLES = ("o-", "D-", "s-", "v-", "^-", "P-", "X-", "s--", "v--", "^--", "X--", "o--", "D--")
+COLOURS = ("C0", "C4", "C1", "C2", "C3", "C7", "C5", "C1", "C2", "C3", "C5", "C6", "C9")
 
 
 def _look(method: str) -> dict[str, object]:

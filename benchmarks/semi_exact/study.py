@@ -14,7 +14,7 @@ from benchmarks import records
 from benchmarks.posteriordb.database import Database, scatter
 from benchmarks.semi_exact import report
 from benchmarks.semi_exact.figures import Floats, Truth
-from benchmarks.semi_exact.methods import DEFAULT, EXACT, MARGINAL, METHODS
+from benchmarks.semi_exact.methods import DEFAULT, EXACT, MARGINAL, METHODS, STRETCHED
 from benchmarks.semi_exact.problems import Problem, make_problems
 
 #: First rate of Adam in units of the start's deviations, whose geometric mean is taken.
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         fits.configure()
         chosen = arguments.methods or list(METHODS)
         if arguments.backend == "both" and backend == "pyro":
-            chosen = [name for name in (DEFAULT, MARGINAL, EXACT) if name in chosen]
+            chosen = [name for name in (DEFAULT, MARGINAL, EXACT, STRETCHED) if name in chosen]
         for problem in problems:
             begun = time.perf_counter()
             if run_problem(

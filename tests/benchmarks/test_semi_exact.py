@@ -12,7 +12,7 @@ from scipy.stats import ks_2samp, wasserstein_distance
 from benchmarks import __main__ as command_line
 from benchmarks import records
 from benchmarks.kernels.targets import make_targets
-from benchmarks.semi_exact import figures, problems, study
+from benchmarks.semi_exact import figures, problems, report, study
 from benchmarks.semi_exact.figures import Truth
 from benchmarks.semi_exact.methods import EXACT, METHODS, hybrid
 from benchmarks.trust.judge import kolmogorov_distances
@@ -148,3 +148,17 @@ def test_rate_is_the_same_for_starts_that_are_near() -> None:
         return Start(modes=(mode,), evaluations=1)
 
     assert study._typical_deviation(start(1.0)) == study._typical_deviation(start(1.001)) == 2.0
+
+
+def test_both_packages_are_compared_on_seeds_that_both_have() -> None:
+    runs = []
+    for backend, seeds, error in (("numpyro", (0, 1, 2), 0.1), ("pyro", (0, 2), 0.2)):
+        for method in report.PACKAGES:
+            for seed in seeds:
+                settings = {"group": "shaped"}
+                run = records.Record("semi-exact", method, backend, "banana", seed, settings)
+                run.figures.update({"covariance error": error + seed, "Kolmogorov": 0.05})
+                runs.append(run)
+    row = report.packages_table(runs).splitlines()[2]
+    assert row.count("1.1 (0.050), 1.2 (0.050)") == 3 and row.endswith("2 |")
+    assert "banana" not in report.packages_table([run for run in runs if run.seed != 0][:3])
