@@ -350,7 +350,7 @@ def check_curvature(sites: Sequence[str]) -> None:
     if sites:
         raise ModelCheckError(
             f"Discrete latent sites {_named(sites)} are summed out, so that what is observed has "
-            "no distribution of one family, whose Fisher information is known. Expected none for "
-            "curvature: write a mixture as dist.MixtureSameFamily, or use an engine that takes "
+            "no distribution of its own, whose Fisher information curvature needs. Expected none: "
+            "write a mixture as dist.MixtureSameFamily, or use an engine that takes "
             "scores alone, such as SVGD, ProximalScoreVI, GSM, BaM or fit."
         )

@@ -344,7 +344,9 @@ def _plot_matrices(
     for row in range(number + 1):
         for column, epoch in enumerate(epochs):
             axis = axes[row, column]
-            image = axis.imshow(every[column, row], norm=norm, cmap="RdBu_r")
+            image = axis.imshow(
+                every[column, row], norm=norm, cmap="RdBu_r", interpolation="nearest"
+            )
             for where in slices.values():
                 for line in (axis.axhline, axis.axvline):
                     line(where.stop - 0.5, color="black", lw=0.3)

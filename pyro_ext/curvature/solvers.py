@@ -121,7 +121,8 @@ def conjugate_gradients(
     direction = preconditioner(right_side)
     fall = (right_side * direction).sum()
     definite, count = True, 0
-    while count < max_iterations and float(residual.norm()) > tolerance * size:
+    # What is not a number is not short either.
+    while count < max_iterations and not float(residual.norm()) <= tolerance * size:
         image = product(direction)
         curvature = (direction * image).sum()
         count += 1

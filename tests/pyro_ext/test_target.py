@@ -12,6 +12,7 @@ from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import EvaluationWarning
 from pyro_ext.curvature import ProgramCurvature
 from pyro_ext.density import LogDensity
+from pyro_ext.density.graph import _within_rounding
 
 X = torch.linspace(-1.0, 2.0, 20, dtype=torch.float64)
 Y = torch.sin(3.0 * X) + 0.1 * X**2
@@ -245,6 +246,22 @@ def test_a_sum_that_is_rounded_otherwise_is_the_same_result():
     target = LogDensity(model, (x, x[order]))
     target.score(start, target.bind(x, x[order]))
     assert target.evaluation == "graph"
+
+
+def test_rounding_is_told_from_other_results():
+    expected = torch.tensor([1.0, 0.0, torch.inf, torch.nan])
+    near = [expected + noise for noise in (1e-3, -5e-4)]
+
+    def agrees(*found: float) -> bool:
+        return _within_rounding(torch.tensor(found), expected, *near)
+
+    assert agrees(1.0, 0.02, torch.inf, torch.nan)
+    assert not agrees(1.0, 0.1, torch.inf, torch.nan)
+    assert not agrees(1.05, 0.0, torch.inf, torch.nan)
+    assert not agrees(1.0, 0.0, 0.0, torch.nan)
+    assert not agrees(1.0, 0.0, -torch.inf, torch.nan)
+    assert not agrees(1.0, 0.0, torch.inf, 0.0)
+    assert not agrees(torch.nan, 0.0, torch.inf, torch.nan)
 
 
 def test_recurrent_layers_are_vectorized_without_gradients_too():

@@ -156,6 +156,10 @@ def test_conjugate_gradients_stop_at_the_tolerance_and_say_so(backend: Any, room
     assert int(short.iterations) == 5
     assert float(short.residual) > 1e-8
     assert not bool(solved(-1.0).definite)
+    unknown = backend.compiled(
+        lambda right: rooms.curvature.conjugate_gradients(lambda v: v, right, lambda v: v)
+    )(backend.array(np.full(3, np.nan)))
+    assert not bool(unknown.definite) and np.isnan(float(unknown.residual))
 
 
 def test_the_solver_is_chosen_by_cost() -> None:
@@ -578,7 +582,8 @@ def test_runs_go_on_exactly(backend: Any, kind: str, tmp_path: Any) -> None:
             "curvature": GaussNewton("diag", ["v"]),
             "optim": optimizer(backend, "adam", 0.01),
         }
-    run = svn(backend, 4, **options).run(4)
+    # Five steps: a curvature of three is two steps old.
+    run = svn(backend, 4, **options).run(5)
     again = run.saved_and_loaded(tmp_path / "state.npz")
     whole, rest = run.run(3), again.run(3)
     assert np.isfinite(whole.losses).all()
