@@ -325,7 +325,7 @@ class BatchedFunction:
 
         other = _elsewhere(z)
         traced, expected = pytree.tree_leaves(module(other, *inputs.tensors)), direct(other)
-        if all(map(_close, traced, expected)):
+        if all(_close(*pair) for pair in zip(traced, expected, strict=True)):
             return
         # Long sums that nearly cancel are rounded otherwise where they are ordered otherwise.
         # How much that is shows in the model itself, next to where it was evaluated.
