@@ -62,6 +62,9 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
     -7.7
     """
 
+    # The search for the mode has one particle.
+    _sees_all = False
+
     def _plan(self, target: LogDensity, generator: Generator, data: Data) -> LaplacePlan:
         estimator = super()._plan(target, generator, data).estimator
         posterior = _Posterior.of(target, data, self.curvature, self.hyperparameters)
