@@ -204,6 +204,49 @@ class RowStructure:
         return RowStructure(repeated=self.repeated)
 
 
+class Run(NamedTuple):
+    """Coordinates side by side that all belong to some sites, or none of them.
+
+    Parameters
+    ----------
+    whole : slice
+        Where they are in the flat vector.
+    part : slice or None
+        Where they are among the coordinates of these sites; None for those of other sites.
+    """
+
+    whole: slice
+    part: slice | None
+
+
+def runs(layout: Mapping[str, slice], chosen: Mapping[str, slice]) -> list[Run]:
+    """The flat vector in as few pieces as there are, each of chosen sites or of others.
+
+    Parameters
+    ----------
+    layout : dict of str to slice
+        Coordinates of all sites, in order and without gaps.
+    chosen : dict of str to slice
+        Where each of the chosen sites is among their coordinates, in the same order.
+
+    Examples
+    --------
+    >>> sites = {"a": slice(0, 2), "b": slice(2, 3), "c": slice(3, 7)}
+    >>> [run.whole for run in runs(sites, {"c": slice(0, 4)})]
+    [slice(0, 3, None), slice(3, 7, None)]
+    """
+    found: list[Run] = []
+    for name, whole in layout.items():
+        part = chosen.get(name)
+        if found and (found[-1].part is None) == (part is None):
+            last = found.pop()
+            whole = slice(last.whole.start, whole.stop)
+            if part is not None and last.part is not None:
+                part = slice(last.part.start, part.stop)
+        found.append(Run(whole, part))
+    return found
+
+
 def rows_in_common(
     arguments: Sequence[Sequence[int]], outputs: Collection[Sequence[int]]
 ) -> list[tuple[int, ...]]:
@@ -261,13 +304,16 @@ NO_STRUCTURE = RowStructure()
 
 
 def kronecker_sides(shape: Collection[int]) -> tuple[int, int] | None:
-    """Rows and columns of a site's factors; one is 1 for a whole block, None for a diagonal."""
+    """Rows and columns of a site's factors; one is 1 for a whole block, None for a diagonal.
+
+    A single coordinate is its own diagonal.
+    """
     shape = tuple(shape)
     size = math.prod(shape)
     first = shape[0] if len(shape) > 1 else 1
     last = size // max(first, 1)
     if min(first, last) == 1:
-        return (1, size) if size <= WHOLE_BLOCK_UP_TO else None
+        return (1, size) if 1 < size <= WHOLE_BLOCK_UP_TO else None
     return (first, last) if max(first, last) <= WIDEST_FACTOR else None
 
 

@@ -48,7 +48,8 @@ class NewtonSystem:
     solver : {"dense", "dual", "cg"}, optional
         Cholesky of the system, Woodbury's identity, or conjugate gradients. Default: by cost.
     tolerance : float
-        Residual, relative to the right side, at which conjugate gradients stop.
+        Residual, relative to the right side, at which conjugate gradients stop. What is stationary
+        is so at any tolerance, since nothing is left to solve for there.
     max_iterations : int
         Products of conjugate gradients.
 
@@ -66,7 +67,7 @@ class NewtonSystem:
     coupling: Coupling = "full"
     repulsion: Repulsion = "diagonal"
     solver: Solver | None = None
-    tolerance: float = 1e-4
+    tolerance: float = 1e-3
     max_iterations: int = 50
 
     def __post_init__(self) -> None:

@@ -42,26 +42,30 @@ class OuterProducts:
 
     def vectors(self, matrices: Any) -> tuple[Any, Any]:
         """u (P, r, a) and v (P, r, b) with u v' = M for matrices M (P, r, a, b) of rank one."""
-        left = matrices @ self._direction(matrices, 0)
+        return self.looked_at(matrices)[0]
+
+    def looked_at(self, matrices: Any) -> tuple[tuple[Any, Any], Any]:
+        """What :meth:`vectors` gives; and 1 where a matrix has a rank above one, and else 0."""
+        where, absolute, amax = (getattr(self.functions, n) for n in ("where", "abs", "amax"))
+        directions = [self._direction(matrices, number) for number in (0, 1)]
+        one, two = (matrices @ each for each in directions)
+        sizes = [amax(absolute(self.held(seen)), axis=-1, keepdims=True) for seen in (one, two)]
+        # The direction along which a matrix shows more: next to none has rows that are orthogonal
+        # to both.
+        first = sizes[0] >= sizes[1]
+        left = where(first, one, two)
         # Relative to the largest entry, since squares of small ones have no reciprocals.
-        size = self._largest(left)
-        left = left / self.functions.where(size > 0.0, size, 1.0)
+        size = self.functions.maximum(*sizes)
+        left = left / where(size > 0.0, size, 1.0)
         squares = (left**2).sum(axis=-1, keepdims=True)
-        right = self.functions.einsum("prab,pra->prb", matrices, left)
-        return left, right / self.functions.where(size > 0.0, squares, 1.0)
-
-    def beyond(self, matrices: Any, vectors: tuple[Any, Any]) -> Any:
-        """1 where a matrix has a rank above one, and else 0, from what :meth:`vectors` gives.
-
-        Seen along a direction that is no multiple of the one by which the vectors are found.
-        """
-        left, right = map(self.held, vectors)
-        direction = self._direction(matrices, 1)
-        seen = self.held(matrices) @ direction
-        rest = seen - left * (right @ direction)[..., None]
-        largest = self.functions.abs(seen).max()
-        one = self.functions.ones_like(largest)
-        return one * (self.functions.abs(rest).max() > RANK_ONE_UP_TO * largest)
+        right = (left[..., None, :] @ matrices)[..., 0, :]
+        right = right / where(size > 0.0, squares, 1.0)
+        # A matrix of rank one shows along the other direction what its vectors do.
+        along = [(self.held(right) @ each)[..., None] for each in directions]
+        rest = self.held(where(first, two, one)) - self.held(left) * where(first, *along[::-1])
+        largest = size.max()
+        beyond = absolute(rest).max() > RANK_ONE_UP_TO * largest
+        return (left, right), self.functions.ones_like(largest) * beyond
 
     def few(self, vectors: tuple[Any, Any]) -> bool:
         """Whether the products of all rows with each other are less work than the steps are."""
@@ -102,7 +106,7 @@ class OuterProducts:
         """By site that is a matrix, whether its rows (P, r, D') all have rank one as matrices."""
         found = {}
         for name, matrices in self.matrices(rows, slices, shapes).items():
-            beyond = self.beyond(matrices, self.vectors(matrices))
+            beyond = self.looked_at(matrices)[1]
             found[name] = (self.functions.abs(matrices).max() > 0.0) & (beyond == 0.0)
         return found
 
@@ -119,10 +123,6 @@ class OuterProducts:
     def _direction(self, matrices: Any, number: int) -> Any:
         return self.constant(generic_direction(matrices.shape[-1], number), matrices)
 
-    def _largest(self, vectors: Any) -> Any:
-        size = self.functions.abs(self.held(vectors))
-        return self.functions.amax(size, axis=-1, keepdims=True)
-
 
 class LastRows:
     """What :meth:`OuterProducts.vectors` gives of some sites' rows, once where rows stay the same.
@@ -134,11 +134,18 @@ class LastRows:
     def __init__(self, products: OuterProducts, names: Collection[str]) -> None:
         self._products, self._names = products, names
         self._rows: Any = None
-        self._vectors: dict[str, tuple[Any, Any]] = {}
+        self._found: dict[str, tuple[tuple[Any, Any], Any]] = {}
 
     def vectors(self, rows: Any, matrices: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """By site, the vectors of rows (P, r, D'), given as matrices too."""
+        return {name: found[0] for name, found in self._looked_at(rows, matrices).items()}
+
+    def beyond(self, rows: Any, matrices: Mapping[str, Any]) -> dict[str, Any]:
+        """By site, 1 where a row has a rank above one as a matrix, and else 0."""
+        return {name: found[1] for name, found in self._looked_at(rows, matrices).items()}
+
+    def _looked_at(self, rows: Any, matrices: Mapping[str, Any]) -> dict[str, Any]:
         if rows is not self._rows:
-            found = {name: self._products.vectors(matrices[name]) for name in self._names}
-            self._rows, self._vectors = rows, found
-        return self._vectors
+            found = {name: self._products.looked_at(matrices[name]) for name in self._names}
+            self._rows, self._found = rows, found
+        return self._found

@@ -101,12 +101,12 @@ class Run:
         if self.is_pyro:
             engine._state.particles.detach().copy_(start)
             if getattr(engine._state, "moved", None) is not None:
-                engine._state.moved.detach().copy_(start[:, engine.plan.others])
+                engine._state.moved.detach().copy_(engine.plan.others.part(start))
             return
         algorithm = self.state.algorithm
         if hasattr(algorithm, "particles"):
             algorithm = algorithm._replace(particles=start)
-            start = start[:, engine.plan.others]
+            start = engine.plan.others.part(start)
         if engine.optim is not None:
             algorithm = algorithm._replace(optimizer=engine.optim.init(start))
         self.state = self.state._replace(algorithm=algorithm)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +10,7 @@ from jax import Array
 from jaxtyping import Float
 
 from numpyro_ext.density import LogDensity
+from ppl_ext.curvature import runs
 
 
 class Coordinates:
@@ -38,25 +39,39 @@ class Coordinates:
                 parts.append(np.arange(where.start, where.stop))
                 self.slices[name] = slice(start, start + len(parts[-1]))
                 start = self.slices[name].stop
+        self._runs = runs(self._all, self.slices)
         self.numbers = np.concatenate(parts)
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def part(self, position: Float[Array, " D"]) -> Float[Array, " d"]:
-        """These coordinates (D',) of a position (D,)."""
-        return jnp.concatenate(
-            [position[self._all[name]] for name in self.slices] or [jnp.zeros(0)]
+    def parts(self, position: Float[Array, "... D"]) -> dict[str, Float[Array, "... d"]]:
+        """These coordinates of positions (..., D), by site."""
+        return {name: position[..., self._all[name]] for name in self.slices}
+
+    def part(self, position: Float[Array, "... D"]) -> Float[Array, "... d"]:
+        """These coordinates (..., D') of positions (..., D)."""
+        pieces = [position[..., run.whole] for run in self._runs if run.part is not None]
+        return (
+            pieces[0]
+            if len(pieces) == 1
+            else jnp.concatenate([position[..., :0], *pieces], axis=-1)
         )
 
-    def placed(self, position: Float[Array, " D"], part: Float[Array, " d"]) -> Float[Array, " D"]:
-        """The position (D,) with ``part`` (D',) for these coordinates."""
-        if len(self.slices) == len(self._all):
+    def placed(
+        self,
+        position: Float[Array, "... D"],
+        part: Float[Array, "... d"] | Mapping[str, Float[Array, "... d"]],
+    ) -> Float[Array, "... D"]:
+        """The positions (..., D) with ``part`` (..., D') there, which may be given by site."""
+        if isinstance(part, Mapping):
+            pieces = [part.get(name, position[..., where]) for name, where in self._all.items()]
+            return jnp.concatenate(pieces, axis=-1)
+        if len(self._runs) == 1 and self._runs[0].part is not None:
             return part
-        # By slices, not by a scatter: compilers then see that no other derivative is wanted.
-        return jnp.concatenate(
-            [
-                part[self.slices[name]] if name in self.slices else position[where]
-                for name, where in self._all.items()
-            ]
-        )
+        # By slices: what is computed from the other coordinates alone then needs no derivative.
+        pieces = [
+            position[..., run.whole] if run.part is None else part[..., run.part]
+            for run in self._runs
+        ]
+        return jnp.concatenate(pieces, axis=-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import jax
@@ -108,8 +109,19 @@ class Curvature:
             total = total + vectors @ self.matrix
         if self.rows is not None:
             total = total + (vectors @ self.rows.mT) @ self.rows
+        return self._with_blocks(total, lambda block: block.products(vectors[..., block.where]))
+
+    def quadratic(self, vectors: Float[Array, "P D"]) -> Float[Array, " P"]:
+        """v_p' H_p v_p for one vector of each particle, (P,)."""
+        total = (self.diagonal * vectors**2).sum(axis=1)
+        if self.matrix is not None:
+            total = total + ((vectors[:, None] @ self.matrix)[:, 0] * vectors).sum(axis=1)
+        if self.rows is not None:
+            # Rows are passed over once, and not back again.
+            total = total + ((self.rows @ vectors[..., None])[..., 0] ** 2).sum(axis=1)
         for block in self.blocks:
-            total = total.at[..., block.where].add(block.products(vectors[..., block.where]))
+            part = vectors[:, block.where]
+            total = total + (part * block.products(part[:, None])[:, 0]).sum(axis=1)
         return total
 
     def mean_products(self, vectors: Float[Array, "n D"]) -> Float[Array, "n D"]:
@@ -121,9 +133,7 @@ class Curvature:
             # The rows of all particles side by side: one large product is faster than P small.
             rows = self.rows.reshape(-1, self.rows.shape[-1])
             total = total + (vectors @ rows.T) @ rows / len(self.rows)
-        for block in self.blocks:
-            total = total.at[:, block.where].add(block.mean_products(vectors[:, block.where]))
-        return total
+        return self._with_blocks(total, lambda block: block.mean_products(vectors[:, block.where]))
 
     def diagonals(self) -> Float[Array, "P D"]:
         """The diagonals of all H_p, (P, D)."""
@@ -132,12 +142,22 @@ class Curvature:
             total = total + jnp.diagonal(self.matrix, axis1=1, axis2=2)
         if self.rows is not None:
             total = total + (self.rows**2).sum(axis=1)
-        for block in self.blocks:
+
+        def diagonal(block: KroneckerBlock) -> Array:
             left = jnp.diagonal(block.left, axis1=1, axis2=2)
             right = jnp.diagonal(block.right, axis1=1, axis2=2)
-            flat = (left[:, :, None] * right[:, None, :]).reshape(len(left), -1)
-            total = total.at[:, block.where].add(flat)
-        return total
+            return (left[:, :, None] * right[:, None, :]).reshape(len(left), -1)
+
+        return self._with_blocks(total, diagonal)
+
+    def _with_blocks(self, total: Array, part: Callable[[KroneckerBlock], Array]) -> Array:
+        """``total`` (..., D) and what is found of each block, added at its coordinates."""
+        # Piece by piece: of additions at coordinates each would write the whole array.
+        pieces, stop = [], 0
+        for block in sorted(self.blocks, key=lambda block: block.start):
+            pieces += [total[..., stop : block.start], total[..., block.where] + part(block)]
+            stop = block.where.stop
+        return jnp.concatenate([*pieces, total[..., stop:]], axis=-1) if pieces else total
 
     def dense(self) -> Float[Array, "P D D"]:
         """All H_p, (P, D, D)."""

@@ -28,6 +28,9 @@ from numpyro_ext.density.layout import Indices
 from numpyro_ext.density.outputs import Output
 from ppl_ext.curvature import NO_STRUCTURE, RepeatedComponent, RowStructure
 
+#: Values of latent sites, or rows of their coordinates, by name.
+BySite = dict[str, Array]
+
 
 def whitened_outputs(
     target: LogDensity,
@@ -104,45 +107,51 @@ def jacobian_rows(
     and D forward derivatives of the whole batch is taken.
     """
     data = data.on_device()
-    found = jax.eval_shape(target.outputs, z[0], data, indices)
+    outputs = jax.eval_shape(target.outputs, z[0], data, indices)
     structure = structure.for_rows([len(r) for r in rows_of(data, structure.arguments)])
-    whole = set(found) - structure.by_row
+    whole = set(outputs) - structure.by_row
 
     where = Coordinates(target, target.layout.names if latents is None else latents)
 
-    def rows(position: Array, key: Array) -> Array:
-        part, placed = where.part(position), partial(where.placed, position)
-        parts = []
+    def rows(position: Array, key: Array) -> list[BySite]:
+        # By site: rows are then written to their places once, and a site's are there without
+        # those of the others.
+        parts, placed = where.parts(position), partial(where.placed, position)
+        found = []
         if structure.by_row:
-            parts.append(_row_by_row(target, position, part, placed, data, indices, key, structure))
-        if whole or structure.repeated or not found:
+            found.append(
+                _row_by_row(target, position, parts, placed, data, indices, key, structure)
+            )
+        if whole or structure.repeated or not outputs:
             whitened = whitened_outputs(
                 target, position, data, indices, key, whole, structure.repeated
             )
-            parts.append(_jacobian(lambda values: whitened(placed(values)), part))
-        return jnp.concatenate(parts)
+            found.append(_jacobian(lambda values: whitened(placed(values)), parts))
+        return found
 
-    return jax.vmap(rows)(z, random.split(rng_key, len(z)))
+    pieces = jax.vmap(rows)(z, random.split(rng_key, len(z)))
+    sites = [jnp.concatenate([piece[name] for piece in pieces], axis=1) for name in where.slices]
+    return jnp.concatenate(sites, axis=-1)
 
 
-def _jacobian(function: Callable[[Array], Array], position: Array) -> Array:
-    """Jacobian (R, D), by the cheaper of R reverse and D forward derivatives."""
-    size: int = jax.eval_shape(function, position).shape[0]
-    derivative = jax.jacrev if size < position.shape[0] else jax.jacfwd
-    found: Array = derivative(function)(position)
+def _jacobian(function: Callable[[BySite], Array], parts: BySite) -> BySite:
+    """Jacobian (R, D') by site, by the cheaper of R reverse and D' forward derivatives."""
+    rows: int = jax.eval_shape(function, parts).shape[0]
+    reverse = rows < sum(len(part) for part in parts.values())
+    found: BySite = (jax.jacrev if reverse else jax.jacfwd)(function)(parts)
     return found
 
 
 def _row_by_row(
     target: LogDensity,
     position: Array,
-    part: Array,
-    placed: Callable[[Array], Array],
+    parts: BySite,
+    placed: Callable[[BySite], Array],
     data: Data,
     indices: Indices,
     rng_key: Array,
     structure: RowStructure,
-) -> Array:
+) -> BySite:
     def rows_at(number: Any) -> tuple[Data, Indices]:
         if structure.arguments:
             return with_row(data, structure.arguments, number), {}
@@ -155,7 +164,7 @@ def _row_by_row(
     count = len(jax.tree.leaves(numbers)[0])
     share = 1.0 / math.sqrt(count) if structure.scaled_up else 1.0
 
-    def row(number: Any, key: Array) -> Array:
+    def row(number: Any, key: Array) -> BySite:
         whitened = whitened_outputs(
             target,
             position,
@@ -165,10 +174,10 @@ def _row_by_row(
             structure.repeated,
             merge=False,
         )
-        return _jacobian(lambda values: share * whitened(placed(values)), part)
+        return _jacobian(lambda values: share * whitened(placed(values)), parts)
 
     jacobians = jax.vmap(row)(numbers, random.split(rng_key, count))
-    return jacobians.reshape(-1, part.shape[0])
+    return {name: found.reshape(-1, found.shape[-1]) for name, found in jacobians.items()}
 
 
 def gauss_newton_products(

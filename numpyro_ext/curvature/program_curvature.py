@@ -37,8 +37,10 @@ class ProgramCurvature:
 
     Attributes
     ----------
-    coordinates : array of int
+    where : Coordinates
         The D' coordinates of the flat vector that have curvature.
+    coordinates : array of int
+        Their numbers.
     slices : dict of str to slice
         Where each of their latent sites is among them.
     sites : tuple of str
@@ -61,8 +63,8 @@ class ProgramCurvature:
                 f"Expected sites among the latent sites {list(layout.names)}, found {unknown}."
             )
         self.options = options
-        where = Coordinates(target, wanted)
-        self.coordinates, self.slices = where.numbers, where.slices
+        self.where = Coordinates(target, wanted)
+        self.coordinates, self.slices = self.where.numbers, self.where.slices
         self.sites = tuple(self.slices)
         # Anywhere will do: these positions show the structure, and are not started from.
         drawn = np.random.default_rng(0).uniform(-1.0, 1.0, (2, target.dim)).astype(target.dtype)

@@ -122,15 +122,14 @@ class LinearSystem:
         number, dim = self.scores.shape
         gram, basis = self._gram(), self.interactions.basis
         repulsion = self.interactions.repulsion()
-        if solver == "cg":
-            # For alpha: the inverse kernel matrix would take many more iterations.
-            right = gram @ self.scores + repulsion
-            found = self._iterate(self._full_product(gram), right, self._near_inverse(gram))
-            return found._replace(moves=gram @ found.moves)
-        if self.options.repulsion == "all" or (solver == "dense" and dim <= number):
+        one_matrix = self.options.repulsion == "all" or dim <= number
+        if solver == "dense" and one_matrix:
             return _direct(self._solve_matrix(gram, repulsion))
         inverse = cholesky_solve(gram, jnp.eye(number, dtype=gram.dtype))
         right = self.scores + inverse @ repulsion
+        if solver == "cg":
+            diagonals = self._diagonals()
+            return self._iterate(self._full_product(inverse), right, lambda v: v / diagonals)
         # By elimination: W maps moves to (m, j) -> g_jm . (K^-1 d)_m, through their products with
         # the basis.
         every = jnp.concatenate(
@@ -162,12 +161,15 @@ class LinearSystem:
             return vectors @ solved.mT, lambda weights: (weights[:, None] @ solved)[:, 0]
         return woodbury(damped.diagonal, damped.rows, vectors)
 
-    def _full_product(self, gram: Array) -> Callable[[Array], Array]:
-        """Products of P h with alpha, (P, D)."""
+    def _full_product(self, inverse: Array) -> Callable[[Array], Array]:
+        """Products of the full system with moves, (P, D), given K^-1.
+
+        All that meets K^-1 has one entry for each vector of the basis, not for each coordinate.
+        """
         damped, features, basis = self._damped(), self._features(), self.interactions.basis
 
-        def product(weights: Array) -> Array:
-            inner = weights @ basis.T  # alpha_m . b_q
+        def product(moves: Array) -> Array:
+            inner = inverse @ (moves @ basis.T)  # (K^-1 d)_m . b_q
             if self.options.repulsion == "diagonal":
                 seen = jnp.einsum("mjq,mq->mj", features, inner)
                 back = jnp.einsum("mjq,mj->mq", features, seen)
@@ -175,21 +177,9 @@ class LinearSystem:
                 # sum_n g_jn (g_jm . alpha_n) is no square: the coefficients of m meet those of n.
                 seen = jnp.einsum("mjq,nq->mnj", features, inner)
                 back = jnp.einsum("njq,mnj->mq", features, seen)
-            return gram @ damped.product(gram @ weights) + back @ basis
+            return damped.product(moves) + (inverse @ back) @ basis
 
         return product
-
-    def _near_inverse(self, gram: Array) -> Callable[[Array], Array]:
-        """Nearly the inverse of P h: that of K blockdiag(H_p) K, with H_p by their diagonals.
-
-        Particles that are close make K nearly singular, which the diagonal of P h does not tell.
-        """
-        identity = jnp.eye(self._number, dtype=gram.dtype)
-        inverse = cholesky_solve(gram, identity)
-        # A kernel that is not positive definite has none.
-        inverse = jnp.where(jnp.isfinite(inverse), inverse, identity)
-        diagonals = self._diagonals()
-        return lambda weights: inverse @ ((inverse @ weights) / diagonals)
 
     def _solve_matrix(self, gram: Array, repulsion: Array) -> Array:
         """The moves by one matrix, (P D, P D).

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax, random
 from jaxtyping import Float, Int
 from numpyro.contrib.einstein.stein_kernels import SteinKernel
 
 from numpyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature, Structure
+from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.density import Data, LogDensity, Score
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.engine import EngineState, Plan
@@ -79,14 +79,14 @@ class NewtonPlan(Plan):
     ----------
     program : ProgramCurvature
         What is found once about the program.
-    others : array of int
-        Coordinates that the optimizer moves.
+    others : Coordinates
+        Those that the optimizer moves.
     solver : {"dense", "dual", "cg"}
         Of the Newton system: the one given, or the cheapest.
     """
 
     program: ProgramCurvature = field(repr=False, compare=False)
-    others: Int[np.ndarray, " others"] = field(repr=False, compare=False)
+    others: Coordinates = field(repr=False, compare=False)
     solver: Solver
 
 
@@ -231,9 +231,10 @@ class SVN(ParticleEngine):
         # Values decide, so a step that is being compiled waits.
         with concretely():
             program = ProgramCurvature(target, data, self.curvature)
-        others = program.coordinates
+        others = program.where
         if self.curvature.sites is not None:
-            others = np.setdiff1d(np.arange(target.dim), program.coordinates)
+            names = target.layout.names
+            others = Coordinates(target, [name for name in names if name not in program.sites])
         if not len(others):
             raise ArgumentError(
                 f"Expected sites to leave some latent sites to the optimizer, found all of them, "
@@ -250,7 +251,7 @@ class SVN(ParticleEngine):
 
         def look(particles: Array, data: Data, rng_key: Array) -> None:
             curvature = program.at(target, particles, data, rows, rng_key)
-            points = particles[:, program.coordinates]
+            points = program.where.part(particles)
             num_basis = len(self._kernel_of(curvature).interactions(points).basis)
             sizes = curvature.sizes
             costs.update(solver_costs(self.system, sizes, len(points), points.shape[1], num_basis))
@@ -269,7 +270,7 @@ class SVN(ParticleEngine):
     def _init_algorithm(self, plan: NewtonPlan, start: Array, data: Data) -> NewtonState:
         optimizer: Any = {}
         if self.optim is not None:
-            optimizer = self.optim.init(start[:, plan.others])
+            optimizer = self.optim.init(plan.others.part(start))
         cached = None
         if self.curvature.every > 1:
             target, key = plan.target, random.PRNGKey(0)
@@ -289,7 +290,7 @@ class SVN(ParticleEngine):
         self, plan: NewtonPlan, state: EngineState, data: Data
     ) -> tuple[EngineState, Array, dict[str, Array]]:
         before: NewtonState = state.algorithm
-        particles, where = before.particles, plan.program.coordinates
+        particles, where = before.particles, plan.program.where
         rng_key = curvature_key = state.rng_key
         if plan.program.drawing:
             rng_key, curvature_key = random.split(rng_key)
@@ -299,7 +300,7 @@ class SVN(ParticleEngine):
         curvature, age = self._curvature(plan, before, score.indices, data, curvature_key)
         scale = damping_scale(curvature.diagonals())
 
-        seen, scores = self._exchanged((particles[:, where], score.score[:, where]))
+        seen, scores = self._exchanged((where.part(particles), where.part(score.score)))
         interactions = self._kernel_of(curvature).interactions(seen)
         damping = before.damping * scale
         system = LinearSystem(interactions, curvature, scores, damping, self.system)
@@ -309,10 +310,11 @@ class SVN(ParticleEngine):
 
         moves, optimizer = self._moves(before, found, scale, loss, state.step)
         judgement = self._judge(plan, before, data, score, curvature, moves, solution.solved)
-        moved = particles.at[:, where].add(jnp.where(judgement.accepted[:, None], moves, 0.0))
+        taken = jnp.where(judgement.accepted[:, None], moves, 0.0)
+        moved = where.placed(particles, where.part(particles) + taken)
         if self.curvature.sites is not None:
             others, optimizer = self._move_others(plan, before, score.score, loss)
-            moved = moved.at[:, plan.others].set(others)
+            moved = plan.others.placed(moved, others)
 
         figures = {
             "solved": solution.solved.astype(loss.dtype),
@@ -382,15 +384,15 @@ class SVN(ParticleEngine):
         """Which particles take their moves, and the next damping."""
         if not self.damping.adapt:
             return Judgement(jnp.ones(len(moves), bool), before.damping, jnp.zeros(()))
-        target, where, indices = plan.target, plan.program.coordinates, score.indices
+        target, where, indices = plan.target, plan.program.where, score.indices
         on_rows = () if indices is None else (indices,)
         own: Score | ScoreEstimate = score
         if not isinstance(plan.estimator, Minibatch | Full):
             # Noise and reduced variance are not of the density of the rows.
             own = (target.score if on_rows else target.full_score)(before.particles, data, *on_rows)
-        proposed = before.particles.at[:, where].add(moves)
-        gain = (own.score[:, where] * moves).sum(axis=1)
-        loss = 0.5 * (moves * curvature.product(moves)).sum(axis=1)
+        proposed = where.placed(before.particles, where.part(before.particles) + moves)
+        gain = (where.part(own.score) * moves).sum(axis=1)
+        loss = 0.5 * curvature.quadratic(moves)
         old = own.log_density(target.likelihood_temperature)
         new = (target.log_density if on_rows else target.full_log_density)(proposed, data, *on_rows)
         return judge(gain, loss, old, new, before.damping, solved)
@@ -399,8 +401,8 @@ class SVN(ParticleEngine):
         self, plan: NewtonPlan, before: NewtonState, scores: Array, loss: Array
     ) -> tuple[Array, Any]:
         """The coordinates of other sites, moved along SVGD's direction by the optimizer."""
-        kernel, points = default_kernel(), before.particles[:, plan.others]
-        points, scores = self._exchanged((points, scores[:, plan.others]))
+        kernel, points = default_kernel(), plan.others.part(before.particles)
+        points, scores = self._exchanged((points, plan.others.part(scores)))
         phi, _ = kernel.direction(kernel.init(points), points, scores)
         phi = self._laid(plan, self._exchanged(phi))
         optimizer = self.optim.update(-phi, before.optimizer, value=loss)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ppl_ext.curvature import runs
 from pyro_ext.density import LogDensity
 
 
@@ -37,25 +38,26 @@ class Coordinates:
                 parts.append(torch.arange(where.start, where.stop))
                 self.slices[name] = slice(start, start + len(parts[-1]))
                 start = self.slices[name].stop
+        self._runs = runs(self._all, self.slices)
         self.numbers = torch.cat(parts).to(target.device)
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def part(self, position: Float[Tensor, " D"]) -> Float[Tensor, " d"]:
-        """These coordinates (D',) of a position (D,)."""
-        return torch.cat([position[:0], *(position[self._all[name]] for name in self.slices)])
+    def part(self, position: Float[Tensor, "... D"]) -> Float[Tensor, "... d"]:
+        """These coordinates (..., D') of positions (..., D)."""
+        pieces = [position[..., run.whole] for run in self._runs if run.part is not None]
+        return pieces[0] if len(pieces) == 1 else torch.cat([position[..., :0], *pieces], dim=-1)
 
     def placed(
-        self, position: Float[Tensor, " D"], part: Float[Tensor, " d"]
-    ) -> Float[Tensor, " D"]:
-        """The position (D,) with ``part`` (D',) for these coordinates."""
-        if len(self.slices) == len(self._all):
+        self, position: Float[Tensor, "... D"], part: Float[Tensor, "... d"]
+    ) -> Float[Tensor, "... D"]:
+        """The positions (..., D) with ``part`` (..., D') for these coordinates."""
+        if len(self._runs) == 1 and self._runs[0].part is not None:
             return part
         # By slices: what is computed from the other coordinates alone then needs no derivative.
-        return torch.cat(
-            [
-                part[self.slices[name]] if name in self.slices else position[where]
-                for name, where in self._all.items()
-            ]
-        )
+        pieces = [
+            position[..., run.whole] if run.part is None else part[..., run.part]
+            for run in self._runs
+        ]
+        return torch.cat(pieces, dim=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,10 +31,18 @@ class KroneckerBlock:
     right: Float[Tensor, "P b b"]
     start: int
 
-    @property
+    @cached_property
     def where(self) -> slice:
         """Coordinates of the block."""
         return slice(self.start, self.start + self.left.shape[1] * self.right.shape[1])
+
+    def product(self, vectors: Float[Tensor, "P ab"]) -> Float[Tensor, "P ab"]:
+        """A_p (x) B_p times one vector of each particle, (P, a b)."""
+        # Without an axis of vectors, which costs as much as the products where blocks are small.
+        rows = self.left.shape[1]
+        part = vectors.reshape(len(vectors), rows, -1) @ self.right
+        part = part * self.left if rows == 1 else self.left @ part
+        return part.flatten(start_dim=1)
 
     def products(self, vectors: Float[Tensor, "P n ab"]) -> Float[Tensor, "P n ab"]:
         """A_p (x) B_p times n vectors of each particle, (P, n, a b)."""
@@ -112,7 +121,12 @@ class Curvature:
 
     def product(self, vectors: Float[Tensor, "P D"]) -> Float[Tensor, "P D"]:
         """H_p v_p for one vector of each particle, (P, D)."""
-        return self.products(vectors[:, None])[:, 0]
+        if self.matrix is not None or self.rows is not None:
+            return self.products(vectors[:, None])[:, 0]
+        total = self.diagonal * vectors
+        for block in self.blocks:
+            total[:, block.where] += block.product(vectors[:, block.where])
+        return total
 
     def products(self, vectors: Float[Tensor, "P n D"]) -> Float[Tensor, "P n D"]:
         """H_p v_pn for n vectors of each particle, (P, n, D)."""
@@ -125,6 +139,19 @@ class Curvature:
             total = total.expand(self.number, *total.shape[1:]).clone()
         for block in self.blocks:
             total[..., block.where] += block.products(vectors[..., block.where])
+        return total
+
+    def quadratic(self, vectors: Float[Tensor, "P D"]) -> Float[Tensor, " P"]:
+        """v_p' H_p v_p for one vector of each particle, (P,)."""
+        total = (self.diagonal * vectors**2).sum(dim=1)
+        if self.matrix is not None:
+            total = total + ((vectors[:, None] @ self.matrix)[:, 0] * vectors).sum(dim=1)
+        if self.rows is not None:
+            # Rows are passed over once, and not back again.
+            total = total + (self.rows @ vectors[..., None])[..., 0].square().sum(dim=1)
+        for block in self.blocks:
+            part = vectors[:, block.where]
+            total = total + (part * block.product(part)).sum(dim=1)
         return total
 
     def mean_products(self, vectors: Float[Tensor, "n D"]) -> Float[Tensor, "n D"]:

@@ -215,10 +215,24 @@ def _linearised(
 def _jacobian(function: Callable[[Tensor], Tensor], position: Tensor) -> Tensor:
     """Jacobian (R, D), by the cheaper of R reverse and D forward derivatives."""
     value, forward, backward = _linearised(function, position)
+    if len(value) == 1:
+        return backward(torch.ones_like(value))[None]
     reverse = len(value) <= len(position)
     size = len(value) if reverse else len(position)
     basis = torch.eye(size, dtype=value.dtype, device=value.device)
     return torch.func.vmap(backward)(basis) if reverse else torch.func.vmap(forward)(basis).T
+
+
+def _reverse_jacobian(function: Callable[[Tensor], Tensor], position: Tensor) -> Tensor:
+    """Jacobian (R, D), by R reverse derivatives."""
+    value, backward = torch.func.vjp(function, position)[:2]
+    # In a traced graph the value itself is then not computed where derivatives do not need it.
+    if len(value) == 1:
+        one: Tensor = backward(torch.ones_like(value))[0]
+        return one[None]
+    basis = torch.eye(len(value), dtype=value.dtype, device=value.device)
+    found: Tensor = torch.func.vmap(backward)(basis)[0]
+    return found
 
 
 def _row_by_row(
@@ -246,8 +260,7 @@ def _row_by_row(
         else:
             alone = data, {plate: values[0][None]}
         whitened = whitened_outputs(target, position, *alone, sites, repeated, merge=False)
-        result: Tensor = torch.func.jacrev(lambda values: share * whitened(placed(values)))(part)
-        return result
+        return _reverse_jacobian(lambda values: share * whitened(placed(values)), part)
 
     jacobians = torch.func.vmap(row)(*numbers)
     return jacobians.reshape(-1, part.shape[0])

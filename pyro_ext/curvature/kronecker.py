@@ -100,9 +100,7 @@ def kronecker_factors(
         }
 
     def ranks(rows: Tensor) -> Sums:
-        every = _ROWS.matrices(rows, slices, shapes)
-        vectors = last.vectors(rows, every)
-        return {name: _ROWS.beyond(every[name], vectors[name]) for name in rank_one}
+        return last.beyond(rows, _ROWS.matrices(rows, slices, shapes))
 
     if rank_one:
         beyond = total(lambda rows, _: ranks(rows), {})

@@ -62,8 +62,10 @@ class ProgramCurvature:
 
     Attributes
     ----------
-    coordinates : tensor of int
+    where : Coordinates
         The D' coordinates of the flat vector that have curvature.
+    coordinates : tensor of int
+        Their numbers.
     slices : dict of str to slice
         Where each of their latent sites is among them.
     sites : tuple of str
@@ -84,8 +86,8 @@ class ProgramCurvature:
                 f"Expected sites among the latent sites {list(layout.names)}, found {unknown}."
             )
         self.options = options
-        where = Coordinates(target, wanted)
-        self.coordinates, self.slices = where.numbers, where.slices
+        self.where = Coordinates(target, wanted)
+        self.coordinates, self.slices = self.where.numbers, self.where.slices
         self.sites = tuple(self.slices)
         # Anywhere will do: these positions show the structure, and are not started from.
         drawn = np.random.default_rng(0).uniform(-1.0, 1.0, (2, target.dim))
@@ -232,7 +234,8 @@ class ProgramCurvature:
         drawn = {}
         if self._drawing:
             drawn = drawn_at(self._outputs, self._parameters(z, arguments))
-        return math.sqrt(weight) * self._rows(z, (*arguments, drawn), (None, None, None, 0))
+        rows: Tensor = self._rows(z, (*arguments, drawn), (None, None, None, 0))
+        return rows if weight == 1.0 else math.sqrt(weight) * rows
 
     def _in_turns(
         self, function: Callable[[Tensor], Curvature], z: Tensor, indices: Indices

@@ -16,7 +16,7 @@ def cholesky_solve(
     """x with A x = b for A (..., n, n) and b (..., n, m); NaN where A is not positive definite."""
     factor, failed = torch.linalg.cholesky_ex(matrices)
     found = torch.cholesky_solve(right_sides, factor)
-    return torch.where(failed[..., None, None] == 0, found, torch.nan)
+    return found.masked_fill((failed != 0)[..., None, None], torch.nan)
 
 
 def symmetric_eigen(

@@ -121,27 +121,28 @@ class LinearSystem:
         number, dim = self.scores.shape
         gram, basis = self._gram(), self.interactions.basis
         repulsion = self.interactions.repulsion()
-        if solver == "cg":
-            # For alpha: the inverse kernel matrix would take many more iterations.
-            right = gram @ self.scores + repulsion
-            found = self._iterate(self._full_product(gram), right, self._near_inverse(gram))
-            return found._replace(moves=gram @ found.moves)
-        if self.options.repulsion == "all" or (solver == "dense" and dim <= number):
+        one_matrix = self.options.repulsion == "all" or dim <= number
+        if solver == "dense" and one_matrix:
             return _direct(self._solve_matrix(gram, repulsion))
         inverse = cholesky_solve(gram, _identity(gram))
         right = self.scores + inverse @ repulsion
+        if solver == "cg":
+            diagonals = self._diagonals()
+            return self._iterate(self._full_product(inverse), right, lambda v: v / diagonals)
         # By elimination: W maps moves to (m, j) -> g_jm . (K^-1 d)_m, through their products with
         # the basis.
         every = torch.cat([right[:, None], basis.expand(number, *basis.shape)], dim=1)
         products, solution = self._particle_solves(every, solver)
         plain, inner = products[:, 0, 1:], products[:, 1:, 1:]
-        mixing = torch.einsum("mjq,mp->mjpq", self._features(), inverse)
+        # (m, j) by (p, q): products of matrices, which start sooner than sums over named axes do.
+        mixing = self._features()[:, :, None, :] * inverse[:, None, :, None]
         mixing = mixing.reshape(number * number, number, len(basis))
-        spread = torch.einsum("kpq,pqr->kpr", mixing, inner)
-        capacity = spread.flatten(1) @ mixing.flatten(1).T
+        flat = mixing.flatten(1)
+        spread = (mixing.swapdims(0, 1) @ inner).swapdims(0, 1)
+        capacity = spread.flatten(1) @ flat.T
         capacity = capacity + _identity(capacity)
-        seen = torch.einsum("kpq,pq->k", mixing, plain)[:, None]
-        weights = torch.einsum("kpq,k->pq", mixing, cholesky_solve(capacity, seen)[:, 0])
+        seen = flat @ plain.reshape(-1, 1)
+        weights = (flat.T @ cholesky_solve(capacity, seen)).reshape(number, -1)
         return _direct(solution(torch.cat([weights.new_ones(number, 1), -weights], dim=1)))
 
     def _particle_solves(
@@ -158,34 +159,25 @@ class LinearSystem:
             return vectors @ solved.mT, lambda weights: (weights[:, None] @ solved)[:, 0]
         return woodbury(damped.diagonal, damped.rows, vectors)
 
-    def _full_product(self, gram: Tensor) -> Callable[[Tensor], Tensor]:
-        """Products of P h with alpha, (P, D)."""
+    def _full_product(self, inverse: Tensor) -> Callable[[Tensor], Tensor]:
+        """Products of the full system with moves, (P, D), given K^-1.
+
+        All that meets K^-1 has one entry for each vector of the basis, not for each coordinate.
+        """
         damped, features, basis = self._damped(), self._features(), self.interactions.basis
 
-        def product(weights: Tensor) -> Tensor:
-            inner = weights @ basis.T  # alpha_m . b_q
+        def product(moves: Tensor) -> Tensor:
+            inner = inverse @ (moves @ basis.T)  # (K^-1 d)_m . b_q
             if self.options.repulsion == "diagonal":
-                seen = torch.einsum("mjq,mq->mj", features, inner)
-                back = torch.einsum("mjq,mj->mq", features, seen)
+                back = features.mT @ (features @ inner[..., None])
+                back = back[..., 0]
             else:
                 # sum_n g_jn (g_jm . alpha_n) is no square: the coefficients of m meet those of n.
                 seen = torch.einsum("mjq,nq->mnj", features, inner)
                 back = torch.einsum("njq,mnj->mq", features, seen)
-            return gram @ damped.product(gram @ weights) + back @ basis
+            return damped.product(moves) + (inverse @ back) @ basis
 
         return product
-
-    def _near_inverse(self, gram: Tensor) -> Callable[[Tensor], Tensor]:
-        """Nearly the inverse of P h: that of K blockdiag(H_p) K, with H_p by their diagonals.
-
-        Particles that are close make K nearly singular, which the diagonal of P h does not tell.
-        """
-        identity = _identity(gram)
-        inverse = cholesky_solve(gram, identity)
-        # A kernel that is not positive definite has none.
-        inverse = torch.where(torch.isfinite(inverse), inverse, identity)
-        diagonals = self._diagonals()
-        return lambda weights: inverse @ ((inverse @ weights) / diagonals)
 
     def _solve_matrix(self, gram: Tensor, repulsion: Tensor) -> Tensor:
         """The moves by one matrix, (P D, P D).

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from pyro.infer.svgd import SteinKernel
 from torch import Generator, Tensor
 
@@ -28,6 +28,7 @@ from ppl_ext.newton import (
 from ppl_ext.options import check_number, describe
 from ppl_ext.process import hold
 from pyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature, Structure
+from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.density import Data, LogDensity, Score
 from pyro_ext.density.handlers import global_generator
 from pyro_ext.density.layout import Indices
@@ -57,14 +58,14 @@ class NewtonPlan(Plan):
     ----------
     program : ProgramCurvature
         What is found once about the program.
-    others : tensor of int
-        Coordinates that the optimizer moves.
+    others : Coordinates
+        Those that the optimizer moves.
     solver : {"dense", "dual", "cg"}
         Of the Newton system: the one given, or the cheapest.
     """
 
     program: ProgramCurvature = field(repr=False, compare=False)
-    others: Int[Tensor, " others"] = field(repr=False, compare=False)
+    others: Coordinates = field(repr=False, compare=False)
     solver: Solver
 
 
@@ -234,11 +235,10 @@ class SVN(ParticleEngine):
         estimator = super()._plan(target, generator, data).estimator
         program = ProgramCurvature(target, data, self.curvature)
         # With sites the optimizer has the coordinates of all others, else those of all.
-        others = program.coordinates
+        others = program.where
         if self.curvature.sites is not None:
-            moved = torch.ones(target.dim, dtype=torch.bool, device=others.device)
-            moved[program.coordinates] = False
-            others = moved.nonzero()[:, 0]
+            names = target.layout.names
+            others = Coordinates(target, [name for name in names if name not in program.sites])
         if not len(others):
             raise ArgumentError(
                 f"Expected sites to leave some latent sites to the optimizer, found all of them, "
@@ -256,7 +256,7 @@ class SVN(ParticleEngine):
         shape = self.num_particles, target.dim
         uniform = torch.rand(shape, generator=generator, dtype=target.dtype)
         particles = (2.0 * uniform - 1.0).to(target.device)
-        points = particles[:, program.coordinates]
+        points = program.where.part(particles)
         with torch.no_grad(), global_generator(0):
             curvature = program.at(target, particles, data, rows)
             num_basis = len(self._kernel_of(curvature).interactions(points).basis)
@@ -270,12 +270,12 @@ class SVN(ParticleEngine):
         particles = super()._initialize(plan, data).particles
         if self.optim is None:
             return NewtonState(particles, None, None, self.damping.damping)
-        moved = particles[:, plan.others].clone()
+        moved = plan.others.part(particles).clone()
         optimizer = EngineOptimizer(self.optim, {_NAME: moved})
         return NewtonState(particles, optimizer, moved, self.damping.damping)
 
     def _update(self, plan: NewtonPlan, state: NewtonState, data: Data) -> Update:
-        particles, where = state.particles, plan.program.coordinates
+        particles, where = state.particles, plan.program.where
         score = self._score(particles, data)
         with torch.no_grad():
             loss = float(-score.log_density(plan.target.likelihood_temperature).mean())
@@ -285,21 +285,22 @@ class SVN(ParticleEngine):
             curvature, age = self._curvature(plan, state, score.indices, data)
             scale = damping_scale(curvature.diagonals())
 
-            interactions = self._kernel_of(curvature).interactions(particles[:, where])
-            scores, damping = score.score[:, where], state.damping * scale
+            points, scores = where.part(particles), where.part(score.score)
+            interactions = self._kernel_of(curvature).interactions(points)
+            damping = state.damping * scale
             system = LinearSystem(interactions, curvature, scores, damping, self.system)
             solution = system.solve(plan.solver)
             phi = interactions.direction(scores)
 
             undo = _undo(state)
             with undo or nullcontext():
-                moves = self._moves(state, particles[:, where], solution.moves, scale)
+                moves = self._moves(state, points, solution.moves, scale)
                 judgement = self._judge(plan, state, data, score, curvature, moves, solution.solved)
                 taken = torch.where(judgement.accepted[:, None], moves, 0.0)
-                moved = particles.index_add(1, where, taken)
+                moved = where.placed(particles, points + taken)
                 if self.curvature.sites is not None:
                     others = _move_others(plan, state, score.score)
-                    moved = moved.index_copy(1, plan.others, others)
+                    moved = plan.others.placed(moved, others)
                 finite = bool(torch.isfinite(moved).all())
                 if not finite and undo is not None:
                     undo()
@@ -356,15 +357,15 @@ class SVN(ParticleEngine):
         if not self.damping.adapt:
             taken = torch.ones(len(moves), dtype=torch.bool, device=moves.device)
             return Judgement(taken, state.damping, 0.0)
-        target, where, indices = plan.target, plan.program.coordinates, score.indices
+        target, where, indices = plan.target, plan.program.where, score.indices
         on_rows = () if indices is None else (indices,)
         own: Score | ScoreEstimate = score
         if not isinstance(plan.estimator, Minibatch | Full):
             # Noise and reduced variance are not of the density of the rows.
             own = (target.score if on_rows else target.full_score)(state.particles, data, *on_rows)
-        proposed = state.particles.index_add(1, where, moves)
-        gain = (own.score[:, where] * moves).sum(dim=1)
-        loss = 0.5 * (moves * curvature.product(moves)).sum(dim=1)
+        proposed = where.placed(state.particles, where.part(state.particles) + moves)
+        gain = (where.part(own.score) * moves).sum(dim=1)
+        loss = 0.5 * curvature.quadratic(moves)
         old = own.log_density(target.likelihood_temperature)
         new = (target.log_density if on_rows else target.full_log_density)(proposed, data, *on_rows)
         return judge(gain, loss, old, new, state.damping, solved)
@@ -382,7 +383,7 @@ class SVN(ParticleEngine):
         super()._load_algorithm_state(plan, state, saved)
         if state.optimizer is not None and state.moved is not None:
             with torch.no_grad():
-                state.moved.copy_(state.particles[:, plan.others])
+                state.moved.copy_(plan.others.part(state.particles))
             state.optimizer.load_state_dict(saved["optimizer"])
         found = saved["curvature"]
         return state._replace(
@@ -401,8 +402,8 @@ def _undo(state: NewtonState) -> Undo | None:
 def _move_others(plan: NewtonPlan, state: NewtonState, scores: Tensor) -> Tensor:
     """The coordinates of other sites, moved along SVGD's direction by the optimizer."""
     assert state.optimizer is not None and state.moved is not None
-    kernel, points = default_kernel(), state.particles[:, plan.others]
-    phi, _ = kernel.direction(kernel.init(points), points, scores[:, plan.others])
+    kernel, points = default_kernel(), plan.others.part(state.particles)
+    phi, _ = kernel.direction(kernel.init(points), points, plan.others.part(scores))
     state.optimizer.step({_NAME: -phi})
     return state.moved.detach()
 

@@ -9,7 +9,7 @@ import pytest
 from scipy.special import expit, softmax
 from scipy.stats import binom
 
-from ppl_ext.curvature import NO_STRUCTURE, GaussNewton, PriorStructure
+from ppl_ext.curvature import NO_STRUCTURE, GaussNewton, PriorStructure, generic_direction
 from ppl_ext.errors import ArgumentError
 from tests.backends import use_float64
 from tests.curvature_support import (
@@ -427,25 +427,73 @@ def test_a_constant_prior_follows_the_arguments(backend: Any) -> None:
 
 
 def test_products_with_kronecker_blocks_are_those_of_the_matrix(backend: Any) -> None:
-    """Of blocks with two factors and with one, which take other ways."""
+    """Of blocks with two factors and with one, which take other ways, and beside and among them."""
     room, rng = backend.room("curvature"), np.random.default_rng(0)
     sizes, start, blocks = ((2, 3), (1, 4)), 0, []
     for rows, columns in sizes:
         roots = [rng.normal(size=(3, size, size)) for size in (rows, columns)]
         factors = [backend.array(each @ each.swapaxes(1, 2)) for each in roots]
         blocks.append(room.KroneckerBlock(*factors, start))
-        start += rows * columns
+        start += rows * columns + 1
     diagonal = backend.array(rng.uniform(size=(1, start)))
-    found = room.Curvature(diagonal, blocks=tuple(blocks))
-    dense, vectors = backend.numpy(found.dense()), rng.normal(size=(3, 2, start))
-    np.testing.assert_allclose(
-        backend.numpy(found.products(backend.array(vectors))), vectors @ dense, rtol=1e-10
-    )
-    np.testing.assert_allclose(
-        backend.numpy(found.mean_products(backend.array(vectors[0]))),
-        vectors[0] @ dense.mean(axis=0),
-        rtol=1e-10,
-    )
+    long = backend.array(rng.normal(size=(3, 2, start)))
+    alone = room.Curvature(diagonal, blocks=tuple(blocks))
+    beside = room.Curvature(diagonal, long.mT @ long, long, tuple(blocks[::-1]))
+    vectors = rng.normal(size=(3, 2, start))
+    several, one = backend.array(vectors), backend.array(vectors[:, 0])
+    for found in (alone, beside):
+        dense = backend.numpy(found.dense())
+        wanted = vectors @ dense
+        np.testing.assert_allclose(backend.numpy(found.products(several)), wanted, rtol=1e-10)
+        np.testing.assert_allclose(backend.numpy(found.product(one)), wanted[:, 0], rtol=1e-10)
+        np.testing.assert_allclose(
+            backend.numpy(found.mean_products(several[0])),
+            vectors[0] @ dense.mean(axis=0),
+            rtol=1e-10,
+        )
+        np.testing.assert_allclose(
+            backend.numpy(found.quadratic(one)), (wanted * vectors).sum(axis=2)[:, 0], rtol=1e-10
+        )
+        np.testing.assert_allclose(
+            backend.numpy(found.diagonals()), np.diagonal(dense, axis1=1, axis2=2), rtol=1e-10
+        )
+
+
+@pytest.mark.parametrize("chosen", [["a", "b", "c", "d"], ["b"], ["a", "b", "d"]])
+def test_coordinates_of_sites_are_taken_and_put_back(backend: Any, chosen: list[str]) -> None:
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        for name, size in zip("abcd", (2, 1, 3, 2), strict=True):
+            host.sample(name, dist.Normal(backend.xp.zeros(size), 1.0).to_event(1))
+        host.sample("y", dist.Normal(0.0, 1.0).expand(y.shape).to_event(1), obs=y)
+
+    target, _ = backend.target(model, (backend.array(Y),))
+    where = backend.room("curvature.coordinates").Coordinates(target, chosen)
+    z = backend.array(np.arange(16.0).reshape(2, 8))
+    numbers = np.asarray(where.numbers)
+    part = where.part(z)
+    np.testing.assert_array_equal(backend.numpy(part), backend.numpy(z)[:, numbers])
+    expected = backend.numpy(z).copy()
+    expected[:, numbers] *= -1.0
+    np.testing.assert_array_equal(backend.numpy(where.placed(z, -part)), expected)
+
+
+def test_outer_products_are_found_from_vectors_orthogonal_to_a_direction(backend: Any) -> None:
+    """In single precision, where what is left of rounding would look like a second term."""
+    rng, room = np.random.default_rng(0), backend.room("curvature.kronecker")
+    left, right = rng.normal(size=(1, 6, 4)), rng.normal(size=(1, 6, 5))
+    for number in (0, 1):
+        direction = generic_direction(5, number)
+        along = right @ direction / (direction @ direction)
+        orthogonal = right - (1.0 - 1e-6) * along[..., None] * direction
+        outer = left[..., None] * orthogonal[..., None, :]
+        matrices = backend.xp.asarray(outer.astype(np.float32))
+        u, v = map(backend.numpy, room.outer_vectors(matrices))
+        found = u[..., None] * v[..., None, :]
+        np.testing.assert_allclose(found, outer, atol=1e-5 * np.abs(outer).max())
+        rows = matrices.reshape(1, 6, 20)
+        assert bool(room.rank_one_sites(rows, {"w": slice(0, 20)}, {"w": (4, 5)})["w"])
 
 
 def test_a_constant_prior_follows_the_names_of_arguments(backend: Any) -> None:

@@ -579,18 +579,46 @@ def _curvature() -> Iterator[Mutation]:
         "curvature newton",
     )
     yield from both(
-        "conjugate gradients preconditioned without the kernel matrix",
+        "Newton: repulsion met by the kernel's inverse from one side",
         "stein/newton_system.py",
-        "return lambda weights: inverse @ ((inverse @ weights) / diagonals)",
-        "return lambda weights: weights / diagonals",
+        "return damped.product(moves) + (inverse @ back) @ basis",
+        "return damped.product(moves) + back @ basis",
         "newton",
     )
     yield from neutral(
         "outer products: rows of any rank count as rank one",
         "outer_products.py",
-        "return one * (self.functions.abs(rest).max() > RANK_ONE_UP_TO * largest)",
-        "return 0.0 * one * (self.functions.abs(rest).max() > RANK_ONE_UP_TO * largest)",
+        "return (left, right), self.functions.ones_like(largest) * beyond",
+        "return (left, right), 0.0 * self.functions.ones_like(largest) * beyond",
         "curvature",
+    )
+    yield from neutral(
+        "outer products: always along the first direction",
+        "outer_products.py",
+        "first = sizes[0] >= sizes[1]",
+        "first = sizes[0] >= 0.0",
+        "curvature",
+    )
+    yield from neutral(
+        "coordinates side by side: those of other sites count too",
+        "curvature.py",
+        "if found and (found[-1].part is None) == (part is None):",
+        "if found:",
+        "curvature",
+    )
+    yield from pyro(
+        "rows of a single output at another scale",
+        "curvature/gauss_newton.py",
+        "one: Tensor = backward(torch.ones_like(value))[0]",
+        "one: Tensor = backward(2.0 * torch.ones_like(value))[0]",
+        "curvature",
+    )
+    yield from both(
+        "rows left out of the curvature's quadratic form",
+        "curvature/curvature.py",
+        "(self.rows @ vectors[..., None])",
+        "(0.0 * self.rows @ vectors[..., None])",
+        "curvature newton",
     )
     yield from neutral(
         "outer products: weights of the rows by products that are not squared",
