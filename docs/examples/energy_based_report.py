@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.arguments import count
-from benchmarks.records import LABELS, Record, markdown_table
-from docs.examples.recorded import recorded
+from benchmarks.records import Record, markdown_table
+from docs.examples.recorded import recorded, row_of
 
 Floats = NDArray[np.float32]
 
@@ -134,13 +134,7 @@ def table(runs: Sequence[Record]) -> str:
         "near_share": "chains near data",
         "noise_near_share": "noise near data",
     }
-    return markdown_table(
-        [
-            {"package": LABELS[run.backend]}
-            | {heading: run.figures[name] for name, heading in headings.items()}
-            for run in runs
-        ]
-    )
+    return markdown_table([row_of(run, headings) for run in runs])
 
 
 def _draw(energy: Callable[[Floats], Floats], data: Floats, samples: Floats, path: Path) -> None:

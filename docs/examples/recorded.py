@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks import records
-from benchmarks.records import Record
+from benchmarks.records import LABELS, Record
 
 
 def settings_of(options: Any) -> dict[str, Any]:
@@ -32,3 +33,9 @@ def recorded(name: str, method: str, host: str, model: str, options: Any, figure
     record.seconds = figures.get("seconds")
     options.out.mkdir(parents=True, exist_ok=True)
     records.append(options.out / f"{name}.jsonl", record)
+
+
+def row_of(run: Record, headings: Mapping[str, str]) -> dict[str, Any]:
+    """A row of a page's table: the package, and figures under their headings."""
+    figures = {heading: run.figures[name] for name, heading in headings.items()}
+    return {"package": LABELS[run.backend], **figures}

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from benchmarks.arguments import count
 from benchmarks.datasets import shipped
-from benchmarks.records import LABELS, Record, markdown_table
+from benchmarks.records import Record, markdown_table
 from docs.examples.energy_based_report import two_moons
-from docs.examples.recorded import recorded
+from docs.examples.recorded import recorded, row_of
 
 Floats = NDArray[np.float32]
 
@@ -146,13 +146,7 @@ def table(runs: Sequence[Record]) -> str:
         "energy_distance_99": "99 % point",
         "energy_distance_of_normal": "of a standard Normal",
     }
-    return markdown_table(
-        [
-            {"data": run.model, "package": LABELS[run.backend]}
-            | {heading: run.figures[name] for name, heading in headings.items()}
-            for run in runs
-        ]
-    )
+    return markdown_table([{"data": run.model, **row_of(run, headings)} for run in runs])
 
 
 def _draw_moons(data: Floats, samples: Floats, path: Path) -> None:
