@@ -269,6 +269,11 @@ class Sharding(ShardingShell):
         pieces = filled.view(count, parts, size).movedim(1, 0)
         return self._exchanged(pieces).reshape(parts * count, size)
 
+    def filled(self, dim: int) -> int:
+        """How many of this process's columns of :meth:`exchanged` are zeros behind D coordinates."""
+        size = -(-dim // self.particle_parts)
+        return min(size, max(0, size * (self._number("particles") + 1) - dim))
+
     def returned(self, some: Tensor, dim: int) -> Tensor:
         """All coordinates (P / n, D) of this process's particles: inverse of :meth:`exchanged`."""
         pieces = self._exchanged(some.view(self.particle_parts, -1, some.shape[1]))

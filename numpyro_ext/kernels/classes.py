@@ -125,10 +125,12 @@ mixture = Sum.mixture
 def default_kernel() -> Kernel:
     """The kernel of particle engines, unless told otherwise; see :mod:`ppl_ext.kernels.default`.
 
-    Half ``IMQ("dimension", metric="variance")`` and half ``Linear()``; with a tenth as many
+    Half ``IMQ("dimension", metric="variance")`` and half ``Linear()``. With half as many particles
+    as pairs of coordinates or more it is :func:`hierarchical_kernel`, and with a tenth as many
     particles as dimensions or fewer ``RBF()``.
     """
-    return ByParticleCount(mixture([IMQ("dimension", metric="variance"), Linear()]), RBF())
+    some = mixture([IMQ("dimension", metric="variance"), Linear()])
+    return ByParticleCount(_hierarchical(), some, RBF())
 
 
 def hierarchical_kernel() -> Kernel:
@@ -136,9 +138,13 @@ def hierarchical_kernel() -> Kernel:
 
     A quarter each of ``RBF("wide", metric="variance")`` and ``Additive(4.0)``, half of
     ``Linear()``, and 0.15 of ``Dilation()``; with a tenth as many particles as dimensions or fewer
-    ``RBF()``, like the default. Marginals come out better than with the default. Only engines that
-    need the direction alone take it, such as ``SVGD`` and ``SVGDVR``. Chosen on targets of
-    ``python -m benchmarks semi-exact``, with seeds that are not in its records.
+    ``RBF()``, like the default. Only engines that need the direction alone take it, such as
+    ``SVGD`` and ``SVGDVR``. Chosen on targets of ``python -m benchmarks semi-exact``, with seeds
+    that are not in its records.
     """
+    return ByParticleCount(_hierarchical(), _hierarchical(), RBF())
+
+
+def _hierarchical() -> Kernel:
     kernels = [RBF("wide", metric="variance"), Additive(4.0), Linear()]
-    return ByParticleCount(mixture(kernels, [0.25, 0.25, 0.5]) + 0.15 * Dilation(), RBF())
+    return mixture(kernels, [0.25, 0.25, 0.5]) + 0.15 * Dilation()

@@ -37,6 +37,11 @@ class OfOneCoordinate(Kernel):
     def __post_init__(self) -> None:
         check_number("bandwidth", self.bandwidth)
 
+    @property
+    def divides_coordinates(self) -> bool:
+        """Yes: bumps are of one coordinate, and their products are summed over coordinates."""
+        return True
+
     def _features(self, particles: Float[Any, "P D"]) -> tuple[Any, Any, Coordinates]:
         """Bumps at all knots, their derivatives, (P, D, M) each, and the coordinates u."""
         functions = self.arrays.functions
@@ -45,19 +50,25 @@ class OfOneCoordinate(Kernel):
         number = math.ceil(REACH / width)
         knots = self.arrays.as_array(width * np.arange(-number, number + 1.0), frame.points)
         apart = (frame.points[:, :, None] - knots) / width
-        weight = (math.sqrt(math.pi) * particles.shape[1]) ** -0.5
+        weight = (math.sqrt(math.pi) * self.arrays.num_coordinates(particles)) ** -0.5
         values = weight * functions.exp(-0.5 * apart**2)
+        if filled := self.arrays.num_filled(particles):
+            own = np.arange(particles.shape[1]) < particles.shape[1] - filled
+            values = values * self.arrays.as_array(own, values)[:, None]
         return values, -apart / width * values, frame
 
-    @staticmethod
-    def _smoothed(values: Float[Any, "P D M"], vectors: Float[Any, "P n"]) -> Float[Any, "P n"]:
+    def _smoothed(
+        self, values: Float[Any, "P D M"], vectors: Float[Any, "P D"]
+    ) -> Float[Any, "P D"]:
         """The matrix of the kernel at all pairs times vectors."""
-        num = len(values)
+        num, dim, _ = values.shape
         flat = values.reshape(num, -1)
-        if flat.shape[1] < num:
-            product: Float[Any, "P n"] = flat @ (flat.T @ vectors)
+        # The smaller of both middle matrices; the first holds products of coordinates, of which
+        # other processes may have some.
+        if flat.shape[1] < num and dim == self.arrays.num_coordinates(vectors):
+            product: Float[Any, "P D"] = flat @ (flat.T @ vectors)
             return product
-        return (flat @ flat.T) @ vectors
+        return self.arrays.over_coordinates(flat @ flat.T) @ vectors
 
 
 @dataclass(frozen=True, repr=False)

@@ -83,6 +83,10 @@ class KernelArrays(Documented, abc.ABC):
         """The number of all coordinates, with those that other processes have."""
         return int(particles.shape[1])
 
+    def num_filled(self, particles: Float[Any, "P D"]) -> int:
+        """The number of last columns that are no coordinates, and make those of processes alike."""
+        return 0
+
     @abc.abstractmethod
     def of_pairs(self, matrix: Float[Any, "P P"]) -> Any:
         """The entries of a matrix for the pairs i<j, in one vector."""

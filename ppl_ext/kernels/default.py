@@ -1,14 +1,18 @@
-"""The kernel of particle engines, unless told otherwise: one for many particles, one for few.
+"""The kernel of particle engines, unless told otherwise: by how many particles and dimensions.
 
-For many it is a wide inverse multiquadric kernel in units of the particles' spread, and a linear
-one. The wide radial term gives the shape. The linear term brings the Stein equations of mean and
-covariance near, which a radial kernel with the median rule misses by an eighth of the covariance of
-a Normal in five dimensions with 100 particles. Near, not exact: at a fixed point Stein's identity
-holds for the P functions k(., z_i) and what they span, and the sum of two kernels spans no affine
-functions although the linear one alone does. The covariance equation of a standard Normal is off
-by 0.004 in five dimensions and by 0.04 in fifty (``tests/stein/test_svgd.py``), and by more where
-the target is correlated. Neither term takes a median. They count half each, so that one particle
-follows its score. Chosen on the targets of ``python -m benchmarks kernels``.
+With fewer than half as many particles as pairs of coordinates it is a wide inverse multiquadric
+kernel in units of the particles' spread, and a linear one. The wide radial term gives the shape.
+The linear term brings the Stein equations of mean and covariance near, which a radial kernel with
+the median rule misses by an eighth of the covariance of a Normal in five dimensions with 100
+particles. Near, not exact: at a fixed point Stein's identity holds for the P functions k(., z_i)
+and what they span, and the sum of two kernels spans no affine functions although the linear one
+alone does. The covariance equation of a standard Normal is off by 0.004 in five dimensions and by
+0.04 in fifty (``tests/stein/test_svgd.py``), and by more where the target is correlated. Neither
+term takes a median. They count half each, so that one particle follows its score. Chosen on the
+targets of ``python -m benchmarks kernels``.
+
+With more particles there are enough to see marginals, and how widths of coordinates depend on one
+another: terms for these are added. Chosen on the targets of ``python -m benchmarks semi-exact``.
 
 With a tenth as many particles as dimensions or fewer, as for networks, it is ``RBF()``. The
 spread is lost then with any kernel, and each particle has a mode of its own, where the scores
@@ -17,7 +21,7 @@ of the others, which a wide kernel mixes in, are of no use to it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -25,28 +29,33 @@ from jaxtyping import Float
 
 from ppl_ext.kernels.base import Interactions, Kernel, KernelState
 from ppl_ext.kernels.coordinates import CoordinatesByMetric
-from ppl_ext.kernels.rules import ProductMetric, are_few
+from ppl_ext.kernels.rules import ProductMetric, are_few, are_many
 
 
 @dataclass(frozen=True, repr=False)
 class ByParticleCount(Kernel):
-    """One kernel for many particles, and another for a tenth as many as dimensions or fewer.
+    """A kernel for P particles in D dimensions, by these numbers.
 
     Parameters
     ----------
     many : Kernel
-        For more than D / 10 particles.
+        For D^2 / 2 particles or more, where D > 1.
+    some : Kernel
+        For fewer, but more than D / 10.
     few : Kernel
-        For all others.
+        For D / 10 particles or fewer.
     """
 
     many: Any
+    some: Any
     few: Any
 
     def chosen(self, particles: Float[Any, "P D"]) -> Any:
         """The kernel for particles (P, D)."""
-        dim = self.arrays.num_coordinates(particles)
-        return self.few if are_few(len(particles), dim) else self.many
+        number, dim = len(particles), self.arrays.num_coordinates(particles)
+        if are_few(number, dim):
+            return self.few
+        return self.many if are_many(number, dim) else self.some
 
     def init(self, particles: Float[Any, "P D"]) -> KernelState:
         """State of the kernel for these particles."""
@@ -54,21 +63,21 @@ class ByParticleCount(Kernel):
 
     @property
     def translation_invariant(self) -> bool:
-        """Whether both kernels are."""
-        return self.many.translation_invariant and self.few.translation_invariant
+        """Whether all kernels are."""
+        return all(each.translation_invariant for each in (self.many, self.some, self.few))
 
     @property
     def divides_coordinates(self) -> bool:
-        """Whether both kernels do."""
-        return bool(self.many.divides_coordinates and self.few.divides_coordinates)
+        """Whether all kernels do."""
+        return all(each.divides_coordinates for each in (self.many, self.some, self.few))
 
     def with_sites(self, sites: Mapping[str, slice]) -> Self:
-        """Both kernels for these sites."""
-        return type(self)(self.many.with_sites(sites), self.few.with_sites(sites))
+        """The kernels for these sites."""
+        return self._each(lambda kernel: kernel.with_sites(sites))
 
     def with_curvature(self, metric: ProductMetric) -> Self:
-        """Both kernels with the present curvature."""
-        return type(self)(self.many.with_curvature(metric), self.few.with_curvature(metric))
+        """The kernels with the present curvature."""
+        return self._each(lambda kernel: kernel.with_curvature(metric))
 
     def direction(
         self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
@@ -80,3 +89,6 @@ class ByParticleCount(Kernel):
 
     def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:
         return self.chosen(particles).gram(state, particles)
+
+    def _each(self, change: Callable[[Any], Any]) -> Self:
+        return type(self)(*(change(each) for each in (self.many, self.some, self.few)))

@@ -58,7 +58,7 @@ class Dilation(OfOneCoordinate):
         self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
         values, slopes, frame = self._features(particles)
-        num, dim = particles.shape
+        num, dim = len(particles), self.arrays.num_coordinates(particles)
         points = frame.points
         ones = self.arrays.functions.ones_like(points)
         # u_e s_e and the derivative of u_e.

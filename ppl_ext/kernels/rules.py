@@ -208,6 +208,14 @@ def are_few(number: int, dim: int) -> bool:
     return DIMENSIONS_PER_PARTICLE * number <= dim
 
 
+def are_many(number: int, dim: int) -> bool:
+    """Whether P particles in D dimensions have the default kernel that sees pairs of coordinates.
+
+    There are D^2 pairs, and half as many particles are enough. One coordinate has none.
+    """
+    return dim > 1 and 2 * number >= dim**2
+
+
 def pair_middle(num: int) -> tuple[int, int]:
     """Ranks (from 0) of the two middle values of the pairs i<j of ``num`` particles."""
     pairs = num * (num - 1) // 2

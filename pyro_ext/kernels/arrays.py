@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,23 @@ from torch import Tensor
 
 from ppl_ext.kernels.arrays import KernelArrays
 
-#: What adds a sum over coordinates up over processes, and the number of all coordinates.
-_divided: ContextVar[tuple[Callable[[Tensor], Tensor], int] | None] = ContextVar(
-    "divided coordinates", default=None
-)
+
+@dataclass(frozen=True)
+class _Divided:
+    """What :func:`divided_coordinates` is given."""
+
+    added: Callable[[Tensor], Tensor]
+    number: int
+    filled: int
+
+
+_divided: ContextVar[_Divided | None] = ContextVar("divided coordinates", default=None)
 
 
 @contextmanager
-def divided_coordinates(added: Callable[[Tensor], Tensor], number: int) -> Iterator[None]:
+def divided_coordinates(
+    added: Callable[[Tensor], Tensor], number: int, filled: int
+) -> Iterator[None]:
     """Context in which processes have some coordinates of all particles each.
 
     Parameters
@@ -31,8 +41,10 @@ def divided_coordinates(added: Callable[[Tensor], Tensor], number: int) -> Itera
         Adds a tensor of each process up, so that all have the sum.
     number : int
         Number of all coordinates.
+    filled : int
+        Number of last columns of this process that are no coordinates.
     """
-    token = _divided.set((added, number))
+    token = _divided.set(_Divided(added, number, filled))
     try:
         yield
     finally:
@@ -44,11 +56,15 @@ class KernelTensors(KernelArrays):
 
     def over_coordinates(self, total: Float[Tensor, "P P"]) -> Float[Tensor, "P P"]:
         divided = _divided.get()
-        return total if divided is None else divided[0](total)
+        return total if divided is None else divided.added(total)
 
     def num_coordinates(self, particles: Float[Tensor, "P D"]) -> int:
         divided = _divided.get()
-        return int(particles.shape[1]) if divided is None else divided[1]
+        return int(particles.shape[1]) if divided is None else divided.number
+
+    def num_filled(self, particles: Float[Tensor, "P D"]) -> int:
+        divided = _divided.get()
+        return 0 if divided is None else divided.filled
 
     def as_array(self, value: Any, like: Tensor) -> Float[Tensor, " ..."]:
         return torch.as_tensor(value, dtype=like.dtype, device=like.device)

@@ -173,7 +173,8 @@ class DirectionEngine(ParticleEngine):
         if self.sharding.exchange == "all-to-all":
             dim = particles.shape[1]
             some = [self.sharding.exchanged(each) for each in (particles, scores)]
-            with divided_coordinates(self.sharding.over_particles, dim):
+            divided = self.sharding.over_particles, dim, self.sharding.filled(dim)
+            with divided_coordinates(*divided):
                 phi, direction = self._direction(plan, state.direction, *some)
             return self.sharding.returned(phi, dim), direction
         every = (self.sharding.gathered(each, self.num_particles) for each in (particles, scores))

@@ -267,9 +267,10 @@ class TestDirection:
             found, expected = map(backend.numpy, pair)
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
-    @pytest.mark.parametrize("dim", [49, 50])
-    def test_default_for_few_particles(self, backend, kernels, dim):
-        particles, scores = np.random.default_rng(0).normal(size=(2, 5, dim))
+    @pytest.mark.parametrize(("num", "dim"), [(8, 1), (7, 4), (5, 49), (5, 50)])
+    def test_default_for_few_particles(self, backend, kernels, num, dim):
+        # One coordinate, too few particles for pairs of coordinates, and for any spread.
+        particles, scores = np.random.default_rng(0).normal(size=(2, num, dim))
         if dim == 50:
             value = rbf(np.eye(dim), width_of("median", particles))
         else:
@@ -288,6 +289,20 @@ class TestDirection:
         np.testing.assert_allclose(gram, expected[1], rtol=1e-7)
         found = backend.compiled(lambda z: kernel.interactions(z).gram)(backend.array(particles))
         np.testing.assert_allclose(backend.numpy(found), gram, rtol=1e-7)
+
+    @pytest.mark.parametrize(("num", "dim"), [(8, 4), (3, 2)])
+    def test_default_for_many_particles(self, backend, kernels, num, dim):
+        particles, scores = np.random.default_rng(0).normal(size=(2, num, dim))
+        kernel = kernels.default_kernel()
+        found = direction(backend, kernel, particles, scores)
+        expected = direction(backend, kernels.hierarchical_kernel(), particles, scores)
+        np.testing.assert_array_equal(found, expected)
+        # Its values are matrices: engines that need numbers say so before their first step.
+        z = backend.array(particles)
+        with pytest.raises(ArgumentError, match="values are matrices"):
+            kernel.gram(kernel.init(z), z)
+        with pytest.raises(ArgumentError, match="Dilation does not offer its gradient"):
+            kernel.interactions(z)
 
 
 class TestHostKernels:

@@ -310,6 +310,7 @@ def seeds(rank: int, folder: Path) -> dict[str, torch.Tensor]:
 #: Kernels whose coordinates can be divided among processes.
 KERNELS: dict[str, Any] = {
     "default": None,
+    "hierarchical": px.kernels.hierarchical_kernel(),
     "RBF": px.RBF(metric="variance"),
     "IMQ": px.IMQ(bandwidth="pyro"),
     "Linear": px.RBF(bandwidth="dimension") + 0.5 * px.Linear(metric=None),
@@ -319,8 +320,8 @@ KERNELS: dict[str, Any] = {
 def kernels(rank: int, folder: Path) -> dict[str, Any]:
     """Particles by kernel, all to all and in one process; three coordinates, so one is filled up.
 
-    The default is another one for sixty coordinates, and not for a process's thirty. In the end
-    what is said of a kernel with an array.
+    The default is another one for sixty coordinates, and not for a process's thirty, and for two,
+    and not for three. In the end what is said of a kernel with an array.
     """
 
     def particles(kernel: Any, sharding: px.Sharding | None, dim: int = 2) -> torch.Tensor:
@@ -336,6 +337,7 @@ def kernels(rank: int, folder: Path) -> dict[str, Any]:
         found["alone"][name] = particles(kernel, None)
     for where, sharding in (("sharded", divided), ("alone", None)):
         found[where]["default, few"] = particles(None, sharding, dim=59)
+        found[where]["default, many"] = particles(None, sharding, dim=1)
     try:
         particles(px.RBF(metric=torch.ones(3)), divided)
     except px.ArgumentError as error:
