@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend", choices=("numpyro", "pyro", "both"), default="numpyro", help="Pyro is slower"
     )
     parser.add_argument("--targets", nargs="+", metavar="NAME", help="default: all eleven")
+    parser.add_argument("--kernels", nargs="+", metavar="NAME", help="default: all")
 
 
 def main(arguments: argparse.Namespace) -> int:

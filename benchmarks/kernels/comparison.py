@@ -18,16 +18,20 @@ FIGURES = ("mean error", "least variance ratio", "greatest variance ratio", "cov
 def run(arguments: argparse.Namespace) -> int:
     """Fit every target with every kernel; the exit status."""
     targets = make_targets()
-    chosen = arguments.targets or list(targets)
-    unknown = sorted(set(chosen) - set(targets))
-    if unknown:
-        print(f"Expected targets among {list(targets)}, found {unknown}.")
-        return 2
+    chosen, kernels = arguments.targets or list(targets), arguments.kernels or list(KERNELS)
+    for given, known, what in (
+        (chosen, list(targets), "targets"),
+        (kernels, list(KERNELS), "kernels"),
+    ):
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            print(f"Expected {what} among {known}, found {unknown}.")
+            return 2
     backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
     path = arguments.out / "kernels.jsonl"
     path.unlink(missing_ok=True)
     for name in chosen:
-        _run_target(targets[name], backends, arguments.seeds, path)
+        _run_target(targets[name], backends, kernels, arguments.seeds, path)
     runs = records.read(path)
     table = _table(runs, chosen)
     records.write_text(arguments.out / "kernels.md", table)
@@ -37,13 +41,15 @@ def run(arguments: argparse.Namespace) -> int:
     return int(all(run.failed for run in runs))
 
 
-def _run_target(target: Target, backends: tuple[str, ...], seeds: int, path: Path) -> None:
+def _run_target(
+    target: Target, backends: tuple[str, ...], kernels: list[str], seeds: int, path: Path
+) -> None:
     moments = records.Record("kernels", "reference", "numpyro", target.name)
     with records.recorded_run(path, moments):
         mean, covariance, figures = reference(target)
         moments.figures.update(figures)
     for backend in backends:
-        for kernel in KERNELS:
+        for kernel in kernels:
             for seed in range(seeds):
                 settings = {"particles": PARTICLES, "steps": target.steps, "rate": RATE}
                 record = records.Record("kernels", kernel, backend, target.name, seed, settings)
@@ -100,6 +106,7 @@ def _table(runs: list[records.Record], targets: list[str]) -> str:
 #: Kernels of the table on the page.
 ON_PAGE = (
     "default",
+    "IMQ, variance + linear",
     "RBF, median",
     "RBF, median + linear",
     "IMQ, variance",
@@ -149,7 +156,7 @@ def _plot(runs: list[records.Record], targets: list[str], path: Path) -> None:
                 np.maximum(values, 1e-3),
                 positions,
                 s=70 if index == 0 else 35,
-                marker="oDsv^<>P"[index % 8],
+                marker="oDsv^<>PX"[index % 9],
                 label=kernel,
                 alpha=0.8,
             )

@@ -17,6 +17,9 @@ CHAINS, DRAWS, WARMUP = 4, 4000, 2000
 #: Heading -> a function of a package's `kernels` module.
 KERNELS: dict[str, Any] = {
     "default": lambda k: k.default_kernel(),
+    "IMQ, variance + linear": lambda k: k.mixture(
+        [k.IMQ("dimension", metric="variance"), k.Linear()]
+    ),
     "RBF, median": lambda k: k.RBF(),
     "RBF, NumPyro's rule": lambda k: k.RBF("numpyro"),
     "RBF, Pyro's rule": lambda k: k.RBF("pyro"),
