@@ -49,11 +49,12 @@ def _stretched_exact(k: Any) -> Any:
     return k.SemiExact(k.mixture([_imq(k), k.Additive(4.0)]) + 0.3 * k.Dilation())
 
 
-#: The default kernel, the same with a term for the marginals, and that with exact moments.
+#: The default kernel for fewer particles than half the pairs of coordinates, the same with a term
+#: for the marginals, and that with exact moments.
 DEFAULT, MARGINAL = "IMQ + Linear", "IMQ + Additive + Linear"
 EXACT = "SemiExact(IMQ + Additive)"
-#: Kernels that look at widths of coordinates given others. Pyro runs the first of them, and the
-#: three above.
+#: Kernels that look at widths of coordinates given others: the default for more particles, which
+#: Pyro runs beside the three above, and one with exact moments.
 STRETCHED = "RBF + Additive + Dilation + Linear"
 STRETCHED_EXACT = "SemiExact(IMQ + Additive + Dilation)"
 

@@ -125,9 +125,9 @@ mixture = Sum.mixture
 def default_kernel() -> Kernel:
     """The kernel of particle engines, unless told otherwise; see :mod:`ppl_ext.kernels.default`.
 
-    Half ``IMQ("dimension", metric="variance")`` and half ``Linear()``. With half as many particles
-    as pairs of coordinates or more it is :func:`hierarchical_kernel`, and with a tenth as many
-    particles as dimensions or fewer ``RBF()``.
+    Of P particles in D dimensions it is :func:`hierarchical_kernel` where 2 P >= D^2 and D > 1,
+    ``RBF()`` where 10 P <= D, and otherwise half ``IMQ("dimension", metric="variance")`` and half
+    ``Linear()``. The first has no Gram matrix: engines that need one have defaults of their own.
     """
     some = mixture([IMQ("dimension", metric="variance"), Linear()])
     return ByParticleCount(_hierarchical(), some, RBF())
@@ -138,8 +138,8 @@ def hierarchical_kernel() -> Kernel:
 
     A quarter each of ``RBF("wide", metric="variance")`` and ``Additive(4.0)``, half of
     ``Linear()``, and 0.15 of ``Dilation()``; with a tenth as many particles as dimensions or fewer
-    ``RBF()``, like the default. Only engines that need the direction alone take it, such as
-    ``SVGD`` and ``SVGDVR``. Chosen on targets of ``python -m benchmarks semi-exact``, with seeds
+    ``RBF()``. It is part of :func:`default_kernel`. Only engines that need the direction alone take
+    it, such as ``SVGD`` and ``SVGDVR``. Chosen on targets of ``python -m benchmarks semi-exact``, with seeds
     that are not in its records.
     """
     return ByParticleCount(_hierarchical(), _hierarchical(), RBF())

@@ -13,6 +13,7 @@ targets of ``python -m benchmarks kernels``.
 
 With more particles there are enough to see marginals, and how widths of coordinates depend on one
 another: terms for these are added. Chosen on the targets of ``python -m benchmarks semi-exact``.
+One coordinate has no pairs, and keeps the first kernel.
 
 With a tenth as many particles as dimensions or fewer, as for networks, it is ``RBF()``. The
 spread is lost then with any kernel, and each particle has a mode of its own, where the scores

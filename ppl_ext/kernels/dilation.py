@@ -76,6 +76,7 @@ class Dilation(OfOneCoordinate):
             Always: the values are matrices.
         """
         raise ArgumentError(
-            "Expected a scalar kernel, found Dilation, whose values are matrices. Use Additive, or "
-            "an engine that needs the direction alone, such as SVGD."
+            "Expected a scalar kernel, found Dilation, whose values are matrices. Use "
+            'mixture([IMQ("dimension", metric="variance"), Linear()]), or an engine that needs the '
+            "direction alone, such as SVGD."
         )
