@@ -3,18 +3,58 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.kernels.base import Interactions, Kernel, KernelState
-from ppl_ext.kernels.coordinates import Coordinates, CoordinatesByMetric, coordinates
+from ppl_ext.kernels.coordinates import Coordinates, CoordinatesByMetric
 from ppl_ext.options import check_number
 
 #: Standard deviations from the mean between which the features lie.
 REACH = 3.0
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Bumps:
+    """Features of particles, each a function of one coordinate.
+
+    Parameters
+    ----------
+    frame : Coordinates
+        The particles in units of their deviations, u.
+    values, slopes : array
+        Bumps at all knots, and their derivatives with respect to u, shape (P, D, M).
+    """
+
+    frame: Coordinates
+    values: Float[Any, "P D M"]
+    slopes: Float[Any, "P D M"]
+
+    @property
+    def flat(self) -> Float[Any, "P DM"]:
+        """All features of each particle, shape (P, D M)."""
+        return self.values.reshape(len(self.values), -1)
+
+    @cached_property
+    def gram(self) -> Float[Any, "P P"]:
+        """The kernel at all pairs, shape (P, P)."""
+        return self.frame.arrays.over_coordinates(self.flat @ self.flat.T)
+
+    def smoothed(self, vectors: Float[Any, "P D"]) -> Float[Any, "P D"]:
+        """The matrix of the kernel at all pairs times vectors (P, D)."""
+        num, dim, _ = self.values.shape
+        flat = self.flat
+        # The smaller of both middle matrices; the first holds products of coordinates, of which
+        # other processes may have some.
+        if flat.shape[1] < num and dim == self.frame.arrays.num_coordinates(vectors):
+            product: Float[Any, "P D"] = flat @ (flat.T @ vectors)
+            return product
+        return self.gram @ vectors
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,33 +82,32 @@ class OfOneCoordinate(Kernel):
         """Yes: bumps are of one coordinate, and their products are summed over coordinates."""
         return True
 
-    def _features(self, particles: Float[Any, "P D"]) -> tuple[Any, Any, Coordinates]:
-        """Bumps at all knots, their derivatives, (P, D, M) each, and the coordinates u."""
-        functions = self.arrays.functions
-        frame = coordinates(self.arrays, "variance", particles)
+    def direction(
+        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+    ) -> tuple[Float[Any, "P D"], KernelState]:
+        return self.direction_at(state, CoordinatesByMetric(self.arrays, particles), scores)
+
+    @abstractmethod
+    def direction_at(
+        self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
+    ) -> tuple[Float[Any, "P D"], KernelState]: ...
+
+    def _bumps(self, points: CoordinatesByMetric) -> Bumps:
+        """The features of the particles, which kernels of one bandwidth have in common."""
+        return points.once(("bumps", float(self.bandwidth)), lambda: self._made(points))
+
+    def _made(self, points: CoordinatesByMetric) -> Bumps:
+        arrays, frame = self.arrays, points.frame("variance")
         width = 0.5 * math.sqrt(self.bandwidth)
         number = math.ceil(REACH / width)
-        knots = self.arrays.as_array(width * np.arange(-number, number + 1.0), frame.points)
+        knots = arrays.as_array(width * np.arange(-number, number + 1.0), frame.points)
         apart = (frame.points[:, :, None] - knots) / width
-        weight = (math.sqrt(math.pi) * self.arrays.num_coordinates(particles)) ** -0.5
-        values = weight * functions.exp(-0.5 * apart**2)
-        if filled := self.arrays.num_filled(particles):
-            own = np.arange(particles.shape[1]) < particles.shape[1] - filled
-            values = values * self.arrays.as_array(own, values)[:, None]
-        return values, -apart / width * values, frame
-
-    def _smoothed(
-        self, values: Float[Any, "P D M"], vectors: Float[Any, "P D"]
-    ) -> Float[Any, "P D"]:
-        """The matrix of the kernel at all pairs times vectors."""
-        num, dim, _ = values.shape
-        flat = values.reshape(num, -1)
-        # The smaller of both middle matrices; the first holds products of coordinates, of which
-        # other processes may have some.
-        if flat.shape[1] < num and dim == self.arrays.num_coordinates(vectors):
-            product: Float[Any, "P D"] = flat @ (flat.T @ vectors)
-            return product
-        return self.arrays.over_coordinates(flat @ flat.T) @ vectors
+        weight = (math.sqrt(math.pi) * arrays.num_coordinates(frame.points)) ** -0.5
+        values = weight * arrays.functions.exp(-0.5 * apart**2)
+        if filled := arrays.num_filled(frame.points):
+            size = frame.points.shape[1]
+            values = values * arrays.as_array(np.arange(size) < size - filled, values)[:, None]
+        return Bumps(frame, values, -apart / width * values)
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,23 +150,20 @@ class Additive(OfOneCoordinate):
 
     bandwidth: float = 2.0
 
-    def direction(
-        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+    def direction_at(
+        self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
-        values, slopes, frame = self._features(particles)
-        drift = self._smoothed(values, scores)
-        away = (slopes.sum(axis=0) * values).sum(axis=-1)
-        return (drift + frame.pulled_back(away)) / len(particles), state
+        bumps = self._bumps(points)
+        away = (bumps.slopes.sum(axis=0) * bumps.values).sum(axis=-1)
+        total = bumps.smoothed(scores) + bumps.frame.pulled_back(away)
+        return total / len(scores), state
 
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         """Values and gradients at all pairs; the gradients take (P, P, D)."""
-        functions = self.arrays.functions
-        values, slopes, frame = self._features(points.particles)
-        coefficients = functions.einsum("jdm,idm->jid", slopes, values)
-        identity = self.arrays.identity(values.shape[1], frame.points)
-        flat = values.reshape(len(values), -1)
-        return Interactions(flat @ flat.T, coefficients, frame.pulled_back(identity))
+        bumps = self._bumps(points)
+        coefficients = self.arrays.functions.einsum("jdm,idm->jid", bumps.slopes, bumps.values)
+        identity = self.arrays.identity(bumps.values.shape[1], bumps.values)
+        return Interactions(bumps.gram, coefficients, bumps.frame.pulled_back(identity))
 
     def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:
-        flat = self._features(particles)[0].reshape(len(particles), -1)
-        return flat @ flat.T
+        return self._bumps(CoordinatesByMetric(self.arrays, particles)).gram

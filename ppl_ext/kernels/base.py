@@ -107,6 +107,15 @@ class Kernel(Documented, abc.ABC):
             phi of shape (P, D), and the next state.
         """
 
+    def direction_at(
+        self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
+    ) -> tuple[Float[Any, "P D"], KernelState]:
+        """:meth:`direction` of the particles that ``points`` are of.
+
+        Terms of a sum have the same ``points``, and find in common what they can.
+        """
+        return self.direction(state, points.particles, scores)
+
     @property
     def translation_invariant(self) -> bool:
         """Whether k(x, y) is a function of x - y, with what a step holds constant."""
@@ -233,9 +242,15 @@ class Sum(Kernel):
         self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
         """Direction phi, shape (P, D): the sum of the terms' directions."""
-        total, states = self.arrays.functions.zeros_like(particles), {}
+        return self.direction_at(state, CoordinatesByMetric(self.arrays, particles), scores)
+
+    def direction_at(
+        self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
+    ) -> tuple[Float[Any, "P D"], KernelState]:
+        """:meth:`direction` of the particles that ``points`` are of."""
+        total, states = self.arrays.functions.zeros_like(points.particles), {}
         for i, kernel in enumerate(self.kernels):
-            phi, states[str(i)] = kernel.direction(state[str(i)], particles, scores)
+            phi, states[str(i)] = kernel.direction_at(state[str(i)], points, scores)
             total = total + phi
         return total, states
 
@@ -310,6 +325,13 @@ class Scaled(Kernel):
     ) -> tuple[Float[Any, "P D"], KernelState]:
         """Direction phi, shape (P, D)."""
         phi, state = self.kernel.direction(state, particles, scores)
+        return self.factor * phi, state
+
+    def direction_at(
+        self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
+    ) -> tuple[Float[Any, "P D"], KernelState]:
+        """:meth:`direction` of the particles that ``points`` are of."""
+        phi, state = self.kernel.direction_at(state, points, scores)
         return self.factor * phi, state
 
     @property

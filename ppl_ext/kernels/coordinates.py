@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxtyping import Float
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.kernels.arrays import KernelArrays, centre
 from ppl_ext.kernels.rules import ProductMetric
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +75,7 @@ class Coordinates:
 
 
 class CoordinatesByMetric:
-    """Particles in the coordinates of several metrics, each found once.
+    """Particles in the coordinates of several metrics, each found once, for the terms of a sum.
 
     Parameters
     ----------
@@ -83,17 +86,30 @@ class CoordinatesByMetric:
 
     def __init__(self, arrays: KernelArrays, particles: Float[Any, "P D"]) -> None:
         self.arrays, self.particles = arrays, particles
-        self._found: list[tuple[Any, Coordinates, Any]] = []
+        self._frames: list[tuple[Any, Coordinates]] = []
+        self._made: dict[Hashable, Any] = {}
+
+    def frame(self, metric: Any) -> Coordinates:
+        """The coordinates of a metric W."""
+        for known, frame in self._frames:
+            named = isinstance(known, str) and isinstance(metric, str)
+            if known is metric or (named and known == metric):
+                return frame
+        frame = coordinates(self.arrays, metric, self.particles)
+        self._frames.append((metric, frame))
+        return frame
 
     def of(self, metric: Any) -> tuple[Coordinates, Float[Any, "P D"]]:
         """The coordinates of a metric W, and W (z - c), shape (P, D)."""
-        for known, frame, gradients in self._found:
-            named = isinstance(known, str) and isinstance(metric, str)
-            if known is metric or (named and known == metric):
-                return frame, gradients
-        frame = coordinates(self.arrays, metric, self.particles)
-        self._found.append((metric, frame, frame.gradients()))
-        return self._found[-1][1:]
+        frame = self.frame(metric)
+        return frame, self.once(("gradients", id(frame)), frame.gradients)
+
+    def once(self, name: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` finds for these particles, found once under a name."""
+        if name not in self._made:
+            self._made[name] = make()
+        found: T = self._made[name]
+        return found
 
 
 def coordinates(arrays: KernelArrays, metric: Any, particles: Float[Any, "P D"]) -> Coordinates:

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from ppl_ext.errors import ArgumentError
 from ppl_ext.kernels.additive import OfOneCoordinate
 from ppl_ext.kernels.base import KernelState
+from ppl_ext.kernels.coordinates import CoordinatesByMetric
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,7 +35,8 @@ class Dilation(OfOneCoordinate):
     There are D^2 such pairs for P particles to obey, and so the kernel counts P / D^2 where there
     are fewer particles than pairs. On its own it moves no mean: take it in a sum.
 
-    A step costs what one of ``Additive`` does, and shares its features in a compiled step.
+    A step costs what one of ``Additive`` does. In a sum the two have their features in common,
+    where their bandwidths are equal.
 
     Parameters
     ----------
@@ -54,18 +56,18 @@ class Dilation(OfOneCoordinate):
 
     bandwidth: float = 4.0
 
-    def direction(
-        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+    def direction_at(
+        self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
-        values, slopes, frame = self._features(particles)
-        num, dim = len(particles), self.arrays.num_coordinates(particles)
-        points = frame.points
-        ones = self.arrays.functions.ones_like(points)
+        bumps = self._bumps(points)
+        num, dim = len(scores), self.arrays.num_coordinates(scores)
+        frame, u = bumps.frame, bumps.frame.points
+        ones = self.arrays.functions.ones_like(u)
         # u_e s_e and the derivative of u_e.
-        drift = self._smoothed(values, points * scores + frame.pulled_back(ones))
-        own = ((slopes * points[:, :, None]).sum(axis=0) * values).sum(axis=-1)
+        drift = bumps.smoothed(u * scores + frame.pulled_back(ones))
+        own = ((bumps.slopes * u[:, :, None]).sum(axis=0) * bumps.values).sum(axis=-1)
         weight = min(1.0, num / dim**2) / num
-        return weight * points * (drift + frame.pulled_back(own)), state
+        return weight * u * (drift + frame.pulled_back(own)), state
 
     def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:
         """Not defined.

@@ -55,14 +55,14 @@ class IMQ(MetricKernel):
         usual = self.exponent == -0.5
         return self.arrays.inverse_root(base) if usual else base**self.exponent
 
-    def direction(
-        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+    def direction_at(
+        self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
-        frame = self.coordinates(particles)
+        frame = points.frame(self.metric)
         values, slopes, bandwidth = self._parts(frame)
         pull = frame.gradients(2.0 / bandwidth)
         total = values @ scores - slopes @ pull + slopes.sum(axis=1, keepdims=True) * pull
-        return total / len(particles), state
+        return total / len(scores), state
 
     def _parts(self, frame: Coordinates) -> tuple[Any, Any, Any]:
         """k and the slopes of its gradient at all pairs, (P, P) each, and the bandwidth h."""
@@ -80,7 +80,7 @@ class IMQ(MetricKernel):
 
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         return radial_interactions(
-            *self._parts(points.of(self.metric)[0]), points=points, metric=self.metric
+            *self._parts(points.frame(self.metric)), points=points, metric=self.metric
         )
 
     def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:

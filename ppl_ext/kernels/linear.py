@@ -44,15 +44,15 @@ class Linear(MetricKernel):
     def __post_init__(self) -> None:
         check_metric(self.metric)
 
-    def direction(
-        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+    def direction_at(
+        self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
-        num, dim = len(particles), self.arrays.num_coordinates(particles)
-        frame = self.coordinates(particles)
+        num, dim = len(scores), self.arrays.num_coordinates(scores)
+        frame = points.frame(self.metric)
         weighted = frame.gradients(1.0 / dim)
         # Associate the product so that the middle matrix is the smaller of (D, D) and (P, P).
         # The first holds products of coordinates, of which other processes may have some.
-        if dim <= num and dim == particles.shape[1]:
+        if dim <= num and dim == scores.shape[1]:
             drift = frame.points @ (frame.partners.T @ scores)
         else:
             drift = frame.inner_products() @ scores

@@ -39,16 +39,16 @@ class RBF(MetricKernel):
         check_bandwidth(self.bandwidth)
         check_metric(self.metric)
 
-    def direction(
-        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+    def direction_at(
+        self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
-        frame = self.coordinates(particles)
+        frame = points.frame(self.metric)
         values, bandwidth = self._values(frame)
         pull = frame.gradients(2.0 / bandwidth)
         # sum_j grad_{z_j} k(z_j, z_i) = (2 / h) W (z_i sum_j k_ij - sum_j k_ij z_j): one Gram
         # matrix and one product serve both terms.
         total = values @ (scores - pull) + values.sum(axis=1, keepdims=True) * pull
-        return total / len(particles), state
+        return total / len(scores), state
 
     def _values(self, frame: Coordinates) -> tuple[Any, Any]:
         """k at all pairs (P, P), and the bandwidth h."""
@@ -61,7 +61,7 @@ class RBF(MetricKernel):
         return True
 
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
-        values, bandwidth = self._values(points.of(self.metric)[0])
+        values, bandwidth = self._values(points.frame(self.metric))
         return radial_interactions(values, values, bandwidth, points, self.metric)
 
     def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:

@@ -138,8 +138,8 @@ def hierarchical_kernel() -> Kernel:
     A quarter each of ``RBF("wide", metric="variance")`` and ``Additive(4.0)``, half of
     ``Linear()``, and 0.15 of ``Dilation()``; with a tenth as many particles as dimensions or fewer
     ``RBF()``. It is part of :func:`default_kernel`. Only engines that need the direction alone take
-    it, such as ``SVGD`` and ``SVGDVR``. Chosen on targets of ``python -m benchmarks semi-exact``, with seeds
-    that are not in its records.
+    it, such as ``SVGD`` and ``SVGDVR``. Chosen on targets of ``python -m benchmarks semi-exact``,
+    with seeds that are not in its records.
     """
     return ByParticleCount(_hierarchical(), _hierarchical(), RBF())
 

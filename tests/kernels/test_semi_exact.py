@@ -138,6 +138,11 @@ def test_stretches_by_definition(backend, kernels, num, dim):
         )
         with pytest.raises(ArgumentError, match="values are matrices"):
             kernel.gram({}, backend.array(particles))
+    # Terms of a sum have in common what is the same: bumps of two bandwidths are not.
+    terms = (kernels.Dilation(), kernels.Additive(0.9), kernels.Dilation(0.9))
+    found = direction(backend, sum(terms[1:], terms[0]), particles, scores)
+    expected = sum(direction(backend, term, particles, scores) for term in terms)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("dim", [3, 30])

@@ -421,6 +421,27 @@ def _kernels() -> Iterator[Mutation]:
         "semi_exact",
     )
     yield from neutral(
+        "kernels of one coordinate: the terms of a sum with one bandwidth",
+        "kernels/additive.py",
+        '("bumps", float(self.bandwidth))',
+        '("bumps",)',
+        "semi_exact",
+    )
+    yield from neutral(
+        "default kernel: as many particles as pairs asked for",
+        "kernels/rules.py",
+        "2 * number >= dim**2",
+        "number >= dim**2",
+        "kernels",
+    )
+    yield from neutral(
+        "default kernel: one coordinate taken for a pair",
+        "kernels/rules.py",
+        "return dim > 1 and ",
+        "return ",
+        "kernels",
+    )
+    yield from neutral(
         "preconditioned kernel: scores not pushed forward",
         "kernels/preconditioned.py",
         "frame.pushed_forward(scores)",
