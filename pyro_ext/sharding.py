@@ -270,7 +270,7 @@ class Sharding(ShardingShell):
         return self._exchanged(pieces).reshape(parts * count, size)
 
     def filled(self, dim: int) -> int:
-        """How many of this process's columns of :meth:`exchanged` stand behind all D coordinates."""
+        """How many columns of :meth:`exchanged` stand behind all D coordinates, in this process."""
         size = -(-dim // self.particle_parts)
         return min(size, max(0, size * (self._number("particles") + 1) - dim))
 
