@@ -155,10 +155,15 @@ def test_both_packages_are_compared_on_seeds_that_both_have() -> None:
     for backend, seeds, error in (("numpyro", (0, 1, 2), 0.1), ("pyro", (0, 2), 0.2)):
         for method in report.PACKAGES:
             for seed in seeds:
-                settings = {"group": "shaped"}
+                settings = {"group": "shaped", "particles": 100, "dim": 2}
                 run = records.Record("semi-exact", method, backend, "banana", seed, settings)
                 run.figures.update({"covariance error": error + seed, "Kolmogorov": 0.05})
                 runs.append(run)
     row = report.packages_table(runs).splitlines()[2]
     assert row.count("1.1 (0.050), 1.2 (0.050)") == 3 and row.endswith("2 |")
+    assert row.startswith("| banana | `hierarchical_kernel()` |")
+    for run in runs:
+        run.settings["dim"] = 15
+    row = report.packages_table(runs).splitlines()[2]
+    assert row.startswith("| banana | `IMQ + Linear` ")
     assert "banana" not in report.packages_table([run for run in runs if run.seed != 0][:3])
