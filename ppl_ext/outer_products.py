@@ -64,7 +64,9 @@ class OuterProducts:
         along = [(self.held(right) @ each)[..., None] for each in directions]
         rest = self.held(where(first, two, one)) - self.held(left) * where(first, *along[::-1])
         largest = size.max()
-        beyond = absolute(rest).max() > RANK_ONE_UP_TO * largest
+        # Squares of entries that are smaller than this are nothing, and so are their products.
+        known = largest > self.functions.finfo(largest.dtype).tiny ** 0.5
+        beyond = known & (absolute(rest).max() > RANK_ONE_UP_TO * largest)
         return (left, right), self.functions.ones_like(largest) * beyond
 
     def few(self, vectors: tuple[Any, Any]) -> bool:

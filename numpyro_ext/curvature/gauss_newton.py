@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, random
+from jax import Array, lax, random
 from jaxtyping import Float
 
 from numpyro_ext.curvature.coordinates import Coordinates
@@ -26,7 +26,7 @@ from numpyro_ext.curvature.row_structure import merged, rows_of, with_row
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.density.outputs import Output
-from ppl_ext.curvature import NO_STRUCTURE, RepeatedComponent, RowStructure
+from ppl_ext.curvature import NO_STRUCTURE, RepeatedComponent, RowStructure, factored_sides
 
 #: Values of latent sites, or rows of their coordinates, by name.
 BySite = dict[str, Array]
@@ -129,9 +129,39 @@ def jacobian_rows(
             found.append(_jacobian(lambda values: whitened(placed(values)), parts))
         return found
 
-    pieces = jax.vmap(rows)(z, random.split(rng_key, len(z)))
-    sites = [jnp.concatenate([piece[name] for piece in pieces], axis=1) for name in where.slices]
-    return jnp.concatenate(sites, axis=-1)
+    def of_all() -> BySite:
+        """Rows (P, R, ...) of each site in its shape."""
+        pieces = jax.vmap(rows)(z, random.split(rng_key, len(z)))
+        # In their own shapes first, which leaves one array to be put together of the sites.
+        return {
+            name: jnp.concatenate([p[name].reshape(*p[name].shape[:2], *shape) for p in pieces], 1)
+            for name, shape in shapes.items()
+        }
+
+    shapes = {name: target.layout.shapes[name] for name in where.slices}
+    found = _apart(of_all, z) if factored_sides(where.slices, shapes) else of_all()
+    flat = [found[name].reshape(*found[name].shape[:2], math.prod(shapes[name])) for name in shapes]
+    return jnp.concatenate(flat, axis=-1)
+
+
+def _apart(rows: Callable[[], BySite], z: Array) -> BySite:
+    """Rows by site at positions ``z``, computed apart from what is made of them.
+
+    On processors XLA computes the outer products of a linear layer as the vectors that they end up
+    in, and then divides for each entry to find its place, which takes four times as long. With what
+    comes out of a condition it can do no such thing, where it cannot foresee the condition.
+    """
+    if jax.default_backend() != "cpu":
+        return rows()
+
+    def unknown() -> BySite:
+        return {
+            name: jnp.full(found.shape, jnp.nan, found.dtype)
+            for name, found in jax.eval_shape(rows).items()
+        }
+
+    found: BySite = lax.cond(jnp.isfinite(z).all(), rows, unknown)
+    return found
 
 
 def _jacobian(function: Callable[[BySite], Array], parts: BySite) -> BySite:

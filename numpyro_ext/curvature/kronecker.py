@@ -77,11 +77,19 @@ def kronecker_factors(
         }
 
     last = LastRows(_ROWS, rank_one)
+    # Found once and before any condition, which would else need the rows in one piece.
+    of_all = None if rows is None else _ROWS.matrices(rows, slices, shapes)
+
+    def matrices_of(chunk: Array) -> Sums:
+        """Rows of a chunk, as matrices by site."""
+        if of_all is not None and chunk is rows:
+            return of_all
+        return _ROWS.matrices(chunk, slices, shapes)
 
     def half(side: int, other: Sums, quick: Collection[str]) -> Sums:
         def part(rows: Array) -> Sums:
             found = {}
-            every = _ROWS.matrices(rows, slices, shapes)
+            every = matrices_of(rows)
             vectors = last.vectors(rows, every) if quick else {}
             for name in other:
                 matrices = every[name]
@@ -102,7 +110,7 @@ def kronecker_factors(
     def found_by(quick: Collection[str], start: tuple[Sums, Sums]) -> tuple[Sums, Sums]:
         found: dict[str, tuple[Array, Array]] = {}
         if rows is not None and quick:
-            vectors = last.vectors(rows, _ROWS.matrices(rows, slices, shapes))
+            vectors = last.vectors(rows, matrices_of(rows))
             few = [name for name in quick if _ROWS.few(vectors[name])]
             found = {name: _ROWS.factors(vectors[name]) for name in few}
         others = [name for name in factored if name not in found]
@@ -126,7 +134,7 @@ def kronecker_factors(
     }
 
     def ranks(rows: Array) -> Sums:
-        return last.beyond(rows, _ROWS.matrices(rows, slices, shapes))
+        return last.beyond(rows, matrices_of(rows))
 
     if rank_one:
         beyond = total(ranks)

@@ -435,11 +435,38 @@ _FUNCTIONS = {
 }
 
 
+#: Functions of a tensor and a number, which is to the processor what a tensor of it is.
+_OF_NUMBERS = (torch.add, torch.sub, torch.rsub, torch.mul, torch.div, torch.pow)
+
+
 def _own_call(node: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     function = _FUNCTIONS.get(node.target)
     if function is None:
         function = getattr(node.target, "_op", node.target)
-    return function, node.args, node.kwargs
+    if function not in _OF_NUMBERS or not _has_number(node):
+        return function, node.args, node.kwargs
+    value, number = node.args
+    if function is torch.pow:
+        return (torch.mul, (value, value), {}) if number == 2 else (function, node.args, {})
+    # torch makes a tensor of a number at every call, which takes as long as a small operation.
+    held = torch.tensor(number, dtype=value.meta["val"].dtype)
+    if function is torch.rsub:
+        return torch.sub, (held, value), {}
+    return function, (value, held), {}
+
+
+def _has_number(node: Any) -> bool:
+    """Whether it is an operation of a tensor of floating type and a number, on the processor."""
+    if node.kwargs or len(node.args) != 2 or not isinstance(node.args[0], Node):
+        return False
+    value, number = node.args[0].meta.get("val"), node.args[1]
+    return (
+        isinstance(value, Tensor)
+        # Of half precision torch takes numbers as they are.
+        and value.dtype in (torch.float32, torch.float64)
+        and value.device.type == "cpu"
+        and isinstance(number, int | float)
+    )
 
 
 def replayed(

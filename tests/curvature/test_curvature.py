@@ -496,6 +496,15 @@ def test_outer_products_are_found_from_vectors_orthogonal_to_a_direction(backend
         assert bool(room.rank_one_sites(rows, {"w": slice(0, 20)}, {"w": (4, 5)})["w"])
 
 
+@pytest.mark.parametrize("size", [1e-17, 1e-36])
+def test_outer_products_without_squares_are_outer_products(backend: Any, size: float) -> None:
+    """Of a network whose weights are all next to zero: what is left of them is not exact."""
+    rng, room = np.random.default_rng(0), backend.room("curvature.kronecker")
+    outer = rng.normal(size=(2, 6, 4, 1)) * rng.normal(size=(2, 6, 1, 5))
+    rows = backend.xp.asarray((size * outer).reshape(2, 6, 20).astype(np.float32))
+    assert bool(room.rank_one_sites(rows, {"w": slice(0, 20)}, {"w": (4, 5)})["w"])
+
+
 def test_a_constant_prior_follows_the_names_of_arguments(backend: Any) -> None:
     host, dist, xp, room = backend.host, backend.dist, backend.xp, backend.room("curvature")
 

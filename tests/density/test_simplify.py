@@ -212,3 +212,16 @@ def test_numbers_that_are_not_finite_stay_with_the_entries() -> None:
     for function in (lambda x, y: (x * torch.inf).sum(1), lambda x, y: (x / 0.0).sum(1)):
         _, replay, _ = simplified(function, x, x)
         assert torch.isnan(replay(x, x)).all() and torch.isnan(function(x, x)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int64])
+def test_numbers_are_to_torch_what_tensors_of_them_are(dtype: torch.dtype) -> None:
+    """To the last digit, and with types that numbers alone do not change."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        found = [x + 0.1, x - 0.1, 0.7 - x, x * 0.3, x / 0.3, x**2, x**3, 2 - x, x * 2, x[0] * 0.1]
+        return torch.cat([each.reshape(-1).double() for each in found])
+
+    x = (10.0 * torch.randn(64, generator=torch.Generator().manual_seed(0))).to(dtype)
+    replay = simplified(function, x, x.clone())[1]
+    assert torch.equal(replay(x + 1, x), function(x + 1, x))

@@ -219,6 +219,20 @@ def _density() -> Iterator[Mutation]:
         "test_simplify",
     )
     yield from pyro(
+        "graphs: a number minus a tensor the other way round",
+        "density/simplify.py",
+        "return torch.sub, (held, value), {}",
+        "return torch.sub, (value, held), {}",
+        "test_simplify",
+    )
+    yield from pyro(
+        "graphs: numbers of half precision are rounded",
+        "density/simplify.py",
+        "value.dtype in (torch.float32, torch.float64)",
+        "value.dtype.is_floating_point",
+        "test_simplify",
+    )
+    yield from pyro(
         "graphs: cross entropy of the other label",
         "density/short_functions.py",
         "(1.0 - target) * input",
