@@ -140,10 +140,14 @@ def _written(
 
     In a loop the slices are the array, which is passed over once.
     """
+    last = user
     if body is not None:
-        user, around = next(each for each in body.values() if each.is_root), body
-    is_slice = user.kind == "dynamic-update-slice"
-    return around[user.operands[1]] if is_slice else user
+        last, around = next(each for each in body.values() if each.is_root), body
+    if last.kind != "dynamic-update-slice":
+        return user
+    over, slice_ = (around[name] for name in last.operands[:2])
+    # An array that is computed in the same operation is written as a whole.
+    return slice_ if body is None or over.kind == "parameter" else user
 
 
 def _bytes_read(

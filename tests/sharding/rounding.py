@@ -13,8 +13,8 @@ import numpy as np
 
 #: Differences that are rounding alone, in the units of the numbers or, for large ones, of these.
 TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
-#: Engines whose steps solve ill-conditioned systems: Newton's, and a covariance from few draws.
-AMPLIFYING = ("SVN", "BaM")
+#: Engines whose steps solve ill-conditioned systems: Newton's, and of covariances from few draws.
+AMPLIFYING = ("SVN", "BaM", "GSM")
 #: Changes of the data that are tried, and the times of what the largest does that a layout may do.
 #: Every step has sums whose order a layout changes, and the data are changed once.
 CHANGES, TIMES = range(4), 8.0
