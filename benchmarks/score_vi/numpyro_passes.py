@@ -127,9 +127,27 @@ def _moved(
                 moved[part, "read"] += inside[name].size if size and in_loop else size
                 if size and in_loop:
                     in_cache.add(name)
-        if each.entries > longest:
-            moved[part, "written"] += each.size
+        written = each if in_loop else _written(each, inside, body)
+        if written.entries > longest:
+            moved[part, "written"] += written.size
     return +moved
+
+
+def _written(
+    user: _Operation, around: dict[str, _Operation], body: dict[str, _Operation] | None
+) -> _Operation:
+    """What an operation writes: its array, or the slice that it writes over one.
+
+    In a loop the slices are the array, which is passed over once.
+    """
+    last = user
+    if body is not None:
+        last, around = next(each for each in body.values() if each.is_root), body
+    if last.kind != "dynamic-update-slice":
+        return user
+    over, slice_ = (around[name] for name in last.operands[:2])
+    # An array that is computed in the same operation is written as a whole.
+    return slice_ if body is None or over.kind == "parameter" else user
 
 
 def _bytes_read(

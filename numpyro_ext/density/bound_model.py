@@ -65,12 +65,12 @@ class BoundModel(BoundModelShell[Array]):
 
     def trace(
         self,
-        position: Float[Array, " D"],
+        position: Float[Array, " D"] | dict[str, Array],
         data: Data,
         indices: Indices,
         sizes: Mapping[str, int] | None = None,
     ) -> Trace:
-        """The model's trace at a position.
+        """The model's trace at a position, a vector or one that is split into sites already.
 
         Raises
         ------
@@ -78,7 +78,7 @@ class BoundModel(BoundModelShell[Array]):
             A latent site is not met.
         """
         seen: set[str] = set()
-        values = self.layout.split(position)
+        values = position if isinstance(position, dict) else self.layout.split(position)
         substitution = unconstraining(values, indices, seen, self.observed_sites)
         model = handlers.substitute(self.controlled(indices, sizes), substitute_fn=substitution)
         trace = self.run(model, data)

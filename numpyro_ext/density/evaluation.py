@@ -40,9 +40,9 @@ class Evaluation:
     sharding: Sharding | None = None
 
     def value(
-        self, data: Data, indices: Indices, position: Float[Array, " D"]
+        self, data: Data, indices: Indices, position: Float[Array, " D"] | dict[str, Array]
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """Log prior and log likelihood at one position."""
+        """Log prior and log likelihood at one position, a vector or one that is split already."""
         return self.bound.prior_and_likelihood(self.bound.trace(position, data, indices))
 
     def log_density(
@@ -54,12 +54,13 @@ class Evaluation:
     def score(self, data: Data, indices: Indices, position: Float[Array, " D"]) -> Score[Array]:
         """Tempered score at one position."""
 
-        def log_density(position: Array) -> tuple[Array, tuple[Array, Array]]:
-            values = self.value(data, indices, position)
+        def log_density(sites: dict[str, Array]) -> tuple[Array, tuple[Array, Array]]:
+            values = self.value(data, indices, sites)
             return tempered(*values, self.temperature), values
 
-        gradient, values = jax.grad(log_density, has_aux=True)(position)
-        return Score(gradient, *values)
+        layout = self.bound.layout
+        gradient, values = jax.grad(log_density, has_aux=True)(layout.split(position))
+        return Score(layout.join(gradient), *values)
 
     def parts(
         self, data: Data, indices: Indices, position: Float[Array, " D"]
@@ -75,6 +76,10 @@ class Evaluation:
         """A function of one position at many, in chunks."""
         count = jax.tree.leaves(positions)[0].shape[0]
         chunk = self.particle_chunk
+        if count == 1:
+            # Without an axis of one: the compiler would transpose gradients of products with it.
+            alone = function(jax.tree.map(lambda leaf: leaf[0], positions))
+            return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], alone)
         if chunk is None or chunk >= count:
             return jax.vmap(function)(positions)
         return lax.map(function, positions, batch_size=chunk)

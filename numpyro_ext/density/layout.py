@@ -21,6 +21,9 @@ __all__ = ["Data", "DataPlate", "Indices", "Layout"]
 
 Indices = dict[str, Array]
 
+#: Entries from which on a vector's memory is worth more than a short program.
+LONG = 2**18
+
 
 class Layout(FlatLayout):
     """The flat layout of latent sites, for JAX arrays."""
@@ -44,7 +47,26 @@ class Layout(FlatLayout):
             value = jnp.asarray(sites[name])
             lead = value.shape[: value.ndim - len(self.shapes[name])]
             pieces.append(jnp.reshape(value, (*lead, self.sizes[name])))
+        if self.dim > LONG:
+            return _joined_in_place(pieces)
         return jnp.concatenate(pieces, axis=-1)
+
+
+def _joined_in_place(pieces: list[Array]) -> Array:
+    """Long vectors joined along their last axis, each written to its place in one of zeros.
+
+    What a vector is computed by is then done while it is written. XLA joins vectors in one loop
+    over the entries of all on processors, which is many times as slow, or copies each once more.
+    """
+    *lead, _ = pieces[0].shape
+    length = sum(piece.shape[-1] for piece in pieces)
+    joined = jnp.zeros((*lead, length), jnp.result_type(*pieces))
+    # A place that the compiler does not know: it would make it a concatenation again.
+    start = lax.optimization_barrier(jnp.asarray(0, jnp.int32))
+    for piece in pieces:
+        joined = lax.dynamic_update_slice_in_dim(joined, piece, start, joined.ndim - 1)
+        start += piece.shape[-1]
+    return joined
 
 
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, type)

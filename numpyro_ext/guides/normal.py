@@ -65,18 +65,17 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
         if self.dim <= LONG:
             draws = loc + scale * self.noise(parameters, rng_key, (num, self.dim))
             return lax.stop_gradient(draws)
-        fast = is_threefry(rng_key) and loc.dtype == jnp.float32 and num * self.dim < 2**32
+        if is_threefry(rng_key) and loc.dtype == jnp.float32 and num * self.dim < 2**32:
+            # One operation, which the compiler divides among cores.
+            row, column = (lax.broadcasted_iota(jnp.uint32, (num, self.dim), k) for k in (0, 1))
+            noise = threefry_normal(rng_key, row * np.uint32(self.dim) + column)
+            return lax.stop_gradient(loc + scale * noise)
 
         def fill(number: int, draws: Array) -> Array:
             # The last piece goes over some of the one before it again.
             start = jnp.minimum(number * LONG, self.dim - LONG)
-            if fast:
-                row, column = (lax.broadcasted_iota(jnp.uint32, (num, LONG), k) for k in (0, 1))
-                places = row * np.uint32(self.dim) + column + start.astype(jnp.uint32)
-                noise = threefry_normal(rng_key, places)
-            else:
-                key = jax.random.fold_in(rng_key, number)
-                noise = self.noise(parameters, key, (num, LONG))
+            key = jax.random.fold_in(rng_key, number)
+            noise = self.noise(parameters, key, (num, LONG))
             mean, deviation = self.moments(part_of(parameters, start, LONG))
             return lax.dynamic_update_slice(draws, mean + deviation * noise, (0, start))
 

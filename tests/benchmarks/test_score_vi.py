@@ -156,7 +156,7 @@ def test_passes_of_a_compiled_program() -> None:
     jax = pytest.importorskip("jax")
     from benchmarks.score_vi import numpyro_passes
 
-    def step(x: Any, y: Any, short: Any) -> Any:
+    def step(x: Any, y: Any, short: Any, z: Any) -> Any:
         def body(k: Any, values: Any) -> Any:
             with jax.named_scope("draw"):
                 start = k * 1000
@@ -167,15 +167,18 @@ def test_passes_of_a_compiled_program() -> None:
 
         x = jax.lax.fori_loop(0, LONG // 1000, body, x)
         with jax.named_scope("score"):
-            return x * y[::-1] + short.sum()
+            # A slice written over an array outside of loops, at a place that is no constant.
+            place = short[0].astype(int)
+            z = jax.lax.dynamic_update_slice_in_dim(z, jax.numpy.sin(y[:5000]), place, 0)
+            return x * y[::-1] + short.sum(), z
 
-    arrays = (jax.numpy.ones(size) for size in (LONG, LONG, 100))
-    text = jax.jit(step, donate_argnums=0).lower(*arrays).compile().as_text()
+    arrays = (jax.numpy.ones(size) for size in (LONG, LONG, 100, LONG))
+    text = jax.jit(step, donate_argnums=(0, 3)).lower(*arrays).compile().as_text()
     assert dict(numpyro_passes.count(text, LONG // 50)) == {
         ("draw", "read"): 8 * LONG,
         ("draw", "written"): 4 * LONG,
-        ("score", "read"): 8 * LONG,
-        ("score", "written"): 4 * LONG,
+        ("score", "read"): 8 * LONG + 4 * 5000,
+        ("score", "written"): 4 * LONG + 4 * 5000,
     }
 
 

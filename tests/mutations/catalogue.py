@@ -840,6 +840,20 @@ def _long_vectors() -> Iterator[Mutation]:
     ]:
         yield from pyro(name, file, old, new, tests)
     yield from numpyro(
+        "long vectors: sites written over each other",
+        "density/layout.py",
+        "start += piece.shape[-1]",
+        "start += 0",
+        "target",
+    )
+    yield from numpyro(
+        "long vectors: draws share their noise",
+        "guides/normal.py",
+        "row * np.uint32(self.dim) + column",
+        "column",
+        "flat_density",
+    )
+    yield from numpyro(
         "derivative of softplus at the other sign",
         "guides/normal.py",
         "jnp.where(unconstrained < 0.0, small, 1.0)",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 import numpyro_ext as nx
 from benchmarks.scaling.collectives import collectives
 from ppl_ext.start import search
+from tests.sharding.rounding import AMPLIFYING, CHANGES, allowed, in_last_bit
 
 P, N, STEPS = 8, 64, 6
 
@@ -116,11 +118,13 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], str, bool, dict[str, str]]] = {
 }
 
 
-def data() -> tuple[np.ndarray, np.ndarray]:
+def data(change: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and responses, changed in their last bit or not."""
     rng = np.random.default_rng(0)
     kind = jnp.zeros(()).dtype
     X = rng.normal(size=(N, 3)).astype(kind)
-    return X, (X @ [1.0, -2.0, 0.5] + rng.normal(size=N)).astype(kind)
+    y = (X @ [1.0, -2.0, 0.5] + rng.normal(size=N)).astype(kind)
+    return (X, y) if change is None else (in_last_bit(X, change), in_last_bit(y, change))
 
 
 def sharding(layout: str) -> nx.Sharding:
@@ -148,32 +152,48 @@ def distance(found: Any, expected: Any) -> float:
     return max(apart) if all(np.isfinite(apart)) else np.inf
 
 
-def run(name: str, model: str, **options: Any) -> tuple[Any, Any]:
+def run(name: str, model: str, change: int | None = None, **options: Any) -> tuple[Any, Any]:
     engine = ENGINES[name](MODELS[model], **options)
-    result = engine.run(jax.random.key(0), STEPS, *data(), progress_bar=False, start="host")
-    return engine, result
+    given = {"progress_bar": False, "start": "host"}
+    return engine, engine.run(jax.random.key(0), STEPS, *data(change), **given)
 
 
 def of_engine(name: str, model: str, layout: str) -> dict[str, Any]:
-    """Parameters, losses and draws of a run, against one device's."""
-    one, expected = _alone(name, model)
-    engine, result = run(name, model, sharding=sharding(layout))
-    laid = [leaf.sharding.spec for leaf in jax.tree.leaves(result.params)]
+    """Parameters, losses and draws of a run, against one device's, and what these may differ."""
+    found = run(name, model, sharding=sharding(layout))
+    laid = [leaf.sharding.spec for leaf in jax.tree.leaves(found[1].params)]
     return {
-        "params": distance(result.params, expected.params),
-        "losses": distance(jnp.asarray(result.losses), jnp.asarray(expected.losses)),
-        "draws": distance(engine.get_samples(result.state), one.get_samples(expected.state)),
+        **_apart(found, _alone(name, model)),
         "split": any("p" in str(spec) for spec in laid),
+        "allowed": _allowed(name, model),
     }
 
 
-_runs: dict[Any, Any] = {}
+def _apart(found: tuple[Any, Any], expected: tuple[Any, Any]) -> dict[str, float]:
+    """How far two runs are from each other."""
+    (engine, result), (other, by_other) = found, expected
+    return {
+        "params": distance(result.params, by_other.params),
+        "losses": distance(jnp.asarray(result.losses), jnp.asarray(by_other.losses)),
+        "draws": distance(engine.get_samples(result.state), other.get_samples(by_other.state)),
+    }
 
 
-def _alone(name: str, model: str) -> Any:
-    if (name, model) not in _runs:
-        _runs[name, model] = run(name, model)
-    return _runs[name, model]
+@cache
+def _alone(name: str, model: str) -> tuple[Any, Any]:
+    return run(name, model)
+
+
+@cache
+def _allowed(name: str, model: str) -> dict[str, float]:
+    """The greatest difference of a layout, by what is compared."""
+    double = jax.config.read("jax_enable_x64")
+    changes = () if double or name not in AMPLIFYING else CHANGES
+    by_change = [_apart(run(name, model, change), _alone(name, model)) for change in changes]
+    return {
+        what: allowed("float64" if double else "float32", (each[what] for each in by_change))
+        for what in ("params", "losses", "draws")
+    }
 
 
 def of_after(name: str, model: str, layout: str) -> dict[str, Any]:

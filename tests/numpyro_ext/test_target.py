@@ -21,7 +21,7 @@ from numpyro.contrib.module import random_nnx_module
 from numpyro.infer.util import potential_energy
 from scipy import special, stats
 
-from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density import Data, LogDensity, layout
 from ppl_ext.errors import (
     ArgumentError,
     EvaluationWarning,
@@ -339,6 +339,30 @@ def test_arguments_are_checked() -> None:
         target.full_score(z, target.bind(args[0][:5], args[1][:5], batch=3))
     with pytest.raises(ArgumentError, match="init_strategy"):
         LogDensity(model, KEY, args, options, init_strategy=3)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_scores_of_long_vectors_are_those_of_short_ones(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also under another derivative; of one position, which has no axis of its own, and of more."""
+    model, args, options = SUBSAMPLED["network"]
+    target = LogDensity(model, KEY, args, options)
+    data, rows = target.bind(*args, **options), {"N": jnp.array([1, 3])}
+    z = jnp.asarray(np.random.default_rng(0).normal(size=(number, target.dim)))
+
+    def figures(z: jax.Array) -> Any:
+        def score(z: jax.Array) -> jax.Array:
+            return target._evaluation.batch(target._evaluation.score, z, data, rows).score
+
+        return score(z), jax.jvp(score, (z,), (jnp.cos(z),))[1]
+
+    expected = figures(z)
+    values = [target.log_density(z.at[:, 2].add(h), data, rows) for h in (1e-5, -1e-5)]
+    np.testing.assert_allclose(expected[0][:, 2], (values[0] - values[1]) / 2e-5, rtol=1e-6)
+    monkeypatch.setattr(layout, "LONG", 1)
+    for found, value in zip(figures(z), expected, strict=True):
+        np.testing.assert_allclose(found, value, ROUNDING)
 
 
 def test_structure_that_changes_between_runs_is_noticed() -> None:

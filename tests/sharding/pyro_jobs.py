@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import pyro_ext as px
 from ppl_ext.start import search
+from tests.sharding.rounding import AMPLIFYING, CHANGES, in_last_bit
 
 #: By name, the sizes of a mesh's dimensions, and what they split.
 LAYOUTS: dict[str, tuple[tuple[int, ...], dict[str, str]]] = {
@@ -106,11 +107,18 @@ ENGINES: dict[str, Callable[..., Any]] = {
 
 
 def fitted(
-    engine: str, sharding: px.Sharding | None, dtype: torch.dtype, steps: int
+    engine: str,
+    sharding: px.Sharding | None,
+    dtype: torch.dtype,
+    steps: int,
+    change: int | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Losses and draws of a fresh engine after some steps."""
-    made = ENGINES[engine](seed=3, dtype=dtype, sharding=sharding)
-    result = made.run(steps, *arrays(dtype), start="host", progress_bar=False)
+    """Losses and draws of a fresh engine after some steps, on data changed in their last bit."""
+    made, data = ENGINES[engine](seed=3, dtype=dtype, sharding=sharding), arrays(dtype)
+    if change is not None:
+        x, y = (torch.as_tensor(in_last_bit(each.numpy(), change)) for each in data)
+        data = x, y
+    result = made.run(steps, *data, start="host", progress_bar=False)
     number = None if hasattr(made, "num_particles") and engine != "LaplaceGGN" else 4
     draws = made.get_samples(number)
     figures = {name: torch.as_tensor(each) for name, each in result.info.items()}
@@ -126,14 +134,17 @@ def fitted(
 def equality(
     rank: int, folder: Path, engine: str, layout: str, precision: str, steps: int = 6
 ) -> dict[str, Any]:
-    """The fit on a layout, and in one process."""
+    """The fit on a layout, in one process, and there on data that are changed."""
     dtype = getattr(torch, precision)
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
+    amplifying = precision == "float32" and engine.startswith(AMPLIFYING)
+    changes = CHANGES if amplifying and rank == 0 else ()
     try:
         return {
             "sharded": fitted(engine, sharding_of(layout), dtype, steps),
             "alone": fitted(engine, None, dtype, steps),
+            "changed": [fitted(engine, None, dtype, steps, change) for change in changes],
         }
     finally:
         torch.set_default_dtype(default)
