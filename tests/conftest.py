@@ -195,6 +195,15 @@ class Timekeeper:
         # The sort is stable: within a file tests keep their order.
         items.sort(key=length, reverse=True)
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Iterator[None]:
+        """Look for no garbage while modules are imported: next to nothing of it is."""
+        gc.disable()
+        try:
+            return (yield)
+        finally:
+            gc.enable()
+
     def pytest_collection_finish(self) -> None:
         """Look for garbage less often: there are millions of objects that stay."""
         gc.collect()
