@@ -285,6 +285,18 @@ def clean_pyro() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def seeds_of_devices_that_are_there() -> Iterator[None]:
+    """Have torch keep no seeds for other devices, each of which it keeps with a stack as text."""
+    torch: Any = sys.modules.get("torch")
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("cuda", "xpu", "mtia"):
+            devices = getattr(torch, kind, None)
+            if devices is not None and not devices.is_available():
+                patch.setattr(devices, "manual_seed_all", lambda seed: None, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def start_of_the_host() -> Iterator[None]:
     """Have engines start by the host's init strategy: searches would double their tests' time."""
     from ppl_ext.engine import EngineShell
