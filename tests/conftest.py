@@ -195,6 +195,15 @@ class Timekeeper:
         # The sort is stable: within a file tests keep their order.
         items.sort(key=length, reverse=True)
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Iterator[None]:
+        """Look for no garbage while modules are imported: next to nothing of it is."""
+        gc.disable()
+        try:
+            return (yield)
+        finally:
+            gc.enable()
+
     def pytest_collection_finish(self) -> None:
         """Look for garbage less often: there are millions of objects that stay."""
         gc.collect()
@@ -273,6 +282,18 @@ def clean_pyro() -> Iterator[None]:
     yield
     if "pyro" in sys.modules:
         sys.modules["pyro"].clear_param_store()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def seeds_of_devices_that_are_there() -> Iterator[None]:
+    """Have torch keep no seeds for other devices, each of which it keeps with a stack as text."""
+    torch: Any = sys.modules.get("torch")
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("cuda", "xpu", "mtia"):
+            devices = getattr(torch, kind, None)
+            if devices is not None and not devices.is_available():
+                patch.setattr(devices, "manual_seed_all", lambda seed: None, raising=False)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

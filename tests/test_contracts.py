@@ -28,8 +28,16 @@ EXACT = {"GSM", "BaM", "FisherVI", "SteinDiscrepancyVI"}
 #: One for each engine and solver.
 ROWS = [name for name in REGISTRY if name not in ("BaM, constant weight", "FisherVI, covariance")]
 #: Rows whose state is that of SVGD, SVN or BaM and is kept by the same code, and one whose solver
-#: test_proximal.py takes through these tests; the slow tests run them here too.
-LIKE_OTHERS = ("WGD", "DeepEnsemble", "SVN, block diagonal", "GSM", "ProximalScoreVI, gradient")
+#: test_proximal.py takes through these tests; the slow tests run them here too. The state of SVGDVR
+#: is SVGD's with an estimator's, which test_variance_reduction.py resumes.
+LIKE_OTHERS = (
+    "WGD",
+    "DeepEnsemble",
+    "SVN, block diagonal",
+    "GSM",
+    "ProximalScoreVI, gradient",
+    "SVGDVR",
+)
 
 
 class Killed(Exception):

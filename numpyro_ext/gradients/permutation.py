@@ -7,6 +7,7 @@ the rows last for, and under a map over chains it would run at every step.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -72,9 +73,9 @@ def permuted(
         upper, lower = row // width, row % width
         for number in range(ROUNDS):
             if number % 2:
-                upper = _shifted(upper, _hash(lower, order[number]), height)
+                upper = _shifted(upper, lower, order[number], height)
             else:
-                lower = _shifted(lower, _hash(upper, order[number]), width)
+                lower = _shifted(lower, upper, order[number], width)
         return upper * width + lower
 
     def outside(row: Array) -> Array:
@@ -107,10 +108,12 @@ def next_rows(
     return permuted(order, position + jnp.arange(count), size), order, position + count
 
 
-def _shifted(coordinate: Array, bits: Array, extent: int) -> Array:
-    """The coordinate plus a number below its extent that random bits stand for, going round."""
+# Under ``jax.jit`` a round is traced and lowered once for all that are alike.
+@partial(jax.jit, static_argnames="extent")
+def _shifted(coordinate: Array, other: Array, key: Array, extent: int) -> Array:
+    """The coordinate plus a random number below its extent of the other one, going round."""
     # Sixteen bits suffice, as extents are below 2^16, and their product stays within 32.
-    moved = coordinate + ((bits >> 16) * jnp.uint32(extent) >> 16)
+    moved = coordinate + ((_hash(other, key) >> 16) * jnp.uint32(extent) >> 16)
     return jnp.where(moved >= extent, moved - extent, moved)
 
 

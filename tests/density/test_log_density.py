@@ -199,7 +199,10 @@ def test_local_latents_with_events_take_their_rows(backend: Any) -> None:
     close(backend, backwards.score, target.full_score(backend.array(z), data).score)
 
 
-@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 7, 19])
+# Sweeps of seven rows at a time test_host_potentials.py compares for every model of the zoo.
+@pytest.mark.parametrize(
+    "chunk", [*(pytest.param(each, marks=pytest.mark.slow) for each in (1, 7)), 19]
+)
 def test_chunked_sweep_equals_a_single_sweep(backend: Any, chunk: int) -> None:
     target, data = local_target(backend, data_chunk=chunk, particle_chunk=2)
     z = backend.array(positions(target))

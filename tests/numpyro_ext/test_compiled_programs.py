@@ -1,4 +1,4 @@
-"""How many programs JAX compiles until an engine's first step, and for a diagnostic's first call.
+"""How many programs JAX compiles for a target, until an engine's first step, and for diagnostics.
 
 Each takes a tenth of a second or a few, and together they are what a user waits for. Every count is
 that of a fresh process: a copy of one that has imported everything and has not computed anything.
@@ -23,10 +23,13 @@ ROOT = Path(__file__).parents[2]
 #: From construction to the first step, the host's set-up of a guide included.
 UNTIL_FIRST_STEP = 14
 FOR_A_DIAGNOSTIC = 6
+FOR_A_TARGET = 2
 DIAGNOSTICS = ("get_samples", "elbo", "psis_khat", "ksd", "to_arviz")
+#: Models whose targets are made, with starting positions.
+TARGETS = ("eight_schools_noncentered", "logistic_regression", "local_latents")
 #: One engine of particles and one of guides, and one that looks at the curvature; none of this is
 #: found in the folder of compiled programs, so that the rest is left to the slow tests.
-FAST = ("SVGD", "ProximalScoreVI, regression", "LaplaceGGN", "to_arviz")
+FAST = ("SVGD", "ProximalScoreVI, regression", "LaplaceGGN", "to_arviz", *TARGETS)
 
 COUNT = """
 import json
@@ -35,6 +38,7 @@ import sys
 import warnings
 
 import jax
+import numpy as np
 import numpyro_ext as nx
 from jax import monitoring
 from tests.models import numpyro_models as models, zoo
@@ -50,6 +54,13 @@ def note(event, duration_secs, fun_name="", **_):
 
 
 monitoring.register_event_duration_secs_listener(note)
+
+
+def target(name):
+    key, arguments = jax.random.PRNGKey(0), tuple(map(np.asarray, models.arguments(name)))
+    compiled.clear()
+    made = nx.LogDensity(models.build(name), key, arguments)
+    made.initial_positions(10, key, made.bind(*arguments))
 
 
 def first_step(name):
@@ -82,7 +93,7 @@ def diagnostic(name):
 for name in sys.argv[1:]:
     sys.stdout.flush()
     if os.fork() == 0:
-        (first_step if name in REGISTRY else diagnostic)(name)
+        (first_step if name in REGISTRY else target if hasattr(models, name) else diagnostic)(name)
         print(json.dumps([name, compiled]), flush=True)
         os._exit(0)
     _, status = os.wait()
@@ -92,8 +103,8 @@ for name in sys.argv[1:]:
 
 @cache
 def counts(fast: bool) -> dict[str, list[str]]:
-    """Names of the programs that were compiled, by row of the registry and by diagnostic."""
-    names = [name for name in (*REGISTRY, *DIAGNOSTICS) if (name in FAST) == fast]
+    """Names of the programs that were compiled, by model, row of the registry and diagnostic."""
+    names = [name for name in (*TARGETS, *REGISTRY, *DIAGNOSTICS) if (name in FAST) == fast]
     ended = subprocess.run(
         [sys.executable, "-c", COUNT, *names],
         cwd=ROOT,
@@ -108,6 +119,12 @@ def counts(fast: bool) -> dict[str, list[str]]:
 def each(names: Iterable[str]) -> list[Any]:
     marks = {name: [] if name in FAST else [pytest.mark.slow] for name in names}
     return [pytest.param(name, marks=own) for name, own in marks.items()]
+
+
+@pytest.mark.parametrize("model", TARGETS)
+def test_a_target_and_its_starting_positions(model: str) -> None:
+    found = counts(True)[model]
+    assert 0 < len(found) <= FOR_A_TARGET, found
 
 
 @pytest.mark.parametrize("row", each(sorted(REGISTRY)))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -219,37 +216,6 @@ def test_the_first_steps_are_taken_by_a_program_that_is_quickly_compiled(
     np.testing.assert_array_equal(taken, loop(2, 3, loop(0, 2, x)))
     loop(5, 4, taken)
     assert levels == [True, False]
-
-
-_COUNT = """
-import jax, numpy as np
-jax.config.update("jax_enable_compilation_cache", False)
-names = []
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, _, **details: names.append(details.get("fun_name"))
-    if event == "/jax/core/compile/backend_compile_duration" else None
-)
-from numpyro_ext.density import LogDensity
-from tests.models import numpyro_models
-
-key = jax.random.PRNGKey(0)
-for name in ("eight_schools_noncentered", "logistic_regression", "local_latents"):
-    args = tuple(np.asarray(array) for array in numpyro_models.arguments(name))
-    del names[:]
-    target = LogDensity(numpyro_models.build(name), key, args)
-    target.initial_positions(10, key, target.bind(*args))
-    print(name, len(names), names)
-"""
-
-
-def test_a_target_and_its_starting_positions_are_two_programs() -> None:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    lines = subprocess.run(
-        [sys.executable, "-c", _COUNT], capture_output=True, text=True, check=True, env=environment
-    ).stdout.splitlines()
-    assert len(lines) == 3
-    for line in lines:
-        assert int(line.split()[1]) <= 2, line
 
 
 def test_settings_for_looking_for_a_mistake_are_followed() -> None:

@@ -57,6 +57,17 @@ def arrays(dtype: torch.dtype = torch.float64, dim: int = 3) -> tuple[torch.Tens
     return torch.as_tensor(x, dtype=dtype), torch.as_tensor(y, dtype=dtype)
 
 
+def both_ways(
+    rank: int, layout: str, figures: Callable[[px.Sharding | None], dict[str, torch.Tensor]]
+) -> dict[str, Any]:
+    """Figures on a layout, and those of one process, which the first one alone computes."""
+    sharded = figures(sharding_of(layout))
+    alone = figures(None) if rank == 0 else {}
+    # The others wait here, and not in the first exchange of their next job, which has a timeout.
+    torch.distributed.barrier()
+    return {"sharded": sharded, "alone": alone}
+
+
 def adam(**clip: float) -> Any:
     return pyro.optim.Adam({"lr": 0.05}, clip or None)
 
@@ -138,14 +149,13 @@ def equality(
     dtype = getattr(torch, precision)
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
-    amplifying = precision == "float32" and engine.startswith(AMPLIFYING)
-    changes = CHANGES if amplifying and rank == 0 else ()
     try:
-        return {
-            "sharded": fitted(engine, sharding_of(layout), dtype, steps),
-            "alone": fitted(engine, None, dtype, steps),
-            "changed": [fitted(engine, None, dtype, steps, change) for change in changes],
-        }
+        found = both_ways(rank, layout, lambda sharding: fitted(engine, sharding, dtype, steps))
+        if precision == "float32" and engine.startswith(AMPLIFYING):
+            changes = CHANGES if rank == 0 else ()
+            found["changed"] = [fitted(engine, None, dtype, steps, change) for change in changes]
+            torch.distributed.barrier()
+        return found
     finally:
         torch.set_default_dtype(default)
 
@@ -221,7 +231,7 @@ def loaded(rank: int, folder: Path, engine: str, layout: str) -> dict[str, Any]:
 
     torch.set_default_dtype(torch.float64)
     try:
-        return {"sharded": figures(sharding_of(layout)), "alone": figures(None)}
+        return both_ways(rank, layout, figures)
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -343,12 +353,12 @@ def kernels(rank: int, folder: Path) -> dict[str, Any]:
 
     divided = sharding_of("all to all")
     found: dict[str, Any] = {"sharded": {}, "alone": {}, "refused": ""}
-    for name, kernel in KERNELS.items():
-        found["sharded"][name] = particles(kernel, divided)
-        found["alone"][name] = particles(kernel, None)
-    for where, sharding in (("sharded", divided), ("alone", None)):
+    for where, sharding in (("sharded", divided), ("alone", None))[: 2 if rank == 0 else 1]:
+        for name, kernel in KERNELS.items():
+            found[where][name] = particles(kernel, sharding)
         found[where]["default, few"] = particles(None, sharding, dim=59)
         found[where]["default, many"] = particles(None, sharding, dim=1)
+    torch.distributed.barrier()
     try:
         particles(px.RBF(metric=torch.ones(3)), divided)
     except px.ArgumentError as error:
@@ -424,7 +434,7 @@ def after_the_fit(rank: int, folder: Path, layout: str) -> dict[str, Any]:
         found |= {f"predicted {name}": np.array(predicted[name]) for name in predicted.data_vars}
         return {name: torch.as_tensor(each) for name, each in found.items()}
 
-    return {"sharded": figures(sharding_of(layout)), "alone": figures(None)}
+    return both_ways(rank, layout, figures)
 
 
 def chains(rank: int, folder: Path, layout: str) -> dict[str, Any]:
@@ -438,7 +448,7 @@ def chains(rank: int, folder: Path, layout: str) -> dict[str, Any]:
         mcmc.run(*arrays())
         return dict(mcmc.get_samples(group_by_chain=True))
 
-    return {"sharded": draws(sharding_of(layout)), "alone": draws(None)}
+    return both_ways(rank, layout, draws)
 
 
 def whole_fit(rank: int, folder: Path, layout: str, loader: bool = False) -> dict[str, Any]:
@@ -455,6 +465,6 @@ def whole_fit(rank: int, folder: Path, layout: str, loader: bool = False) -> dic
 
     torch.set_default_dtype(torch.float64)
     try:
-        return {"sharded": draws(sharding_of(layout)), "alone": draws(None)}
+        return both_ways(rank, layout, draws)
     finally:
         torch.set_default_dtype(torch.float32)

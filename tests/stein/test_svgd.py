@@ -80,7 +80,8 @@ class TestPosteriors:
             pytest.param("exponential", "IMQ", marks=pytest.mark.slow),
             pytest.param("dirichlet", "RBF", marks=pytest.mark.slow),
             pytest.param("lkj_cholesky", "RBF", marks=pytest.mark.in_one_package),
-            pytest.param("dependent_uniform", "RBF", marks=pytest.mark.in_one_package),
+            # With other kernels: test_a_linear_term_restores_the_spread, and the registry.
+            pytest.param("dependent_uniform", "RBF", marks=pytest.mark.slow),
             pytest.param("gamma_poisson", None, marks=pytest.mark.slow),
         ],
     )
