@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--newton-batch", type=count, help="rows of a Newton step (64, 256 or 512, by the set)"
     )
     parser.add_argument(
-        "--particles", nargs="+", type=count, default=[5], metavar="P", help="paper: 5"
+        "--particles", nargs="+", type=count, metavar="P", help="default: 5, as the paper has"
     )
     parser.add_argument(
         "--rates",
@@ -93,7 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--full",
         action="store_true",
-        help="all methods, all splits and 5, 10 and 20 particles; goes on with --resume",
+        help="unless told otherwise all methods, all splits and 5, 10 and 20 particles; goes on "
+        "with --resume",
     )
 
 

@@ -40,7 +40,8 @@ SPLITS = {2_000: 3, 20_000: 1, 100_000: 1}
 #: score are less noisy.
 NEWTON_BATCHES = {2_000: 64, 20_000: 256, 100_000: 512}
 TEST_SHARE = 0.1
-#: Numbers of particles of the whole study.
+#: Particles unless told otherwise, and of the whole study.
+PARTICLES = 5
 FULL_PARTICLES = (5, 10, 20)
 #: The first split is the one on which the settings of Newton steps were found; no figure is of it
 #: unless all splits are asked for.
@@ -95,7 +96,7 @@ class Budget:
     newton_epochs: int | None = None
     batch: int = 32
     newton_batch: int | None = None
-    particles: int = 5
+    particles: int = PARTICLES
     rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
     dampings: tuple[float, ...] = (0.3, 3.0, 10.0)
     chain_rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2)
@@ -106,7 +107,7 @@ class Budget:
         """That of the command line for one number of particles."""
         return cls(
             arguments.epochs,
-            1_000 if arguments.full else arguments.splits,
+            arguments.splits or (1_000 if arguments.full else None),
             arguments.newton_epochs,
             arguments.batch,
             arguments.newton_batch,
@@ -156,7 +157,7 @@ def run(arguments: argparse.Namespace) -> int:
     book = Book(arguments.out / "bnn.jsonl", arguments.resume, arguments.retry_failed)
     default = tuple(METHODS) if arguments.full else DEFAULT_METHODS
     methods = {name: METHODS[name] for name in arguments.methods or default}
-    particles = FULL_PARTICLES if arguments.full else arguments.particles
+    particles = arguments.particles or (FULL_PARTICLES if arguments.full else (PARTICLES,))
     runs: list[Record] = []
     missing = 0
     names = arguments.sets or SETS

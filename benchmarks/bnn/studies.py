@@ -88,7 +88,7 @@ def options(book: Book, data: datasets.Dataset, backend: str, arguments: argpars
     chosen = variants(arguments.study)
     if arguments.methods:
         chosen |= {name: METHODS[name] for name in arguments.methods}
-    budget = Budget.of(arguments, arguments.particles[0])
+    budget = Budget.of(arguments, _particles(arguments))
     runs = protocol.compare(book, data, backend, chosen, budget)
     groups = report.grouped(runs)
     stem = f"bnn-{arguments.study}-{data.name}-{backend}"
@@ -96,6 +96,10 @@ def options(book: Book, data: datasets.Dataset, backend: str, arguments: argpars
     _write_table(arguments.out / f"{stem}.md", rows, runs)
     report.plot_whole_runs(groups, arguments.out / f"{stem}.png")
     return int(all(run.failed for run in runs))
+
+
+def _particles(arguments: argparse.Namespace, default: int = protocol.PARTICLES) -> int:
+    return arguments.particles[0] if arguments.particles else default
 
 
 def _write_table(path: Path, rows: list[dict[str, Any]], runs: list[Record]) -> None:
@@ -110,7 +114,7 @@ def particles(
 ) -> int:
     """Test NLL by the number of particles: the paper's Figure D.3."""
     names = arguments.methods or ["Ensemble", "SVGD", "SVN"]
-    numbers = arguments.particles if arguments.particles != [5] else NUMBERS
+    numbers = arguments.particles or NUMBERS
     runs: list[Record] = []
     for number in numbers:
         budget = Budget.of(arguments, number)
@@ -170,9 +174,9 @@ def toy(book: Book, backend: str, arguments: argparse.Namespace) -> int:
     """Predictive means and bands of the methods on the cubic: the paper's Figure 3."""
     names = arguments.methods or ["Ensemble", "WGD", "SVGD", "SVN"]
     rows, grid, plain = toy_rows()
-    number = arguments.particles[0] if arguments.particles != [5] else TOY_PARTICLES
     budget = dataclasses.replace(
-        Budget.of(arguments, number), epochs=arguments.epochs or TOY_EPOCHS
+        Budget.of(arguments, _particles(arguments, TOY_PARTICLES)),
+        epochs=arguments.epochs or TOY_EPOCHS,
     )
     drawn: dict[str, tuple[Floats, Floats]] = {}
     for name in names:
@@ -183,7 +187,11 @@ def toy(book: Book, backend: str, arguments: argparse.Namespace) -> int:
         candidates = budget.candidates(method)
         candidate = candidates[len(candidates) // 2]
         settings: dict[str, Any] = {"split": 0, "candidate": candidate, "epochs": epochs}
-        settings |= {"batch": setting.batch, "particles": number, "kernel": method.kernel}
+        settings |= {
+            "batch": setting.batch,
+            "particles": setting.particles,
+            "kernel": method.kernel,
+        }
         record = Record("bnn toy", name, backend, "cubic", 0, settings)
 
         def work(
@@ -260,7 +268,7 @@ def matrices(
     epochs = arguments.epochs or MATRIX_EPOCHS[-1]
     shown = [max(1, round(epoch * epochs / MATRIX_EPOCHS[-1])) for epoch in MATRIX_EPOCHS]
     budget = dataclasses.replace(
-        Budget.of(arguments, arguments.particles[0]),
+        Budget.of(arguments, _particles(arguments)),
         epochs=epochs,
         newton_batch=MATRIX_BATCH,
         hidden=MATRIX_HIDDEN,

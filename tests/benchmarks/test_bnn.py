@@ -357,6 +357,12 @@ def test_the_whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     found = [(name.strip(), number.strip()) for name, _, number in rows]
     assert found[:5] == [(name, "–") for name in without]
     assert found[5:] == [(name, str(p)) for p in (5, 10, 20) for name in asked[20][0]]
+    # What is named stands.
+    asked.clear()
+    out = str(tmp_path / "named")
+    named = ["--methods", "SVGD", "--splits", "2", "--particles", "7", "--out", out]
+    assert command_line.main(["bnn", "--sets", "yacht", "--full", *named]) == 0
+    assert asked == {7: (["SVGD"], range(1, 3))}
     # Fewer than there are begin with the second.
     assert protocol.Budget(splits=3).splits_for(data) == range(1, 4)
 
