@@ -100,7 +100,8 @@ class Sharding(ShardingShell):
         batches that come from a loader.
     exchange : {"all-gather", "all-to-all"}
         How a kernel gets to see all particles; see :mod:`ppl_ext.sharding`. The second is for
-        ``RBF``, ``IMQ`` and ``Linear``, their sums and multiples, and the default kernel.
+        ``RBF``, ``IMQ``, ``Linear``, ``Additive`` and ``Dilation``, their sums and multiples, and
+        the default kernel.
     timeout : float, default 50
         Seconds that a process waits for the others in a collective before it ends with
         :class:`~ppl_ext.errors.RankLostError`. Longer than a checkpoint takes to write.

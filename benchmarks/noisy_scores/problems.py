@@ -28,6 +28,8 @@ POSTERIORS = (
     "arK-arK",
     "kidiq_with_mom_work-kidscore_mom_work",
     "mesquite-logmesquite",
+    "mesquite-mesquite",
+    "nes1976-nes",
 )
 #: The start: how far means are off on average, and deviations, in those of the best Normal.
 OFF, NARROW = 2.0, 0.5

@@ -30,6 +30,8 @@ CORRELATION, CONDITION = 0.76, 1000.0
 #: Posteriors that are near to Normal, and have few rows.
 POSTERIORS = ("kidiq_with_mom_work-kidscore_mom_work", "arK-arK", "mesquite-logmesquite")
 EIGHT_SCHOOLS = "eight_schools-eight_schools_noncentered"
+#: On eight schools also with these: the number of the README, and that of an engine by itself.
+FEWER = (64, 32)
 
 
 @dataclass(frozen=True)
@@ -191,16 +193,17 @@ def shaped(database: Database) -> Iterator[Problem]:
         )
     if EIGHT_SCHOOLS in database:
         posterior = database[EIGHT_SCHOOLS]
-        yield Problem(
-            "eight schools",
-            "shaped",
-            "eight schools",
-            sum(posterior.dimensions.values()),
-            PARTICLES,
-            partial(_native, posterior.model_name, posterior.data()),
-            partial(_reference_of, posterior),
-            further=True,
-        )
+        for number in (PARTICLES, *FEWER):
+            yield Problem(
+                "eight schools" if number == PARTICLES else f"eight schools, P = {number}",
+                "shaped",
+                "eight schools",
+                sum(posterior.dimensions.values()),
+                number,
+                partial(_native, posterior.model_name, posterior.data()),
+                partial(_reference_of, posterior),
+                further=True,
+            )
 
 
 #: Dimensions of the Normals by family, and dimensions and particles of those with few.

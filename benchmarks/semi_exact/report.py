@@ -91,6 +91,8 @@ ON_PAGE = (
     "Student t, D = 5",
     "log-gamma, D = 30",
     "eight schools",
+    "eight schools, P = 64",
+    "eight schools, P = 32",
 )
 HEADINGS = {
     DEFAULT: f"`{DEFAULT}`",

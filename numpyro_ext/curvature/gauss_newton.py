@@ -149,7 +149,8 @@ def _apart(rows: Callable[[], BySite], z: Array) -> BySite:
 
     On processors XLA computes the outer products of a linear layer as the vectors that they end up
     in, and then divides for each entry to find its place, which takes four times as long. With what
-    comes out of a condition it can do no such thing, where it cannot foresee the condition.
+    comes out of a condition it can do no such thing, where it cannot foresee the condition. Here it
+    is that any number is finite.
     """
     if jax.default_backend() != "cpu":
         return rows()
@@ -160,7 +161,7 @@ def _apart(rows: Callable[[], BySite], z: Array) -> BySite:
             for name, found in jax.eval_shape(rows).items()
         }
 
-    found: BySite = lax.cond(jnp.isfinite(z).all(), rows, unknown)
+    found: BySite = lax.cond(jnp.isfinite(z).any(), rows, unknown)
     return found
 
 

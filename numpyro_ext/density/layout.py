@@ -47,20 +47,21 @@ class Layout(FlatLayout):
             value = jnp.asarray(sites[name])
             lead = value.shape[: value.ndim - len(self.shapes[name])]
             pieces.append(jnp.reshape(value, (*lead, self.sizes[name])))
-        if self.dim > LONG:
+        alike = len({(piece.dtype, piece.shape[:-1]) for piece in pieces}) == 1
+        if self.dim > LONG and alike:
             return _joined_in_place(pieces)
         return jnp.concatenate(pieces, axis=-1)
 
 
 def _joined_in_place(pieces: list[Array]) -> Array:
-    """Long vectors joined along their last axis, each written to its place in one of zeros.
+    """Long vectors of one type joined along their last axis, each written over zeros in its place.
 
     What a vector is computed by is then done while it is written. XLA joins vectors in one loop
     over the entries of all on processors, which is many times as slow, or copies each once more.
     """
     *lead, _ = pieces[0].shape
     length = sum(piece.shape[-1] for piece in pieces)
-    joined = jnp.zeros((*lead, length), jnp.result_type(*pieces))
+    joined = jnp.zeros((*lead, length), pieces[0].dtype)
     # A place that the compiler does not know: it would make it a concatenation again.
     start = lax.optimization_barrier(jnp.asarray(0, jnp.int32))
     for piece in pieces:

@@ -125,7 +125,7 @@ mixture = Sum.mixture
 def default_kernel() -> Kernel:
     """The kernel of particle engines, unless told otherwise; see :mod:`ppl_ext.kernels.default`.
 
-    Of P particles in D dimensions it is :func:`hierarchical_kernel` where 2 P >= D^2 and D > 1,
+    Of P particles in D dimensions it is :func:`hierarchical_kernel` where 4 P > D^2 and D > 1,
     ``RBF()`` where 10 P <= D, and otherwise half ``IMQ("dimension", metric="variance")`` and half
     ``Linear()``. The first has no Gram matrix: engines that need one have defaults of their own.
     """

@@ -6,7 +6,7 @@ The Stein direction of a kernel k at particles z_1..z_P with scores s_1..s_P is
 
 (Liu and Wang 2016, https://arxiv.org/abs/1608.04471, Algorithm 1). Bandwidths and metrics computed
 from the particles are constants of a step: they are not differentiated. No kernel here makes an
-array larger than (P, P) or (P, D).
+array larger than (P, P), (P, D), or, of functions of single coordinates, (P, D, M) with M knots.
 
 Formulas stand here for the arrays of either package. A package has a subclass of :class:`Kernel`
 with what computes on its arrays, and each of its kernels inherits from that and from a class of

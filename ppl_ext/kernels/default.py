@@ -1,6 +1,6 @@
 """The kernel of particle engines, unless told otherwise: by how many particles and dimensions.
 
-With fewer than half as many particles as pairs of coordinates it is a wide inverse multiquadric
+With a quarter as many particles as pairs of coordinates or fewer it is a wide inverse multiquadric
 kernel in units of the particles' spread, and a linear one. The wide radial term gives the shape.
 The linear term brings the Stein equations of mean and covariance near, which a radial kernel with
 the median rule misses by an eighth of the covariance of a Normal in five dimensions with 100
@@ -40,7 +40,7 @@ class ByParticleCount(Kernel):
     Parameters
     ----------
     many : Kernel
-        For D^2 / 2 particles or more, where D > 1.
+        For more than D^2 / 4 particles, where D > 1.
     some : Kernel
         For fewer, but more than D / 10.
     few : Kernel

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.kernels.additive import OfOneCoordinate
-from ppl_ext.kernels.base import KernelState
+from ppl_ext.kernels.base import Interactions, KernelState
 from ppl_ext.kernels.coordinates import CoordinatesByMetric
 
 
@@ -77,8 +77,16 @@ class Dilation(OfOneCoordinate):
         ArgumentError
             Always: the values are matrices.
         """
-        raise ArgumentError(
-            "Expected a scalar kernel, found Dilation, whose values are matrices. Use "
-            'mixture([IMQ("dimension", metric="variance"), Linear()]), or an engine that needs the '
-            "direction alone, such as SVGD."
-        )
+        raise _no_scalar()
+
+    def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
+        raise _no_scalar()
+
+
+def _no_scalar() -> ArgumentError:
+    return ArgumentError(
+        "Expected a scalar kernel, found Dilation, whose values are matrices. It is a term of "
+        "hierarchical_kernel(), and of default_kernel() where particles are many. Use "
+        'mixture([IMQ("dimension", metric="variance"), Linear()]), or an engine that needs the '
+        "direction alone, such as SVGD."
+    )

@@ -211,9 +211,10 @@ def are_few(number: int, dim: int) -> bool:
 def are_many(number: int, dim: int) -> bool:
     """Whether P particles in D dimensions have the default kernel that sees pairs of coordinates.
 
-    There are D^2 pairs, and half as many particles are enough. One coordinate has none.
+    There are D^2 pairs, and more than a quarter as many particles are enough. One coordinate has
+    none.
     """
-    return dim > 1 and 2 * number >= dim**2
+    return dim > 1 and 4 * number > dim**2
 
 
 def pair_middle(num: int) -> tuple[int, int]:

@@ -449,7 +449,8 @@ def _own_call(node: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     if function is torch.pow:
         return (torch.mul, (value, value), {}) if number == 2 else (function, node.args, {})
     # torch makes a tensor of a number at every call, which takes as long as a small operation.
-    held = torch.tensor(number, dtype=value.meta["val"].dtype)
+    like = value.meta["val"]
+    held = torch.tensor(number, dtype=like.dtype, device=like.device)
     if function is torch.rsub:
         return torch.sub, (held, value), {}
     return function, (value, held), {}

@@ -55,9 +55,9 @@ class KernelEngine(DirectionEngine):
             return None
         return (
             "Expected a kernel whose coordinates can be divided among processes, as "
-            f"exchange='all-to-all' does, found {self.kernel!r}. Use RBF, IMQ, Linear or sums "
-            "and multiples of them, with a named rule or a number for the bandwidth and "
-            "without arrays or functions, or exchange='all-gather'."
+            f"exchange='all-to-all' does, found {self.kernel!r}. Use RBF, IMQ, Linear, "
+            "Additive, Dilation or sums and multiples of them, with a named rule or a number for "
+            "the bandwidth and without arrays or functions, or exchange='all-gather'."
         )
 
     def _plan(self, target: LogDensity, generator: Generator, data: Data) -> KernelPlan:

@@ -220,6 +220,7 @@ def test_numbers_are_to_torch_what_tensors_of_them_are(dtype: torch.dtype) -> No
 
     def function(x: Tensor, y: Tensor) -> Tensor:
         found = [x + 0.1, x - 0.1, 0.7 - x, x * 0.3, x / 0.3, x**2, x**3, 2 - x, x * 2, x[0] * 0.1]
+        found.append(torch.add(x, 2, alpha=3))
         return torch.cat([each.reshape(-1).double() for each in found])
 
     x = (10.0 * torch.randn(64, generator=torch.Generator().manual_seed(0))).to(dtype)

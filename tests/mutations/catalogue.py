@@ -442,10 +442,10 @@ def _kernels() -> Iterator[Mutation]:
         "semi_exact",
     )
     yield from neutral(
-        "default kernel: as many particles as pairs asked for",
+        "default kernel: a quarter as many particles as pairs is enough",
         "kernels/rules.py",
-        "2 * number >= dim**2",
-        "number >= dim**2",
+        "4 * number > dim**2",
+        "4 * number >= dim**2",
         "kernels",
     )
     yield from neutral(

@@ -339,13 +339,13 @@ KERNELS: dict[str, Any] = {
 
 
 def kernels(rank: int, folder: Path) -> dict[str, Any]:
-    """Particles by kernel, all to all and in one process; three coordinates, so one is filled up.
+    """Particles by kernel, all to all and in one process; five coordinates, so one is filled up.
 
-    The default is another one for sixty coordinates, and not for a process's thirty, and for two,
-    and not for three. In the end what is said of a kernel with an array.
+    The default is another one for sixty coordinates, and not for a process's thirty, and for three,
+    and not for five. In the end what is said of a kernel with an array.
     """
 
-    def particles(kernel: Any, sharding: px.Sharding | None, dim: int = 2) -> torch.Tensor:
+    def particles(kernel: Any, sharding: px.Sharding | None, dim: int = 4) -> torch.Tensor:
         options: dict[str, Any] = {"seed": 3, "dtype": torch.float64, "sharding": sharding}
         engine = px.SVGD(regression, adam(), kernel, num_particles=4, **options)
         engine.run(4, *arrays(dim=dim), start="host", progress_bar=False)
@@ -357,10 +357,10 @@ def kernels(rank: int, folder: Path) -> dict[str, Any]:
         for name, kernel in KERNELS.items():
             found[where][name] = particles(kernel, sharding)
         found[where]["default, few"] = particles(None, sharding, dim=59)
-        found[where]["default, many"] = particles(None, sharding, dim=1)
+        found[where]["default, many"] = particles(None, sharding, dim=2)
     torch.distributed.barrier()
     try:
-        particles(px.RBF(metric=torch.ones(3)), divided)
+        particles(px.RBF(metric=torch.ones(5)), divided)
     except px.ArgumentError as error:
         found["refused"] = str(error)
     return found
