@@ -163,7 +163,7 @@ def test_both_packages_are_compared_on_seeds_that_both_have() -> None:
     assert row.count("1.1 (0.050), 1.2 (0.050)") == 3 and row.endswith("2 |")
     assert row.startswith("| banana | `hierarchical_kernel()` |")
     for run in runs:
-        run.settings["dim"] = 15
+        run.settings["dim"] = 20
     row = report.packages_table(runs).splitlines()[2]
     assert row.startswith("| banana | `IMQ + Linear` ")
     assert "banana" not in report.packages_table([run for run in runs if run.seed != 0][:3])
