@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.kernels.base import Interactions, Kernel, KernelState
+from ppl_ext.kernels.base import Interactions, KernelAtPoints, KernelState
 from ppl_ext.kernels.coordinates import Coordinates, CoordinatesByMetric
 from ppl_ext.options import check_number
 
@@ -58,7 +57,7 @@ class Bumps:
 
 
 @dataclass(frozen=True, repr=False)
-class OfOneCoordinate(Kernel):
+class OfOneCoordinate(KernelAtPoints):
     """Kernels made of bumps in one coordinate each, at equal distances.
 
     Parameters
@@ -81,16 +80,6 @@ class OfOneCoordinate(Kernel):
     def divides_coordinates(self) -> bool:
         """Yes: bumps are of one coordinate, and their products are summed over coordinates."""
         return True
-
-    def direction(
-        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
-    ) -> tuple[Float[Any, "P D"], KernelState]:
-        return self.direction_at(state, CoordinatesByMetric(self.arrays, particles), scores)
-
-    @abstractmethod
-    def direction_at(
-        self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
-    ) -> tuple[Float[Any, "P D"], KernelState]: ...
 
     def _bumps(self, points: CoordinatesByMetric) -> Bumps:
         """The features of the particles, which kernels of one bandwidth have in common."""

@@ -185,8 +185,22 @@ class Kernel(Documented, abc.ABC):
             )
 
 
+class KernelAtPoints(Kernel):
+    """Base of the kernels that find their direction from what the terms of a sum have in common."""
+
+    def direction(
+        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+    ) -> tuple[Float[Any, "P D"], KernelState]:
+        return self.direction_at(state, CoordinatesByMetric(self.arrays, particles), scores)
+
+    @abc.abstractmethod
+    def direction_at(
+        self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
+    ) -> tuple[Float[Any, "P D"], KernelState]: ...
+
+
 @dataclass(frozen=True, init=False, repr=False)
-class Sum(Kernel):
+class Sum(KernelAtPoints):
     """Sum of kernels, k = sum_m k_m; written ``RBF() + Linear()``.
 
     Parameters
@@ -238,16 +252,10 @@ class Sum(Kernel):
         """States of the terms, under their positions."""
         return {str(i): kernel.init(particles) for i, kernel in enumerate(self.kernels)}
 
-    def direction(
-        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
-    ) -> tuple[Float[Any, "P D"], KernelState]:
-        """Direction phi, shape (P, D): the sum of the terms' directions."""
-        return self.direction_at(state, CoordinatesByMetric(self.arrays, particles), scores)
-
     def direction_at(
         self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
-        """:meth:`direction` of the particles that ``points`` are of."""
+        """Direction phi, shape (P, D): the sum of the terms' directions."""
         total, states = self.arrays.functions.zeros_like(points.particles), {}
         for i, kernel in enumerate(self.kernels):
             phi, states[str(i)] = kernel.direction_at(state[str(i)], points, scores)
@@ -294,7 +302,7 @@ class Sum(Kernel):
 
 
 @dataclass(frozen=True, repr=False)
-class Scaled(Kernel):
+class Scaled(KernelAtPoints):
     """Positive multiple of a kernel; written ``0.5 * Linear()``.
 
     Parameters
@@ -320,17 +328,10 @@ class Scaled(Kernel):
         """State of the scaled kernel."""
         return self.kernel.init(particles)
 
-    def direction(
-        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
-    ) -> tuple[Float[Any, "P D"], KernelState]:
-        """Direction phi, shape (P, D)."""
-        phi, state = self.kernel.direction(state, particles, scores)
-        return self.factor * phi, state
-
     def direction_at(
         self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
-        """:meth:`direction` of the particles that ``points`` are of."""
+        """Direction phi, shape (P, D)."""
         phi, state = self.kernel.direction_at(state, points, scores)
         return self.factor * phi, state
 

@@ -28,13 +28,13 @@ from typing import Any, Self
 
 from jaxtyping import Float
 
-from ppl_ext.kernels.base import Interactions, Kernel, KernelState
+from ppl_ext.kernels.base import Interactions, KernelAtPoints, KernelState
 from ppl_ext.kernels.coordinates import CoordinatesByMetric
 from ppl_ext.kernels.rules import ProductMetric, are_few, are_many
 
 
 @dataclass(frozen=True, repr=False)
-class ByParticleCount(Kernel):
+class ByParticleCount(KernelAtPoints):
     """A kernel for P particles in D dimensions, by these numbers.
 
     Parameters
@@ -80,10 +80,10 @@ class ByParticleCount(Kernel):
         """The kernels with the present curvature."""
         return self._each(lambda kernel: kernel.with_curvature(metric))
 
-    def direction(
-        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+    def direction_at(
+        self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
-        return self.chosen(particles).direction(state, particles, scores)
+        return self.chosen(points.particles).direction_at(state, points, scores)
 
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         return self.chosen(points.particles).interactions_at(points)

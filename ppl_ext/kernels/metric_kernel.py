@@ -8,13 +8,13 @@ from typing import Any, Self, cast
 
 from jaxtyping import Float
 
-from ppl_ext.kernels.base import Interactions, Kernel, KernelState
+from ppl_ext.kernels.base import Interactions, KernelAtPoints
 from ppl_ext.kernels.coordinates import Coordinates, CoordinatesByMetric, coordinates
 from ppl_ext.kernels.rules import ProductMetric
 from ppl_ext.options import is_number
 
 
-class MetricKernel(Kernel):
+class MetricKernel(KernelAtPoints):
     """Base of the kernels that have a metric: dataclasses with a field ``metric``."""
 
     metric: Any
@@ -35,16 +35,6 @@ class MetricKernel(Kernel):
             return self
         found: Self = dataclasses.replace(cast(Any, self), metric=metric)
         return found
-
-    def direction(
-        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
-    ) -> tuple[Float[Any, "P D"], KernelState]:
-        return self.direction_at(state, CoordinatesByMetric(self.arrays, particles), scores)
-
-    @abstractmethod
-    def direction_at(
-        self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
-    ) -> tuple[Float[Any, "P D"], KernelState]: ...
 
     @abstractmethod
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions: ...
