@@ -15,13 +15,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from numpyro_ext.callbacks import raised_as_it_is
+from numpyro_ext.operations import digest_of_program
 from numpyro_ext.sharding import is_tracing, mesh_of, on_mesh
 
 #: XLA spends most of a small program's compile time on making it fast. On processors these make
@@ -33,6 +34,8 @@ _QUICKLY: dict[str, bool | int | float | str] = {
 
 #: Programs that are kept for others to find; the one that was not asked for longest makes room.
 MAX_KEPT = 256
+#: Texts of which the digest is kept, a hundred bytes each.
+MAX_TEXTS = 4096
 #: Programs with longer texts hold large constants, which must not outlive their engine.
 MAX_LENGTH = 2**21
 
@@ -57,7 +60,14 @@ _SETTINGS = (
 _DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
 
 _kept: OrderedDict[Hashable, Any] = OrderedDict()
+#: Texts of programs by their operations: what was lowered once is not lowered again to be found.
+_texts: OrderedDict[Hashable, Any] = OrderedDict()
 _lock = threading.Lock()
+
+
+class _Text(NamedTuple):
+    digest: bytes
+    lines: int
 
 
 def concretely() -> AbstractContextManager[Any]:
@@ -101,6 +111,7 @@ class Program:
         self._rarely = rarely
         self._compiled: dict[Hashable, Any] = {}
         self._meshes: dict[Hashable, Any] = {}
+        self._digests: dict[Hashable, bytes | None] = {}
 
     def __call__(self, *args: Any) -> Any:
         """The function's value."""
@@ -145,6 +156,14 @@ class Program:
                 self._function, keep_unused=True, donate_argnums=self._donated, **layout
             )
         traced = jitted.trace(*args)
+        outputs = (jax.tree.structure(traced.out_info), tuple(traced.jaxpr.out_avals))
+        rest = (self._rarely, signature, outputs)
+        # A mesh may lay values out in ways that no operation names.
+        operations = self._operations(signature, traced) if mesh is None else None
+        known = None if operations is None else _get(_texts, operations)
+        found = None if known is None else _get(_kept, (known.digest, *rest))
+        if found is not None:
+            return found
         lowered = traced.lower()
         text = lowered.as_text()
         inputs = text.partition("@main(")[2].partition(") ->")[0].count("%arg")
@@ -160,20 +179,28 @@ class Program:
             return _with_callbacks(_compile(lowered, self._rarely))
         if len(text) > MAX_LENGTH:
             return _compile(lowered, self._rarely)
-        outputs = (lowered.out_tree, tuple(traced.jaxpr.out_avals))
         digest = hashlib.blake2b(text.encode(), digest_size=32).digest()
-        key = (self._rarely, digest, signature, outputs)
-        with _lock:
-            found = _kept.get(key)
-            if found is not None:
-                _kept.move_to_end(key)
-                return found
-        found = _compile(lowered, self._rarely)
-        with _lock:
-            _kept[key] = found
-            while len(_kept) > MAX_KEPT:
-                _kept.popitem(last=False)
+        if operations is not None:
+            _put(_texts, operations, _Text(digest, text.count("\n")), MAX_TEXTS)
+        found = _get(_kept, (digest, *rest))
+        if found is None:
+            found = _compile(lowered, self._rarely)
+            _put(_kept, (digest, *rest), found, MAX_KEPT)
         return found
+
+    def num_lines(self, *args: Any) -> int:
+        """Lines of the program's text."""
+        traced = self._traced.trace(*args)
+        operations = self._operations(_signature(args), traced)
+        known = None if operations is None else _get(_texts, operations)
+        return traced.lower().as_text().count("\n") if known is None else known.lines
+
+    def _operations(self, signature: Hashable, traced: Any) -> Hashable | None:
+        """What the text will say, as a key; None where only the text itself can tell."""
+        if signature not in self._digests:
+            self._digests[signature] = digest_of_program(traced.jaxpr, MAX_LENGTH)
+        digest = self._digests[signature]
+        return None if digest is None else (digest, self._donated, signature)
 
 
 class Loop:
@@ -239,9 +266,23 @@ class Loop:
         if not _QUICKLY or _is_debugging() or jax.default_backend() != "cpu":
             return 0
         traced = self._quick.traced(*args, np.int32(1))
-        saved = SAVED_PER_LINE * traced.lower().as_text().count("\n")
+        saved = SAVED_PER_LINE * self._quick.num_lines(*args, np.int32(1))
         steps = min(saved / (LOST_PER_BYTE * max(_num_bytes(traced.jaxpr), 1)), 2.0**31 - 1.0)
         return int(steps) if steps >= self._usual else 0
+
+
+def _get(kept: OrderedDict[Hashable, Any], key: Hashable) -> Any:
+    with _lock:
+        if key in kept:
+            kept.move_to_end(key)
+        return kept.get(key)
+
+
+def _put(kept: OrderedDict[Hashable, Any], key: Hashable, value: Any, most: int) -> None:
+    with _lock:
+        kept[key] = value
+        while len(kept) > most:
+            kept.popitem(last=False)
 
 
 def _with_callbacks(compiled: Any) -> Callable[..., Any]:

@@ -52,7 +52,8 @@ MAY_IMPORT = {
     "check": {"density", "diagnostics", "engine", "fit"},
     "calibrate": {"check", "density", "fit"},
     "callbacks": set(),
-    "programs": {"callbacks"},
+    "programs": {"callbacks", "operations"},
+    "operations": set(),
     "pieces": set(),
     "sharding": set(),
     "_clash": set(),
@@ -94,6 +95,7 @@ ONE_SIDED = {
     "numpyro_ext/guides/set_up.py": "Pyro's guides run the model once, and nothing is compiled",
     "numpyro_ext/guides/threefry.py": "torch draws long vectors fast enough by itself",
     "pyro_ext/pieces.py": "XLA divides loops among threads by itself",
+    "numpyro_ext/operations.py": "Pyro compiles nothing: see programs.py",
     "numpyro_ext/programs.py": "Pyro compiles nothing; its graphs are in density/graph.py",
     "numpyro_ext/_clash.py": "only the name numpyro_ext is used by another distribution",
 }

@@ -111,7 +111,7 @@ GROUPS = {
             "of your own, :doc:`/own-engine`.",
             (
                 *("run", "process", "best", "settling", "drift", "state_files"),
-                *("descent", "optim", "draws", "programs", "callbacks", "pieces"),
+                *("descent", "optim", "draws", "operations", "programs", "callbacks", "pieces"),
             ),
         ),
     ],

@@ -253,6 +253,26 @@ def _density() -> Iterator[Mutation]:
         "count",
         "test_programs",
     )
+    yield from numpyro(
+        "programs found that delete other arguments",
+        "programs.py",
+        "(digest, self._donated, signature)",
+        "(digest, signature)",
+        "test_operations",
+    )
+    for what, old, new in (
+        ("constants", "hashed.update(self._array(constant))", "self._array(constant)"),
+        ("options", "(name, self._option(value))", "name"),
+        ("places of arguments", 'yield f"v{places[atom]}"', 'yield "v"'),
+        ("signs of zeros", "(type(value), repr(value))", "(type(value), value)"),
+    ):
+        yield from numpyro(
+            f"programs found without what they differ in: {what}",
+            "operations.py",
+            old,
+            new,
+            "test_operations",
+        )
 
 
 def _gradients() -> Iterator[Mutation]:
