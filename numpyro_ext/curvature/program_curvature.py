@@ -21,8 +21,12 @@ from numpyro_ext.curvature.row_structure import row_structure
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.programs import Program
+from numpyro_ext.sharding import is_tracing
 from ppl_ext.curvature import LARGEST_JACOBIANS, GaussNewton
 from ppl_ext.errors import ArgumentError
+
+#: Jacobians (P, R, D') at positions (P, D) of a batch of rows, with a key for what is drawn.
+Jacobian = Callable[[Array, Data, Indices, Array], Array]
 
 
 class ProgramCurvature:
@@ -98,12 +102,12 @@ class ProgramCurvature:
         data, indices = data.on_device(), target.first_rows()
         if self.options.structure != "kfac":
             return frozenset()
-        count = self._num_rows(target, positions, data, indices)
+        count = _num_rows(self._jacobian(target), positions, data, indices)
         if len(positions) * count * len(self.coordinates) > LARGEST_JACOBIANS:
             return frozenset()
 
         def look(positions: Array, data: Data, indices: Indices, key: Array) -> Sums:
-            rows = self._jacobian(target, positions, data, indices, key)
+            rows = self._jacobian(target)(positions, data, indices, key)
             return rank_one_sites(rows, self.slices, target.layout.shapes)
 
         found = Program(look, rarely=True)(positions, data, indices, random.PRNGKey(0))
@@ -121,10 +125,11 @@ class ProgramCurvature:
 
         ``rng_key`` serves distributions without a registered Fisher information.
         """
+        jacobian = self._jacobian(target)
         if indices is None:
-            likelihood = self._sweep(target, z, data, rng_key)
+            likelihood = self._sweep(target, jacobian, z, data, rng_key)
         else:
-            likelihood = self._likelihood(target, z, data, indices, rng_key)
+            likelihood = self._likelihood(target, jacobian, z, data, indices, rng_key)
         return _added(self._prior_part(target, z, data), likelihood)
 
     def _prior_part(self, target: LogDensity, z: Array, data: Data) -> Curvature:
@@ -133,18 +138,20 @@ class ProgramCurvature:
             return Curvature(found)
         return Curvature(jnp.zeros((1, found.shape[1]), z.dtype), found)
 
-    def _sweep(self, target: LogDensity, z: Array, data: Data, rng_key: Array) -> Curvature:
+    def _sweep(
+        self, target: LogDensity, jacobian: Jacobian, z: Array, data: Data, rng_key: Array
+    ) -> Curvature:
         """The Gauss-Newton part of all rows, chunk by chunk."""
         chunks = target.sweep()
         if len(chunks) == 1:
-            return self._likelihood(target, z, data, chunks[0][1], rng_key)
-        count = sum(self._num_rows(target, z, data, indices) for _, indices in chunks)
+            return self._likelihood(target, jacobian, z, data, chunks[0][1], rng_key)
+        count = sum(_num_rows(jacobian, z, data, indices) for _, indices in chunks)
         as_matrix = self.options.structure == "full" and count > len(self.coordinates)
         if as_matrix or self.options.structure == "diag":
 
             def part(indices: Indices) -> Curvature:
                 key = _key_of_chunk(rng_key, indices)
-                return self._likelihood(target, z, data, indices, key, as_matrix)
+                return self._likelihood(target, jacobian, z, data, indices, key, as_matrix)
 
             summed: Curvature = target.sum_over_rows(part)
             return summed
@@ -155,19 +162,20 @@ class ProgramCurvature:
                     def part(indices: Indices) -> Sums:
                         # The same draws at every call.
                         own = _key_of_chunk(key, indices)
-                        return function(self._jacobian(target, positions, data, indices, own))
+                        return function(jacobian(positions, data, indices, own))
 
                     found: Sums = target.sum_over_rows(part)
                     return found
 
                 return self._factored(total, target, positions)
 
-            return self._in_turns(factors, target, z, data, chunks[0][1], rng_key)
-        return self._rows_of_all(target, z, data, rng_key, chunks)
+            return self._in_turns(factors, jacobian, z, data, chunks[0][1], rng_key)
+        return self._rows_of_all(target, jacobian, z, data, rng_key, chunks)
 
     def _rows_of_all(
         self,
         target: LogDensity,
+        jacobian: Jacobian,
         z: Array,
         data: Data,
         rng_key: Array,
@@ -186,7 +194,7 @@ class ProgramCurvature:
             keys = random.split(random.fold_in(rng_key, number), len(group))
 
             def chunk(pair: tuple[Indices, Array]) -> Curvature:
-                return self._likelihood(target, z, data, *pair)
+                return self._likelihood(target, jacobian, z, data, *pair)
 
             parts = jax.lax.map(chunk, (stacked, keys))
             assert parts.rows is not None
@@ -196,20 +204,19 @@ class ProgramCurvature:
         assert total is not None
         return total
 
-    def _num_rows(self, target: LogDensity, z: Array, data: Data, indices: Indices) -> int:
-        found = jax.eval_shape(
-            lambda: self._jacobian(target, z[:1], data, indices, random.PRNGKey(0))
-        )
-        return int(found.shape[1])
+    def _jacobian(self, target: LogDensity) -> Jacobian:
+        """Jacobians of batches, traced once for all batches of a size and all turns over them."""
 
-    def _jacobian(
-        self, target: LogDensity, z: Array, data: Data, indices: Indices, rng_key: Array
-    ) -> Array:
-        return jacobian_rows(target, z, data, indices, rng_key, self.rows, self.sites)
+        def rows(z: Array, data: Data, indices: Indices, rng_key: Array) -> Array:
+            return jacobian_rows(target, z, data, indices, rng_key, self.rows, self.sites)
+
+        # Outside of a trace it would be compiled anew at every call.
+        return jax.jit(rows) if is_tracing() else rows
 
     def _likelihood(
         self,
         target: LogDensity,
+        jacobian: Jacobian,
         z: Array,
         data: Data,
         indices: Indices,
@@ -219,24 +226,24 @@ class ProgramCurvature:
         """The Gauss-Newton part of one batch, in its structure."""
 
         def found(positions: Array, key: Array) -> Curvature:
-            rows = self._jacobian(target, positions, data, indices, key)
+            rows = jacobian(positions, data, indices, key)
             return self._summed_up(rows, target, as_matrix)
 
         if self.options.structure == "full":
             return found(z, rng_key)
-        return self._in_turns(found, target, z, data, indices, rng_key)
+        return self._in_turns(found, jacobian, z, data, indices, rng_key)
 
     def _in_turns(
         self,
         function: Callable[[Array, Array], Curvature],
-        target: LogDensity,
+        jacobian: Jacobian,
         z: Array,
         data: Data,
         indices: Indices,
         rng_key: Array,
     ) -> Curvature:
         """A function of positions and a key at z; where batches are large, one by one."""
-        numbers = len(z) * self._num_rows(target, z, data, indices) * len(self.coordinates)
+        numbers = len(z) * _num_rows(jacobian, z, data, indices) * len(self.coordinates)
         if numbers <= LARGEST_JACOBIANS:
             return function(z, rng_key)
         one_by_one = jax.lax.map(
@@ -268,6 +275,10 @@ class ProgramCurvature:
     ) -> Curvature:
         shapes = target.layout.shapes
         return kronecker_factors(total, self.slices, shapes, like, self.rank_one, rows)
+
+
+def _num_rows(jacobian: Jacobian, z: Array, data: Data, indices: Indices) -> int:
+    return int(jax.eval_shape(jacobian, z, data, indices, random.PRNGKey(0)).shape[1])
 
 
 def _key_of_chunk(rng_key: Array, indices: Indices) -> Array:
