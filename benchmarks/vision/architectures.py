@@ -49,6 +49,7 @@ class Transformer:
 ARCHITECTURES: dict[str, ResNet | Transformer] = {
     "resnet18": ResNet((2, 2, 2, 2), 1),
     "resnet101": ResNet((3, 4, 23, 3), 4),
+    "vit_s_16": Transformer(12, 6, 384, 1536, 16),
     "vit_s_32": Transformer(12, 6, 384, 1536),
     "vit_b_32": Transformer(12, 12, 768, 3072),
     "vit_l_32": Transformer(24, 16, 1024, 4096),

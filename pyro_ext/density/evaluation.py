@@ -198,7 +198,7 @@ def add_normal(
     score: Float[Tensor, "P D"],
     z: Float[Tensor, "P D"],
     where: slice,
-    loc: Float[Tensor, " P"],
+    loc: Float[Tensor, "P ..."],
     scale: Float[Tensor, " P"],
 ) -> Float[Tensor, " P"]:
     """Add a Normal prior of the coordinates ``where`` to the score; return its log density (P,).
@@ -210,10 +210,13 @@ def add_normal(
     score : tensor (P, D)
         Changed in place.
     z : tensor (P, D)
-    loc, scale : tensors (P,)
+    loc : tensor (P,) or (P, ...)
+        One for all coordinates, or as many as these.
+    scale : tensor (P,)
     """
-    size = where.stop - where.start
-    loc, precision = loc.unsqueeze(-1), scale.square().reciprocal().unsqueeze(-1)
+    size, count = where.stop - where.start, len(z)
+    loc = loc.reshape(count, -1).expand(count, size)
+    precision = scale.square().reciprocal().unsqueeze(-1)
 
     def worker() -> Callable[[slice], Tensor]:
         memory = z.new_empty(0), z.new_empty(0)
@@ -221,7 +224,7 @@ def add_normal(
         def add(piece: slice) -> Tensor:
             part = slice(where.start + piece.start, where.start + piece.stop)
             residual, gradient = (each.resize_(z[:, part].shape) for each in memory)
-            torch.sub(loc, z[:, part], out=residual)
+            torch.sub(loc[:, piece], z[:, part], out=residual)
             torch.mul(residual, precision, out=gradient)
             score[:, part] += gradient
             return residual.mul_(gradient).sum(-1)

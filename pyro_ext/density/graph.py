@@ -28,6 +28,7 @@ from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from ppl_ext.process import swapped
 from pyro_ext.density.handlers import without_host_checks
 from pyro_ext.density.numpy_graph import numpy_replay
+from pyro_ext.density.reuse import write_over
 from pyro_ext.density.short_functions import ShortFunctions
 from pyro_ext.density.shortened import Shortened
 from pyro_ext.density.simplify import replayed, simplify
@@ -308,6 +309,7 @@ class BatchedFunction:
         else:
             simplify(module)
             _join_in_place(module.graph, self.memory)
+            write_over(module.graph, LONG)
             replay = replayed(module)
         self._require_same_result(replay, z, inputs, in_dims)
         if self.mode == "graph":

@@ -183,22 +183,29 @@ def plate_frames(site: Mapping[str, Any]) -> list[Any]:
     return [frame for frame in site["cond_indep_stack"] if frame.vectorized]
 
 
-def common_normal(fn: Any) -> tuple[Float[Tensor, ""], Float[Tensor, ""]] | None:
-    """Location and scale that all entries of a Normal share, two scalars; None for other ``fn``.
+def fixed_normal(fn: Any, shape: torch.Size) -> tuple[Tensor, Float[Tensor, ""]] | None:
+    """Location and scale of a Normal whose entries share the scale; None for other ``fn``.
 
+    The location is a scalar where all entries share it, and else has the ``shape`` of the site.
     None as well where either is differentiated, and so depends on another latent site.
     """
     while isinstance(fn, Independent):
         fn = fn.base_dist
     if type(fn).log_prob is not Normal.log_prob:
         return None
-    scalars = []
-    for value in (fn.loc, fn.scale):
-        expanded = zip(value.shape, value.stride(), strict=True)
-        if value.requires_grad or any(size > 1 and stride != 0 for size, stride in expanded):
-            return None
-        scalars.append(value[(0,) * value.dim()])
-    return scalars[0], scalars[1]
+    loc, scale = fn.loc, fn.scale
+    if loc.requires_grad or scale.requires_grad or not _is_repeated(scale):
+        return None
+    if _is_repeated(loc):
+        loc = loc[(0,) * loc.dim()]
+    elif loc.shape != shape:
+        return None
+    return loc, scale[(0,) * scale.dim()]
+
+
+def _is_repeated(value: Tensor) -> bool:
+    """Whether one number in memory is all entries of a tensor."""
+    return all(n == 1 or stride == 0 for n, stride in zip(value.shape, value.stride(), strict=True))
 
 
 def plate_shape_error(error: ValueError) -> ArgumentError | None:
@@ -222,12 +229,12 @@ class SiteHandler(Messenger):
     indices : mapping of str to tensor
         Row indices of the subsampled plates in this run.
     leave_normals : bool
-        Leave large sites whose prior is one Normal for all entries out of ``log_prior``, for the
-        caller to add: automatic differentiation makes ten tensors of a site's size for them.
+        Leave large sites whose prior is a Normal of :func:`fixed_normal` out of ``log_prior``, for
+        the caller to add: automatic differentiation makes ten tensors of a site's size for them.
 
     Attributes
     ----------
-    normals : dict of str to (scalar tensor, scalar tensor)
+    normals : dict of str to (scalar tensor or tensor of the site's shape, scalar tensor)
         Location and scale of each site that was left out.
     log_prior : scalar tensor
         Latent sites with log|det J| of their transforms, and factors outside every plate.
@@ -352,7 +359,7 @@ class SiteHandler(Messenger):
         whole = msg["mask"] is None or msg["mask"] is True
         if not (plain and whole) or value.numel() < LARGE_SITE:
             return False
-        normal = common_normal(msg["fn"])
+        normal = fixed_normal(msg["fn"], value.shape)
         if normal is None:
             return False
         self.normals[name] = normal

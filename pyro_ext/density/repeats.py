@@ -36,6 +36,57 @@ def see_in_place(graph: Any) -> None:
                 node.target = _SEEN[node.target]
 
 
+def see_single_pieces(graph: Any, touches: Callable[[Any], bool]) -> None:
+    """See one piece with one axis more in place of a copy that joins it to no others.
+
+    Operations that cannot be vectorised are done for one position after another, and what they
+    give is joined. Other strides than the copy's may follow from that.
+
+    Parameters
+    ----------
+    graph : Graph
+    touches : callable
+        Whether a node returns or reads memory that some operation writes to.
+    """
+    for node in list(graph.nodes):
+        if node.target is not _ATEN.stack.default or len(node.args[0]) > 1 or touches(node):
+            continue
+        (piece,), dim = node.args[0], (*node.args[1:], 0)[0]
+        seen = computed(_ATEN.unsqueeze.default, (piece, dim), {})
+        forms = None if seen is None else _forms_after(node, seen)
+        if forms is not None:
+            node.target, node.args = _ATEN.unsqueeze.default, (piece, dim)
+            for changed, found in forms.items():
+                changed.meta["val"] = _as(_value(changed), found)
+
+
+def _forms_after(node: Any, value: Tensor) -> dict[Any, Tensor] | None:
+    """The values that have other strides where a node has; None where an operation refuses them."""
+    found = {node: value}
+    while (node := node.next).op != "output":
+        if not any(each in found for each in node.all_input_nodes):
+            continue
+        args, kwargs = torch.fx.map_arg(
+            (node.args, node.kwargs),
+            lambda each: _without_memory(found[each]) if each in found else _described(each),
+        )
+        try:
+            result = node.target(*args, **kwargs)
+        except (RuntimeError, ValueError, TypeError):
+            return None
+        if isinstance(result, Tensor):
+            if result.stride() != _value(node).stride():
+                found[node] = result
+        elif [each.stride() for each in result] != [each.stride() for each in node.meta["val"]]:
+            return None
+    return found
+
+
+def _described(node: Any) -> Any:
+    """A value, or several, without memory."""
+    return torch.utils._pytree.tree_map_only(Tensor, _without_memory, node.meta["val"])
+
+
 def without_repeats(
     graph: Any, constants: dict[Any, Tensor], touches: Callable[[Any], bool]
 ) -> None:

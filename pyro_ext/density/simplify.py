@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pyro_ext.density.repeats import by_entry, computed, see_in_place, without_repeats
+from pyro_ext.density.repeats import (
+    by_entry,
+    computed,
+    see_in_place,
+    see_single_pieces,
+    without_repeats,
+)
 
 _ATEN: Any = torch.ops.aten
 
@@ -63,6 +69,7 @@ def simplify(module: GraphModule) -> None:
     if any(node.op != "call_function" for node in changed):
         return  # memory from outside, which the graph may have under several names
     constants: dict[Any, Tensor] = {}
+    see_single_pieces(graph, lambda node: _touches(node, changed))
     _fold(module, constants, changed)
     without_repeats(graph, constants, lambda node: _touches(node, changed))
     _fold(module, constants, changed)
@@ -104,18 +111,21 @@ def _drop_unused(graph: Any, constants: dict[Any, Tensor]) -> None:
 
 def root_of(node: Any) -> Any:
     """The node whose memory a node's value is, through views."""
-    while isinstance(node, Node) and node.op == "call_function":
-        if not isinstance(node.target, torch._ops.OpOverload):
-            # An item of a list of views, or a call that allocates.
-            if not node.all_input_nodes:
-                return node
-            node = node.args[0]
-            continue
-        returned = node.target._schema.returns
-        if not returned or returned[0].alias_info is None:
+    while isinstance(node, Node) and node.op == "call_function" and node.all_input_nodes:
+        source = node.args[0]
+        # An item of several results has memory of its own, one of several views has not.
+        is_item = not isinstance(node.target, torch._ops.OpOverload)
+        if not isinstance(source, Node) or not _is_view(source if is_item else node):
             return node
-        node = node.args[0]
+        node = source
     return node
+
+
+def _is_view(node: Any) -> bool:
+    if node.target is _ATEN._unsafe_view.default:
+        return True
+    returned = getattr(getattr(node.target, "_schema", None), "returns", ())
+    return bool(returned) and returned[0].alias_info is not None
 
 
 def _changed_memory(graph: Any) -> set[Any]:
@@ -167,7 +177,7 @@ def _constant(node: Any, constants: dict[Any, Tensor], module: GraphModule) -> T
 
 
 def _unchanged(node: Any, constants: dict[Any, Tensor]) -> Any:
-    """The tensor that an operation returns as it is: x of x + 0, 1 x, x / 1, x^1 or sum x."""
+    """The tensor that an operation returns as it is: x of x + 0, 1 x, x / 1, x^1 and copies."""
     left, right = (*node.args, None, None)[:2]
     target = node.target
     if target in _ADD or target in _MULTIPLY:
@@ -176,6 +186,8 @@ def _unchanged(node: Any, constants: dict[Any, Tensor]) -> Any:
     elif target in (*_DIVIDE, _ATEN.pow.Tensor_Scalar, *_SUBTRACT):
         neutral = 0 if target in _SUBTRACT else 1
         pairs = ((left, right),) if not node.kwargs else ()
+    elif target is _ATEN.clone.default:
+        return left if _alike(left, node) and not _is_outside(left, node) else None
     elif target is _ATEN.sum.dim_IntList and len(node.args) == 2 and not node.kwargs:
         # Over an axis of one entry that has just been added.
         added = isinstance(left, Node) and left.target in _ADDS_AXIS
@@ -191,6 +203,13 @@ def _unchanged(node: Any, constants: dict[Any, Tensor]) -> Any:
         if neutral_too and (_alike(kept, node) or _alike_for_all(kept, node)):
             return kept
     return None
+
+
+def _is_outside(*nodes: Any) -> bool:
+    """Whether memory of any of the nodes is known outside the graph: given, held or returned."""
+    output = next(iter(reversed(nodes[0].graph.nodes)))
+    roots, returned = set(map(root_of, nodes)), set(map(root_of, output.all_input_nodes))
+    return bool(roots & returned) or any(root.op != "call_function" for root in roots)
 
 
 def _alike_for_all(kept: Any, node: Any) -> bool:
@@ -228,11 +247,18 @@ def _read_numbers(node: Any, constants: dict[Any, Tensor]) -> None:
 def _same_view(node: Any) -> Any:
     """What a view of views of it is once more, if anything."""
     source = node
-    while source.target in _VIEWS and isinstance(source.meta.get("val"), Tensor):
+    while _begins_alike(source) and isinstance(source.meta.get("val"), Tensor):
         (source, *_) = source.args
         if _alike(source, node):
             return source
     return None
+
+
+def _begins_alike(node: Any) -> bool:
+    """Whether a node is a view that has the first entry of its source."""
+    if node.target is _ATEN.select.int:
+        return bool(node.args[2] == 0)
+    return node.target in _VIEWS
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -52,6 +52,10 @@ def simplified(function: Function, *inputs: Tensor) -> tuple[list[str], Any, Any
         (lambda x, y: (-x).masked_fill(x > 0.0, 5.0) - y, "neg gt masked_fill sub", True),
         (lambda x, y: torch.where(x > 0.0, -x, y), "gt neg where", True),
         (lambda x, y: torch.stack(x.unbind(1), 1).T.contiguous() @ y, None, False),
+        # One piece alone is joined to nothing, and copied only where it is known outside.
+        (lambda x, y: torch.stack([x.exp()]).clone()[0] * y, "exp mul", True),
+        (lambda x, y: torch.stack([x]).clone() * y, "unsqueeze clone mul", True),
+        (lambda x, y: x.exp().clone(), "exp clone", True),
         # What is repeated is computed once, and so is a product with a repeated matrix.
         (lambda x, y: x[:, :1].expand(3, 3).exp() * y, "slice exp mul", False),
         (

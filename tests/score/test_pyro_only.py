@@ -229,14 +229,25 @@ def test_a_broken_inner_step_restores_the_optimizer(monkeypatch: pytest.MonkeyPa
 
 
 MASKS = [True, False, torch.tensor([[True, False] * 3, [True] * 6])]
+ONE, EACH = torch.tensor(0.7), torch.linspace(-1.0, 2.0, 12).reshape(2, 6)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=["all", "none", "some"])
 @pytest.mark.parametrize("scaled", [1.0, 2.5])
+@pytest.mark.parametrize(
+    ("loc", "scale", "can_be_added"),
+    [
+        (ONE, torch.tensor(1.3), True),
+        (EACH, torch.tensor(1.3), True),
+        (EACH[0], torch.tensor(1.3), True),
+        (ONE, 1.0 + EACH.square(), False),
+    ],
+    ids=["one", "locations", "locations of rows", "scales"],
+)
 def test_priors_added_in_place_are_those_of_the_host(
-    mask: Any, scaled: float, monkeypatch: pytest.MonkeyPatch
+    mask: Any, scaled: float, loc: Any, scale: Any, can_be_added: bool, monkeypatch: Any
 ) -> None:
-    """A large site with one Normal for all entries; masked or scaled ones go the usual way."""
+    """A large site with a Normal of one scale; masked or scaled ones go the usual way."""
 
     def model(loc: torch.Tensor, scale: torch.Tensor) -> None:
         with pyro.poutine.mask(mask=mask), pyro.poutine.scale(scale=scaled):
@@ -253,7 +264,7 @@ def test_priors_added_in_place_are_those_of_the_host(
     monkeypatch.setattr(evaluation, "add_normal", counted)
 
     def figures() -> Any:
-        arguments = torch.tensor(0.7), torch.tensor(1.3)
+        arguments = loc, scale
         target = LogDensity(model, arguments)
         z = torch.randn(3, 12, generator=torch.Generator().manual_seed(1))
         return target.score(z, target.bind(*arguments))
@@ -264,7 +275,7 @@ def test_priors_added_in_place_are_those_of_the_host(
         monkeypatch.setattr(room, "LARGE_SITE", 4)
     for one, two in zip(expected, figures(), strict=True):
         torch.testing.assert_close(one, two)
-    assert bool(added) == (mask is True and scaled == 1.0)
+    assert bool(added) == (can_be_added and mask is True and scaled == 1.0)
 
 
 # -- second derivatives ----------------------------------------------------------------------------
