@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
     parser.add_argument("--parts", nargs="+", choices=("steps", "fits"), default=["steps", "fits"])
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="default: all")
-    parser.add_argument("--step-networks", nargs="+", choices=names, default=["vit_s_32"])
+    parser.add_argument("--step-networks", nargs="+", choices=names, default=["vit_s_16"])
     parser.add_argument("--size", type=count, default=SIZE, help="pixels of a side, for steps")
     parser.add_argument("--rounds", type=count, default=5, help="steps that are timed")
     parser.add_argument("--network", choices=names, default="resnet18", help="that is fitted")

@@ -3,7 +3,8 @@
 They are those of torchvision, whose names of parameters they have, so that its weights fit. K. He,
 X. Zhang, S. Ren and J. Sun, "Deep residual learning for image recognition" (2016); A. Dosovitskiy
 and others, "An image is worth 16x16 words" (2021). The small transformer is that of H. Touvron and
-others, "Training data-efficient image transformers" (2021), with patches of 32 pixels.
+others, "Training data-efficient image transformers" (2021), with patches of 16 pixels as there, and
+of 32.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from benchmarks.vision.study import judged
 PARAMETERS = {
     "resnet18": 11_689_512,
     "resnet101": 44_549_160,
+    "vit_s_16": 22_050_664,
     "vit_s_32": 22_878_952,
     "vit_b_32": 88_224_232,
     "vit_l_32": 306_535_400,
