@@ -38,6 +38,7 @@ def by_layer(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         (lambda x, y: (lambda a: ((a.T.reshape(4, 6) + a).sin(),))(x.exp()), 2),
         # Of another layout: an entry would be read after another was written in its place.
         (lambda x, y: (y * x.exp().view(6, 4).T,), 0),
+        (lambda x, y: (lambda a: ((a + a.view(6, 4).T).sum(),))(x.exp()), 0),
         # An expanded number is one place in memory.
         (lambda x, y: (x.sum().exp().expand(4, 6) * y,), 0),
         # Items of several results have memory of their own, items of several views have not.

@@ -240,6 +240,41 @@ def _density() -> Iterator[Mutation]:
         "test_simplify test_log_density",
     )
     yield from pyro(
+        "graphs: results written over values that are read later",
+        "density/reuse.py",
+        "return not shared and last[root] == order[node] and _has_own_memory(root)",
+        "return not shared and _has_own_memory(root)",
+        "test_reuse",
+    )
+    yield from pyro(
+        "graphs: results written over inputs",
+        "density/reuse.py",
+        "last[root] == order[node] and _has_own_memory(root)",
+        "last[root] == order[node]",
+        "test_reuse",
+    )
+    yield from pyro(
+        "graphs: results written over values of another layout",
+        "density/reuse.py",
+        "if not alike or not (old.is_contiguous() and new.is_contiguous()):",
+        "if not alike:",
+        "test_reuse",
+    )
+    yield from pyro(
+        "graphs: a copy taken for a view",
+        "density/simplify.py",
+        "and not _is_outside(left, node) else None",
+        "else None",
+        "test_simplify",
+    )
+    yield from pyro(
+        "priors added in place: locations of other entries",
+        "density/evaluation.py",
+        "torch.sub(loc[:, piece], z[:, part], out=residual)",
+        "torch.sub(loc[:, :1], z[:, part], out=residual)",
+        "test_pyro_only",
+    )
+    yield from pyro(
         "graphs: arithmetic of integers by NumPy's rules",
         "density/numpy_graph.py",
         "if given != {dtype}:",
