@@ -50,9 +50,9 @@ class Task:
             else:
                 load(self.module, weights)
         self.module.eval()
-        self.data = self.images, self.labels
         self.state: Any = None
         parameters = nnx.to_flat_state(nnx.state(self.module, nnx.Param))
+        self.data = self.images, self.labels, {_name(path): value[...] for path, value in parameters}
         self.begin = {f"net.{_name(path)}": value[...] for path, value in parameters}
         self.last = [name for name in self.begin if name.startswith(("net.fc.", "net.heads."))]
 
@@ -65,8 +65,8 @@ class Task:
         """Normal weights around the given ones; the likelihood to the power 1/temperature."""
         module, batch, scale = self.module, self.plan.batch, self.plan.scale
 
-        def model(x: Any, y: Any = None) -> None:
-            net = nx.random_module("net", module, nx.priors.Pretrained(scale))
+        def model(x: Any, y: Any = None, given: Any = None) -> None:
+            net = nx.random_module("net", module, nx.priors.Pretrained(scale, given))
             with numpyro.plate("images", len(x), subsample_size=min(batch, len(x))):
                 logits = net(numpyro.subsample(x, event_dim=3))
                 observed = None if y is None else numpyro.subsample(y, event_dim=0)

@@ -105,6 +105,8 @@ class FlatDensity(shared.FlatDensityShell):
         """What the guide keeps of its set-up in arrays, such as the initial latent vector."""
 
         def is_array(value: Any) -> bool:
+            if isinstance(value, np.ndarray):
+                return True
             entries = list(value.values()) if isinstance(value, dict) else [value]
             return bool(entries) and all(isinstance(entry, Array) for entry in entries)
 

@@ -201,6 +201,9 @@ def _release_prototype(guide: autoguide.AutoContinuous) -> None:
     values in the prototype trace, other ones than these, the host reads shapes alone.
     """
     flat, start = np.asarray(guide._init_latent), 0
+    if not flat.any():
+        # Not drawn; zeros that take no memory.
+        flat = guide._init_latent = np.broadcast_to(np.zeros((), flat.dtype), flat.shape)
     for name, value in guide._init_locs.items():
         guide._init_locs[name] = flat[start : start + value.size].reshape(value.shape)
         start += value.size

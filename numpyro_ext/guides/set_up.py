@@ -65,11 +65,17 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data, *, drawn: bool = True) 
     before, own_class = dict(vars(guide)), type(guide)
     found: dict[int, Any] = {}
 
+    # Arguments, which the guide then shares with the caller: as values of the program they would
+    # be copies.
+    given: dict[int, Any] = {}
+
     def note(tracer: Any) -> Any:
-        found[id(tracer)] = tracer
+        if id(tracer) not in given:
+            found[id(tracer)] = tracer
         return tracer
 
     def compiled(rng_key: Array, data: Data, zero: Array) -> tuple[Array, list[Array]]:
+        given.update(zip(map(id, jax.tree.leaves(data)), concrete_data, strict=True))
         guide.__class__ = type(own_class.__name__, (own_class, _OrderOfTrace), {})
         sees = _PriorAlone if drawn else partial(_Undrawn, zero=zero)
         try:
@@ -91,6 +97,7 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data, *, drawn: bool = True) 
         _replace_tracers(vars(guide), note)
         return jnp.stack(judged).all(), list(found.values())
 
+    concrete_data = jax.tree.leaves(data)
     try:
         valid, values = Program(compiled, rarely=True)(rng_key, data, np.zeros(()))
         # Inside another trace nobody can tell yet.
@@ -98,7 +105,7 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data, *, drawn: bool = True) 
     except _TRACING_ERRORS:
         done = False
     if done:
-        concrete = dict(zip(found, values, strict=True))
+        concrete = given | dict(zip(found, values, strict=True))
         vars(guide).update(_replace_tracers(vars(guide), lambda tracer: concrete[id(tracer)]))
         return
     vars(guide).clear()
