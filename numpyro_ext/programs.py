@@ -38,6 +38,9 @@ MAX_KEPT = 256
 MAX_TEXTS = 4096
 #: Programs with longer texts hold large constants, which must not outlive their engine.
 MAX_LENGTH = 2**21
+#: The same of programs that run a few times: a network's, which look at its start, have many
+#: operations, and compiled take fifty times the memory of their text.
+MAX_LENGTH_RARELY = 2**19
 
 #: What a program that is not optimised saves for each line of its text, and what it loses each time
 #: that it runs for each byte that its operations read or write, in seconds. Measured; of the order
@@ -177,7 +180,7 @@ class Program:
             if self._donated:
                 lowered = jax.jit(self._function, keep_unused=True, **layout).lower(*args)
             return _with_callbacks(_compile(lowered, self._rarely))
-        if len(text) > MAX_LENGTH:
+        if len(text) > (MAX_LENGTH_RARELY if self._rarely else MAX_LENGTH):
             return _compile(lowered, self._rarely)
         digest = hashlib.blake2b(text.encode(), digest_size=32).digest()
         if operations is not None:

@@ -269,6 +269,11 @@ class LogDensity(LogDensityShell[Array, Data]):
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         return self._evaluation.value(data, dict(indices or {}), z)
 
+    def forget_programs(self) -> None:
+        """Let go of the programs that looked for a start and at it; a network's are large."""
+        self._start.forget()
+        self._programs.clear()
+
     def _run(self, name: Any, function: Callable[..., Any], *, rarely: bool = False) -> Program:
         if name not in self._programs:
             self._programs[name] = Program(function, rarely=rarely)

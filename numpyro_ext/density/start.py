@@ -132,6 +132,10 @@ class StartingPositions:
                 "pure_callback, nor loops whose length is found as they run."
             ) from error
 
+    def forget(self) -> None:
+        """Let go of compiled programs; one that is wanted again is compiled again."""
+        self._programs.clear()
+
     def _first_finite(
         self,
         bits: Any,

@@ -131,6 +131,8 @@ class GuideEngine(GuideShell, DescentEngine):
         if rng_key is not plan.rng_key or (drawn and target.dim > LONG):
             # The host draws the initial parameters when it sets the guide up.
             density = self._set_up(target, rng_key, data, drawn=drawn)
+        if target.dim > LONG:
+            target.forget_programs()
         parameters = density.initial_parameters()
         if target.start is not None:
             parameters = density.set_start(parameters, target.start.start)
