@@ -22,6 +22,7 @@ from numpyro_ext.guides.flat_density import (
     Parameters,
     register_flat_density,
 )
+from numpyro_ext.guides.softplus import softplus_and_slope
 from numpyro_ext.guides.threefry import is_threefry, threefry_normal
 from ppl_ext.guides import normal as shared
 
@@ -69,6 +70,7 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
             # One operation, which the compiler divides among cores.
             row, column = (lax.broadcasted_iota(jnp.uint32, (num, self.dim), k) for k in (0, 1))
             noise = threefry_normal(rng_key, row * np.uint32(self.dim) + column)
+            scale, _ = self.scale_and_slope(parameters)
             return lax.stop_gradient(loc + scale * noise)
 
         def fill(number: int, draws: Array) -> Array:
@@ -112,9 +114,7 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
             scale = jnp.exp(unconstrained)
             return scale, scale
         if isinstance(transform, SoftplusTransform):
-            small = jnp.exp(-jnp.abs(unconstrained))
-            scale = jnp.maximum(unconstrained, 0.0) + jnp.log1p(small)
-            return scale, jnp.where(unconstrained < 0.0, small, 1.0) / (1.0 + small)
+            return softplus_and_slope(unconstrained)
         scale, pull = jax.vjp(transform, unconstrained)
         return scale, pull(jnp.ones_like(scale))[0]
 

@@ -82,9 +82,10 @@ def steps_by_part(
     """
     vectors = parameters, adam.mu, adam.nu
     dim, num_parts = density.dim, -(-density.dim // PART)
+    first = min(steps - 1, 1)
 
     def stepped(
-        index: Array, vectors: Any, steps: Array, figures: tuple[Array, Array]
+        index: Array, vectors: Any, number_of_steps: Array, figures: tuple[Array, Array]
     ) -> tuple[Array, Array, Any, tuple[Array, Array]]:
         start = jnp.minimum(index * PART, dim - PART)
         # The last part goes over some coordinates of the one before it, which are left alone.
@@ -103,19 +104,23 @@ def steps_by_part(
         log_q = -0.5 * jnp.square(standard[:number]).sum(0) / number - jnp.log(scale)
         here = [jnp.where(fresh, figure, 0.0).sum() for figure in (loss, log_q)]
 
-        def inner(step: Array, carry: Any) -> Any:
+        def inner(step: Array | int, carry: Any) -> Any:
             parameters, moments, figures = carry
             gradient: Parameters
             _, gradient = proximal_gradient(density, parameters, theta_part, blended, weight)
             parameters, moments = lean_adam_step(parameters, gradient, moments, rate)
             # Added in the loop, whose end everything that reads the old vectors then comes
             # before; the compiler would otherwise copy them before they are written.
-            figures = jax.tree.map(lambda a, b: a + jnp.where(step == 0, b, 0.0), figures, here)
+            add = step == first
+            figures = jax.tree.map(lambda a, b: a + jnp.where(add, b, 0.0), figures, here)
             return parameters, moments, figures
 
         parameters, mu, nu = before
         carry = parameters, adam._replace(mu=mu, nu=nu), list(figures)
-        parameters, moments, (loss, log_q) = lax.fori_loop(0, steps, inner, carry)
+        if first:
+            # Outside of the loop, where it shares the scale with the present guide.
+            carry = inner(0, carry)
+        parameters, moments, (loss, log_q) = lax.fori_loop(first, number_of_steps, inner, carry)
         return start, fresh, (parameters, moments.mu, moments.nu), (loss, log_q)
 
     def look(index: Array, carry: Any) -> Any:
