@@ -25,6 +25,7 @@ from numpyro_ext.guides import (
     normal,
 )
 from numpyro_ext.guides.flat_density import _transform_to
+from numpyro_ext.guides.softplus import softplus_and_slope
 from numpyro_ext.guides.threefry import threefry_normal
 from tests.guides_support import DIM, face_of, model_of
 
@@ -123,6 +124,14 @@ def test_long_vectors_are_drawn_in_pieces(
     if implementation == "threefry2x32":
         expected = jax.random.normal(key, (3, 5), jnp.float32)
         np.testing.assert_allclose(standard, expected, atol=1e-5)
+
+
+def test_the_fast_softplus_is_right_to_single_precision() -> None:
+    x = np.concatenate([np.linspace(-80.0, 80.0, 100_001), [0.0, -1e-30, 1e-30]]).astype(np.float32)
+    exact = x.astype(np.float64)
+    expected = np.logaddexp(exact, 0.0), 1.0 / (1.0 + np.exp(-exact))
+    for found, value in zip(jax.jit(softplus_and_slope)(x), expected, strict=True):
+        np.testing.assert_allclose(found, value, rtol=5e-7)
 
 
 def test_a_long_guide_keeps_its_initial_values_once(monkeypatch: pytest.MonkeyPatch) -> None:

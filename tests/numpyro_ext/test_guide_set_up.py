@@ -239,6 +239,23 @@ def test_no_value_is_drawn_that_nobody_asks_for() -> None:
     np.testing.assert_allclose(guide._init_latent, np.log([5.0, 5.0, 5.0, 7.0]))
 
 
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_guide_shares_the_arguments_with_the_caller(drawn: bool) -> None:
+    """As the program's values they would be copies, of images or of a network's weights."""
+
+    def around(rows: jax.Array, given: dict[str, jax.Array]) -> None:
+        weight = numpyro.sample("w", dist.Normal(given["w"], 1.0).to_event(1))
+        numpyro.sample("y", dist.Normal(weight.sum(), 1.0).expand(rows.shape).to_event(1), obs=rows)
+
+    given = {"w": jnp.arange(3.0)}
+    guide = autoguide.AutoDiagonalNormal(around)
+    set_up(guide, KEY, Data((ROWS, given)), drawn=drawn)
+    args = guide._potential_fn.args[1]
+    assert args[0] is ROWS and args[1]["w"] is given["w"]
+    assert guide.prototype_trace["w"]["fn"].base_dist.loc is given["w"]
+    assert guide.prototype_trace["y"]["value"] is ROWS
+
+
 def test_values_that_nobody_asks_for_are_no_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows from constants the compiler works out number by number, as long as they are."""
     texts: list[str] = []
@@ -266,6 +283,8 @@ def test_long_guides_are_set_up_with_values_where_no_start_is_given(
 
     monkeypatch.setattr("numpyro_ext.score.guide_engine.LONG", 3)
     monkeypatch.setattr("numpyro_ext.density.start.LONG", 3)
+    monkeypatch.setattr("numpyro_ext.guides.normal.LONG", 3)
+    monkeypatch.setattr("numpyro_ext.engine.LONG", 3)
     asked: list[bool] = []
 
     def noted(guide: Any, key: Any, data: Any, *, drawn: bool = True) -> None:
@@ -281,5 +300,9 @@ def test_long_guides_are_set_up_with_values_where_no_start_is_given(
         state = engine.init(KEY, ROWS, **({"start": values} if has_start else {}))
         found = engine.get_params(state)["auto_loc"]
         np.testing.assert_allclose(found, jnp.arange(4.0) + (not has_start), atol=1e-12)
+        # What is long is kept no longer than it is needed, and zeros take no memory.
+        assert engine.start is None
+        assert not engine.plan.target._start._programs
+        assert np.asarray(engine.guide._init_latent).strides == ((0,) if has_start else (8,))
     # The plan takes no values; then each run that has no start asks for them.
     assert asked == ([False, False] if has_start else [False, True, True])
