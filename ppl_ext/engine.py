@@ -88,7 +88,8 @@ class EngineShell(Documented):
         self.data_chunk = data_chunk
         self.on_nonfinite = on_nonfinite
         self._first_verbs = first_verbs
-        #: Where the last run started that had no state; None is the host's init strategy.
+        #: Where the last run started that had no state; None is the host's init strategy. NumPyro's
+        #: engines do not keep a long one either.
         self.start: Start | None = None
         self._bound: Any = None
         # Of an engine that was pickled or copied: what it needs to bind the model again.

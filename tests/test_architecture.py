@@ -94,6 +94,7 @@ ONE_SIDED = {
     "numpyro_ext/density/index_use.py": "JAX clamps a row that is out of range without a word",
     "numpyro_ext/gradients/permutation.py": "torch.randperm takes no longer than a step or two",
     "numpyro_ext/guides/set_up.py": "Pyro's guides run the model once, and nothing is compiled",
+    "numpyro_ext/guides/softplus.py": "torch has a fast one",
     "numpyro_ext/guides/threefry.py": "torch draws long vectors fast enough by itself",
     "pyro_ext/pieces.py": "XLA divides loops among threads by itself",
     "numpyro_ext/operations.py": "Pyro compiles nothing: see programs.py",

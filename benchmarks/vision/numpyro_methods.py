@@ -52,8 +52,10 @@ class Task:
         self.module.eval()
         self.state: Any = None
         parameters = nnx.to_flat_state(nnx.state(self.module, nnx.Param))
-        self.data = self.images, self.labels, {_name(path): value[...] for path, value in parameters}
-        self.begin = {f"net.{_name(path)}": value[...] for path, value in parameters}
+        given = {_name(path): value[...] for path, value in parameters}
+        # Given weights are an argument: constants of a program are held once more by it.
+        self.data = self.images, self.labels, given
+        self.begin = {f"net.{name}": value for name, value in given.items()}
         self.last = [name for name in self.begin if name.startswith(("net.fc.", "net.heads."))]
 
     def weights(self) -> dict[str, np.ndarray]:

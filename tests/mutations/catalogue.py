@@ -910,9 +910,9 @@ def _long_vectors() -> Iterator[Mutation]:
     )
     yield from numpyro(
         "derivative of softplus at the other sign",
-        "guides/normal.py",
-        "jnp.where(unconstrained < 0.0, small, 1.0)",
-        "jnp.where(unconstrained < 0.0, 1.0, small)",
+        "guides/softplus.py",
+        "jnp.where(x < 0.0, small, 1.0) * (2.0",
+        "jnp.where(x < 0.0, 1.0, small) * (2.0",
         "flat_density",
     )
 
