@@ -48,7 +48,6 @@ from jaxtyping import Bool, Float, Int, UInt8, UInt32
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import Block, Rest, placed, together
 from numpyro_ext.density.fingerprint import digest_of_arguments
-from numpyro_ext.density.layout import LONG
 from numpyro_ext.draws import check_key
 from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.optim import as_optimizer, kind_and_settings
@@ -525,8 +524,7 @@ class Engine(EngineShell, ABC):
         has_strategy = self.init_strategy is not None
         options: Any = {"has_strategy": has_strategy, "usual": self._default_start(plan)}
         found = started(plan.target, rng_key, data, given, **options)
-        # Not a long one, which takes as much memory as the weights of a network.
-        self.start = None if found is None or plan.target.dim > LONG else found.start
+        self._show_start(found, plan.target.dim)
         return plan if found is None else replace(plan, target=plan.target.with_start(found))
 
     def _with_its_data(self, bound: _Bound, state: EngineState) -> EngineState:

@@ -16,12 +16,14 @@ from ppl_ext.options import check_choice, decisions, describe, described, option
 from ppl_ext.run import Cadence, Piece, check_callback
 from ppl_ext.settling import Settled, SettlingWatch
 from ppl_ext.sharding import ShardingShell, check_sharding
-from ppl_ext.start.given import HOST, SEARCH, check_start
+from ppl_ext.start.given import HOST, SEARCH, Started, check_start
 from ppl_ext.start.start import Start
 from ppl_ext.state_files import check_can_save
 
 #: What may be done about a step that is not finite.
 ON_NONFINITE = ("raise", "skip")
+#: A longer start takes as much memory as the weights of a network, and is not kept to be seen.
+LONGEST_START = 2**18
 
 
 class EngineShell(Documented):
@@ -88,8 +90,8 @@ class EngineShell(Documented):
         self.data_chunk = data_chunk
         self.on_nonfinite = on_nonfinite
         self._first_verbs = first_verbs
-        #: Where the last run started that had no state; None is the host's init strategy. NumPyro's
-        #: engines do not keep a long one either.
+        #: Where the last run started that had no state; None is the host's init strategy, and of
+        #: more than ``LONGEST_START`` numbers anywhere.
         self.start: Start | None = None
         self._bound: Any = None
         # Of an engine that was pickled or copied: what it needs to bind the model again.
@@ -183,6 +185,10 @@ class EngineShell(Documented):
     def _default_start(self, plan: Any) -> str:
         """Where a run with this plan starts when nobody says: "search" or "host"."""
         return self._usual_start if self.init_strategy is None else HOST
+
+    def _show_start(self, found: Started | None, dim: int) -> None:
+        """Let users see where a run of ``dim`` numbers starts."""
+        self.start = None if found is None or dim > LONGEST_START else found.start
 
     def _check_start(self, start: Any, has_state: bool) -> None:
         """See that a start is one, and that a run is one that starts.

@@ -501,7 +501,7 @@ class Engine(EngineShell, ABC):
         has_strategy = self.init_strategy is not None
         options: Any = {"has_strategy": has_strategy, "usual": self._default_start(plan)}
         found = started(plan.target, self._generator, data, given, **options)
-        self.start = None if found is None else found.start
+        self._show_start(found, plan.target.dim)
         return plan if found is None else replace(plan, target=plan.target.with_start(found))
 
     def _score(
