@@ -25,6 +25,8 @@ _SEEN = {
 }
 #: Operations that work entry by entry without saying so.
 _BY_ENTRY = (_ATEN.softplus_backward.default,)
+#: Operations that say so and want arguments of one shape all the same.
+_OF_ONE_SHAPE = (_ATEN.gelu_backward.default,)
 
 
 def see_in_place(graph: Any) -> None:
@@ -215,6 +217,7 @@ def by_entry(node: Any) -> bool:
     return (
         isinstance(target, torch._ops.OpOverload)
         and (torch.Tag.pointwise in target.tags or target in _BY_ENTRY)
+        and target not in _OF_ONE_SHAPE
         and not target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in target.tags
         and _value(node) is not None
