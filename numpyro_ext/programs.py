@@ -2,9 +2,10 @@
 are the same.
 
 ``jax.jit`` keeps programs by function, and every engine and target has functions of its own. Here
-a program is known by what it computes, its lowered text with every constant that it closes over.
-So a second engine of the same model and shapes finds the programs of the first, and one whose
-model closes over other arrays, or reads another global, does not.
+a program is known by what it computes, its lowered text with every constant that it closes over,
+and the text by the operations and constants that were traced, where these tell all. So a second
+engine of the same model and shapes finds the programs of the first, and one whose model closes
+over other arrays, or reads another global, does not.
 """
 
 from __future__ import annotations

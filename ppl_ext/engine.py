@@ -90,8 +90,8 @@ class EngineShell(Documented):
         self.data_chunk = data_chunk
         self.on_nonfinite = on_nonfinite
         self._first_verbs = first_verbs
-        #: Where the last run started that had no state; None is the host's init strategy, and of
-        #: more than ``LONGEST_START`` numbers anywhere.
+        #: Where the last run started that had no state; None where that was by the host's init
+        #: strategy, and where there are more than ``LONGEST_START`` numbers.
         self.start: Start | None = None
         self._bound: Any = None
         # Of an engine that was pickled or copied: what it needs to bind the model again.

@@ -34,6 +34,7 @@ from numpyro.primitives import Messenger
 from numpyro_ext.density.handlers import WithoutDiscrete, handling, is_latent
 from numpyro_ext.density.layout import Data
 from numpyro_ext.programs import Program
+from numpyro_ext.sharding import mesh_of
 
 #: Objects of the host whose attributes are searched for tracers.
 _SEARCHED = (Constraint, Distribution, Messenger, Transform)
@@ -66,8 +67,11 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data, *, drawn: bool = True) 
     found: dict[int, Any] = {}
 
     # Arguments, which the guide then shares with the caller: as values of the program they would
-    # be copies.
-    given: dict[int, Any] = {}
+    # be copies. Not NumPy's, which may change, nor those that a mesh moves to other devices.
+    given: dict[int, Array] = {}
+    leaves = jax.tree.leaves(data)
+    moved = mesh_of([rng_key, *leaves]) is not None
+    can_share = [isinstance(leaf, Array) and not moved for leaf in leaves]
 
     def note(tracer: Any) -> Any:
         if id(tracer) not in given:
@@ -75,7 +79,8 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data, *, drawn: bool = True) 
         return tracer
 
     def compiled(rng_key: Array, data: Data, zero: Array) -> tuple[Array, list[Array]]:
-        given.update(zip(map(id, jax.tree.leaves(data)), concrete_data, strict=True))
+        traced = zip(jax.tree.leaves(data), leaves, can_share, strict=True)
+        given.update((id(tracer), leaf) for tracer, leaf, can in traced if can)
         guide.__class__ = type(own_class.__name__, (own_class, _OrderOfTrace), {})
         sees = _PriorAlone if drawn else partial(_Undrawn, zero=zero)
         try:
@@ -97,7 +102,6 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data, *, drawn: bool = True) 
         _replace_tracers(vars(guide), note)
         return jnp.stack(judged).all(), list(found.values())
 
-    concrete_data = jax.tree.leaves(data)
     try:
         valid, values = Program(compiled, rarely=True)(rng_key, data, np.zeros(()))
         # Inside another trace nobody can tell yet.

@@ -1,4 +1,4 @@
-"""The softplus of long vectors with its derivative, several times as fast as the compiler's."""
+"""The softplus of long vectors with its derivative, in less than half the compiler's time."""
 
 from __future__ import annotations
 

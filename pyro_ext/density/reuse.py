@@ -74,8 +74,6 @@ def _may_take(
     alike = (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
     if not alike or not (old.is_contiguous() and new.is_contiguous()):
         return False
-    if old.is_conj() or old.is_neg():
-        return False  # what is written there is seen so too, and not all operations take that
     shared = [each for each in node.all_input_nodes if each is not place and roots[each] is root]
     return not shared and last[root] == order[node] and _has_own_memory(root)
 

@@ -262,13 +262,14 @@ def _begins_alike(node: Any) -> bool:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two values have the same shape, strides and dtype."""
+    """Whether two values have the same form."""
     value = one.meta.get("val")
     return isinstance(value, Tensor) and _form(value) == _form(other.meta["val"])
 
 
 def _form(value: Tensor) -> tuple[Any, ...]:
-    return value.shape, value.stride(), value.dtype
+    # A conjugate may be a view, which not all operations take.
+    return value.shape, value.stride(), value.dtype, value.is_conj(), value.is_neg()
 
 
 def _description(node: Any) -> Hashable:

@@ -44,8 +44,6 @@ def by_layer(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         # Items of several results have memory of their own, items of several views have not.
         (by_layer, 2),
         (lambda x, y: (lambda a, b: (a.sin(), (b + 1.0).sum()))(*x.exp().view(2, 12)), 1),
-        # A conjugate that is seen and not computed stays one where a result is written to it.
-        (lambda x, y: (torch.view_as_real(torch.complex(x, y).exp().conj() * 2.0).sum(),), 1),
     ],
 )
 def test_results_are_written_over_what_is_not_needed(function: Function, written: int) -> None:

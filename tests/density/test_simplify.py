@@ -62,6 +62,11 @@ def simplified(function: Function, *inputs: Tensor) -> tuple[list[str], Any, Any
         (lambda x, y: torch.stack([x.exp()]).clone()[0] * y, "exp mul", True),
         (lambda x, y: torch.stack([x]).clone() * y, "unsqueeze clone mul", True),
         (lambda x, y: x.exp().clone(), "exp clone", True),
+        (
+            lambda x, y: torch.view_as_real(torch.complex(x, y).exp().conj() * 2.0),
+            "complex exp _conj clone mul view_as_real",
+            False,
+        ),
         # What is repeated is computed once, and so is a product with a repeated matrix.
         (lambda x, y: x[:, :1].expand(3, 3).exp() * y, "slice exp mul", False),
         (
