@@ -187,7 +187,7 @@ def _unchanged(node: Any, constants: dict[Any, Tensor]) -> Any:
         neutral = 0 if target in _SUBTRACT else 1
         pairs = ((left, right),) if not node.kwargs else ()
     elif target is _ATEN.clone.default:
-        return left if _alike(left, node) and not _is_outside(left, node) else None
+        return left if _alike(left, node) and _is_inside(left, node) else None
     elif target is _ATEN.sum.dim_IntList and len(node.args) == 2 and not node.kwargs:
         # Over an axis of one entry that has just been added.
         added = isinstance(left, Node) and left.target in _ADDS_AXIS
@@ -205,11 +205,16 @@ def _unchanged(node: Any, constants: dict[Any, Tensor]) -> Any:
     return None
 
 
-def _is_outside(*nodes: Any) -> bool:
-    """Whether memory of any of the nodes is known outside the graph: given, held or returned."""
-    output = next(iter(reversed(nodes[0].graph.nodes)))
-    roots, returned = set(map(root_of, nodes)), set(map(root_of, output.all_input_nodes))
-    return bool(roots & returned) or any(root.op != "call_function" for root in roots)
+def _is_inside(source: Any, copied: Any) -> bool:
+    """Whether a copy and its source are known in the graph alone: not given, held or returned.
+
+    Not of complex numbers either, whose conjugates are views that not all operations take.
+    """
+    output = next(iter(reversed(copied.graph.nodes)))
+    root, returned = root_of(source), set(map(root_of, output.all_input_nodes))
+    value = root.meta.get("val")
+    is_complex = isinstance(value, Tensor) and value.is_complex()
+    return root.op == "call_function" and not is_complex and not {root, copied} & returned
 
 
 def _alike_for_all(kept: Any, node: Any) -> bool:
@@ -262,14 +267,13 @@ def _begins_alike(node: Any) -> bool:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two values have the same form."""
+    """Whether two values have the same shape, strides and dtype."""
     value = one.meta.get("val")
     return isinstance(value, Tensor) and _form(value) == _form(other.meta["val"])
 
 
 def _form(value: Tensor) -> tuple[Any, ...]:
-    # A conjugate may be a view, which not all operations take.
-    return value.shape, value.stride(), value.dtype, value.is_conj(), value.is_neg()
+    return value.shape, value.stride(), value.dtype
 
 
 def _description(node: Any) -> Hashable:

@@ -263,7 +263,7 @@ def _density() -> Iterator[Mutation]:
     yield from pyro(
         "graphs: a copy taken for a view",
         "density/simplify.py",
-        "and not _is_outside(left, node) else None",
+        "and _is_inside(left, node) else None",
         "else None",
         "test_simplify",
     )
