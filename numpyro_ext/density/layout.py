@@ -54,17 +54,14 @@ class Layout(FlatLayout):
 
 
 def _joined_in_place(pieces: list[Array]) -> Array:
-    """Long vectors of one type joined along their last axis, each written in its place.
+    """Long vectors of one type joined along their last axis, each written over zeros in its place.
 
     What a vector is computed by is then done while it is written. XLA joins vectors in one loop
     over the entries of all on processors, which is many times as slow, or copies each once more.
     """
     *lead, _ = pieces[0].shape
     length = sum(piece.shape[-1] for piece in pieces)
-    # What is written over is one of the entries, not a number that is known from the start: the
-    # compiler would make room for all before it computes the pieces, and hold it while it does.
-    entry = next(piece[..., :1] for piece in pieces if piece.shape[-1])
-    joined = jnp.broadcast_to(entry, (*lead, length))
+    joined = jnp.zeros((*lead, length), pieces[0].dtype)
     # A place that the compiler does not know: it would make it a concatenation again.
     start = lax.optimization_barrier(jnp.asarray(0, jnp.int32))
     for piece in pieces:
