@@ -124,7 +124,8 @@ def root_of(node: Any) -> Any:
 def _is_view(node: Any) -> bool:
     if node.target is _ATEN._unsafe_view.default:
         return True
-    returned = getattr(getattr(node.target, "_schema", None), "returns", ())
+    target: Any = node.target
+    returned = target._schema.returns if isinstance(target, torch._ops.OpOverload) else []
     return bool(returned) and returned[0].alias_info is not None
 
 
