@@ -48,12 +48,11 @@ def write_over(graph: Graph, long: int) -> None:
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or value.numel() < long:
             continue
-        out = _out_variant(node)
         places = [each for each in node.args if _may_take(node, each, roots, last, order)]
-        if out is None or not places:
+        out = _out_variant(node) if places else None
+        if out is None:
             continue
-        place = places[0]
-        node.target, name = out
+        place, (node.target, name) = places[0], out
         node.kwargs = {**node.kwargs, name: place}
         taken, former = roots[place], roots[node]
         last[taken] = last[former]
