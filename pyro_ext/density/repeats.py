@@ -72,9 +72,8 @@ def _forms_after(node: Any, value: Tensor) -> dict[Any, Tensor] | None:
             (node.args, node.kwargs),
             lambda each: _without_memory(found[each]) if each in found else _described(each),
         )
-        try:
-            result = node.target(*args, **kwargs)
-        except (RuntimeError, ValueError, TypeError):
+        result = _result(node.target, args, kwargs)
+        if result is None:
             return None
         if isinstance(result, Tensor):
             if result.stride() != _value(node).stride():
@@ -236,8 +235,13 @@ def computed(
 ) -> Tensor | None:
     """Shape and layout of what an operation would give, as a tensor without memory."""
     given = [_without_memory(each.meta["val"]) if isinstance(each, Node) else each for each in args]
+    found = _result(target, given, kwargs)
+    return found if isinstance(found, Tensor) else None
+
+
+def _result(target: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What an operation gives of tensors without memory; None where it refuses them."""
     try:
-        found = target(*given, **kwargs)
+        return target(*args, **kwargs)
     except (RuntimeError, ValueError, TypeError):
         return None
-    return found if isinstance(found, Tensor) else None
