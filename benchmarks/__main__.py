@@ -71,6 +71,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.posteriordb",
         "judge engines by the reference posteriors of posteriordb, write out/",
     ),
+    "queue": (
+        "benchmarks.queue",
+        "the next runs of all studies that pages lack, until the time is over, write out/",
+    ),
     "regression": (
         "benchmarks.regression",
         "SVGD with variance reduction on regression networks, write out/",
