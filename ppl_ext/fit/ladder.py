@@ -20,6 +20,7 @@ from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
 from ppl_ext.fit import labels, policy
 from ppl_ext.fit.problem import Meter, Problem, timed
 from ppl_ext.fit.verdict import Stage, Verdict
+from ppl_ext.noncentred import difference, points_around
 from ppl_ext.start.find import find, is_near, more_modes
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.search import MOST_SEARCHED
@@ -88,7 +89,7 @@ class Climbed:
         if self.symmetry is None:
             return dict(draws)
         values = {name: np.asarray(value) for name, value in draws.items()}
-        return ordered_values(self.symmetry.exchanges, values)
+        return ordered_values(self.symmetry.as_written, values)
 
     @property
     def verdict(self) -> Verdict:
@@ -117,21 +118,23 @@ def staged(
 
 @np.errstate(all="ignore")
 def climb(
-    problems: Sequence[Problem],
+    written: Problem,
+    others: Iterator[Problem],
     generator: np.random.Generator,
     wanted: policy.Wanted,
     meter: Meter,
 ) -> Climbed:
-    """Fit a program, of which there may be several ways to write it; the first is the user's."""
+    """Fit a program as it is written, or in one of the other ways to write it."""
     stages: list[Stage] = []
 
     stage = partial(staged, stages, meter)
-    problem, start = problems[0], None
+    problem, start, dropped = written, None, list[str]()
     if problem.dim <= MOST_SEARCHED:
         with stage("start") as notes:
-            problem, start = _best(problems, generator, meter)
+            problem, start = _best(written, others, generator, meter, dropped)
             notes.append(f"{problem.name}, {len(start.modes)} mode(s)")
-    evidence = policy.Evidence(_program(problem, start, meter), wanted)
+    program = _program(problem, start, meter)
+    evidence = policy.Evidence(program, wanted, dropped=tuple(dropped))
     if policy.next_rung(evidence) == "all rows":
         assert start is not None
         with stage("all rows") as notes:
@@ -235,15 +238,54 @@ def _chained(figures: Convergence, window: Window, problem: Problem) -> policy.C
 
 
 def _best(
-    problems: Sequence[Problem], generator: np.random.Generator, meter: Meter
+    written: Problem,
+    others: Iterator[Problem],
+    generator: np.random.Generator,
+    meter: Meter,
+    dropped: list[str],
 ) -> tuple[Problem, Start]:
-    """The way to write a program whose Normal has the highest bound on the evidence."""
-    problem, start = problems[0], _start_of(problems[0], generator, meter)
-    for other in problems[1:]:
-        of_other = _start_of(other, generator, meter)
-        if of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER:
-            problem, start = other, of_other
+    """The way to write a program whose Normal has the highest bound on the evidence.
+
+    Those that fail, or are another program, are ``dropped``, with the reason: the program as it is
+    written can do without them.
+    """
+    problem, start = written, _start_of(written, generator, meter)
+    try:
+        for other in others:
+            if told := _difference(written, other, meter):
+                dropped.append(f"Not fitted {other.name}: {told}.")
+                continue
+            of_other = _start_of(other, generator, meter)
+            if of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER:
+                problem, start = other, of_other
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the fit.
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        dropped.append(f"Not fitted with sites of latent scale non-centred, which failed: {reason}")
     return problem, start
+
+
+def _difference(written: Problem, other: Problem, meter: Meter) -> str:
+    """How the density of another way to write a program differs; empty if it does not."""
+    if written.maps is None or not other.latents:
+        return ""
+
+    def there(positions: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P D"]:
+        assert written.maps is not None
+        values = {name: np.asarray(value) for name, value in other.values(positions).items()}
+        return written.maps[1](values)
+
+    one, two = meter.of(other.evaluate), meter.of(written.evaluate)
+    places = [
+        (other.coordinates[o], written.coordinates[name]) for name, o in other.latents.items()
+    ]
+    return difference(
+        points_around(other.dim),
+        lambda z: one(z)[0],
+        lambda z: two(z)[0],
+        there,
+        places,
+        written.epsilon,
+    )
 
 
 def _program(problem: Problem, start: Start | None, meter: Meter) -> policy.Program:
@@ -311,7 +353,9 @@ def _symmetry(
     if problem.maps is None:
         return None
     drawn = mode.at(generator.normal(size=(OF_MODE, problem.dim)))
-    return find_symmetry(evaluate, *problem.maps, problem.coordinates, drawn, problem.epsilon)
+    found = find_symmetry(evaluate, *problem.maps, problem.coordinates, drawn, problem.epsilon)
+    names = tuple((latent, site) for site, latent in problem.latents.items())
+    return None if found is None else replace(found, names=names)
 
 
 def _distinct(

@@ -142,7 +142,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All figures so far."""
+    """All figures so far; ``dropped`` tells which ways to write the program were, and why."""
 
     program: Program
     wanted: Wanted
@@ -150,6 +150,7 @@ class Evidence:
     correction: Correction | None = None
     chains: Chained | None = None
     engine: Engine | None = None
+    dropped: tuple[str, ...] = ()
 
 
 def next_rung(evidence: Evidence) -> Rung:
@@ -217,6 +218,11 @@ def enough(found: Chained, target_ess: float) -> bool:
 
 def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     """The level, and the reasons for it."""
+    level, reasons = _judge(evidence)
+    return level, (*reasons, *evidence.dropped)
+
+
+def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     if evidence.engine is not None:
         return _of_engine(evidence, evidence.engine)
     against = [*_of_modes(evidence), *of_rounding(evidence.program)]

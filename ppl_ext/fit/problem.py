@@ -189,6 +189,8 @@ class Problem:
         minibatches and many dimensions. None where no engine can.
     maps : tuple of callable, optional
         From positions (P, D) to the values of the sites that are evaluated, and back.
+    latents : mapping of str to str
+        By site that is non-centred, the latent site that stands for it.
     """
 
     name: str
@@ -209,6 +211,7 @@ class Problem:
     parts: Callable[[], Sequence[Evaluate]] = tuple
     approximate: Approximate | None = None
     maps: Maps | None = None
+    latents: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:
@@ -250,6 +253,7 @@ def problem_of(
     constrain: Callable[[Positions], Mapping[str, Any]],
     unconstrain: Callable[[Mapping[str, np.ndarray]], Any],
     approximate: Approximate | None = None,
+    latents: Mapping[str, str] | None = None,
 ) -> Problem:
     """The problem of a target, which is ``written`` or another way to write the same."""
     points = starting_points(rows.few, target.dim, generator, by_strategy, has_strategy=False)
@@ -272,6 +276,7 @@ def problem_of(
         rows.parts,
         approximate,
         maps_of(target.layout.names, constrain, unconstrain),
+        latents or {},
     )
 
 
