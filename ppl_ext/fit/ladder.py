@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -177,9 +177,11 @@ def climb(
         first = drawn[generator.choice(len(drawn), CHAINS, p=_softened(weights, log_ratios))]
 
         def is_enough(found: Convergence, window: Window) -> bool:
-            return len(window.draws) >= LEAST_TRANSITIONS and policy.enough(
-                _chained(found, window, problem), wanted.target_ess
-            )
+            if len(window.draws) < LEAST_TRANSITIONS:
+                return False
+            chained = _chained(found, window, problem)
+            chained = _by_sites(chained, problem, found, window.draws, symmetry)
+            return policy.enough(chained, wanted.target_ess)
 
         sampled = sample(evaluate, proposal, first, generator, is_enough, meter.allows, symmetry)
         notes.append(f"{len(sampled.draws)} transitions of {CHAINS} chains kept")
@@ -189,18 +191,85 @@ def climb(
 
 def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
     """The same with these chains as its draws."""
+    problem, symmetry = climbed.problem, climbed.symmetry
     figures = convergence(sampled.kernel.ordered(sampled.draws))
-    symmetry = climbed.symmetry
     positions = sampled.draws if symmetry is None else symmetry.shuffled(sampled.draws)
     found = replace(climbed, positions=positions, sampled=sampled, stages=list(climbed.stages))
     values = {name: np.asarray(value) for name, value in found.draws.items()}
-    chained = replace(_chained(figures, sampled.window, climbed.problem), endless=_endless(values))
+    chained = _chained(figures, sampled.window, problem)
+    chained = _by_sites(chained, problem, figures, sampled.draws, symmetry)
+    chained = replace(chained, endless=_endless(values))
     evidence, modes = climbed.evidence, climbed.evidence.modes
     if modes is not None and modes.exchanged:
-        orders = labels.orders(values, dict(modes.exchanged))
-        evidence = replace(evidence, modes=replace(modes, orders=orders))
+        places = dict(modes.exchanged)
+        own = labels.orders(values, places, _density_of_sites(problem, sampled))
+        evidence = replace(evidence, modes=replace(modes, orders=own))
     found.evidence = replace(evidence, chains=chained)
     return found
+
+
+def _by_sites(
+    chained: policy.Chained,
+    problem: Problem,
+    figures: Convergence,
+    draws: Float[np.ndarray, "N M D"],
+    symmetry: Symmetry | None,
+) -> policy.Chained:
+    """Chains whose uncertain standard deviations are judged by the sites as written.
+
+    A coordinate may have a long tail that is none of its site's: the logarithm of a scale that may
+    be 0 has one. The other way round a coordinate that is known well is enough, since a site is
+    nothing but its image.
+    """
+    parts = {name: figures.part(where) for name, where in problem.coordinates.items()}
+    uncertain = {
+        name: each
+        for name, each in parts.items()
+        if each.deviation_error.max() > policy.DEVIATION_ERROR
+    }
+    if not uncertain:
+        return chained
+    number, chains, dim = draws.shape
+    values = problem.numbers(draws.reshape(-1, dim))
+    if symmetry is not None:
+        values = ordered_values(symmetry.as_written, values)
+    written = {latent: name for name, latent in problem.latents.items()}
+    errors, heavy = [0.0], []
+    for latent, coordinates in uncertain.items():
+        name = written.get(latent, latent)
+        flat = values[name].reshape(number, chains, -1)
+        # Constants, such as the corner of a Cholesky factor, have no figures.
+        flat = flat[:, :, np.ptp(flat, axis=(0, 1)) > 0.0]
+        if not flat.shape[2]:
+            continue
+        site = convergence(flat)
+        errors.append(min(site.worst_deviation, coordinates.worst_deviation))
+        is_known = site.worst_deviation <= policy.DEVIATION_ERROR
+        if site.is_heavy.any() or (coordinates.is_heavy.any() and not is_known):
+            heavy.append(name)
+    return replace(chained, deviation_error=max(errors), heavy=tuple(heavy))
+
+
+def _density_of_sites(
+    problem: Problem, sampled: Sampled
+) -> Callable[[labels.Values], Float[np.ndarray, " S"]] | None:
+    """Log densities of the sites as written, with which labels may be exchanged.
+
+    None where they are those of other sites, which are non-centred.
+    """
+    if problem.maps is None or problem.latents:
+        return None
+    _, back = problem.maps
+
+    def log_density(values: labels.Values) -> Float[np.ndarray, " S"]:
+        positions = back(values)
+        finite = np.isfinite(positions).all(1)
+        found = np.full(len(positions), -np.inf)
+        if finite.any():
+            found[finite], _ = sampled.kernel.evaluate(positions[finite])
+        return found
+
+    return log_density
 
 
 def _endless(values: Mapping[str, np.ndarray]) -> tuple[str, ...]:
@@ -271,8 +340,7 @@ def _difference(written: Problem, other: Problem, meter: Meter) -> str:
 
     def there(positions: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P D"]:
         assert written.maps is not None
-        values = {name: np.asarray(value) for name, value in other.values(positions).items()}
-        return written.maps[1](values)
+        return written.maps[1](other.numbers(positions))
 
     one, two = meter.of(other.evaluate), meter.of(written.evaluate)
     places = [

@@ -218,6 +218,16 @@ class Problem:
         """Whether every evaluation takes all rows."""
         return self.of_all_rows is None
 
+    def numbers(self, positions: Positions) -> dict[str, np.ndarray]:
+        """``values`` as NumPy's, in pieces of one size, for which one program is compiled."""
+        found = [self.values(each) for each in _pieces(positions)]
+        return {
+            name: np.concatenate([np.asarray(each[name], np.float64) for each in found])[
+                : len(positions)
+            ]
+            for name in found[0]
+        }
+
     def seconds_with_all_rows(self, each: float) -> float:
         """Seconds that an evaluation with all rows takes, where one as they are takes ``each``.
 

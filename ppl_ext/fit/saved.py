@@ -20,7 +20,7 @@ _PARTS = {
     for part in (
         *(Mode, Proposal, Chains, Kernel, Window, Sampled, Stage),
         *(policy.Program, policy.Wanted, policy.Modes, policy.Correction, policy.Chained),
-        *(policy.Engine, policy.Evidence, Symmetry, Exchange),
+        *(policy.Engine, policy.Evidence, policy.Orders, Symmetry, Exchange),
     )
 }
 
