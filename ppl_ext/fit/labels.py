@@ -84,9 +84,9 @@ def orders(
 ) -> Orders:
     """Orders of the labels that draws have, and what is missing.
 
-    Draws x with their labels in random orders, all n! alike, are draws of what the posterior would
-    be if labels were alike. An order that x does not have holds the share of the posterior that
-    the mean of p(permuted x) / p(x) tells, counted where the permuted x has that order.
+    Of draws x that have their labels in one order, the usual one, the mean of p(permuted x) / p(x)
+    is the share of the posterior in the order that x has then, over that in the usual one. The
+    permutations are random, all n! alike.
 
     Parameters
     ----------
@@ -97,27 +97,28 @@ def orders(
         Log densities (S,) of draws, at their unconstrained positions. None where they cannot be
         had: labels are then taken for alike.
     """
-    values = _labelled(draws, places)
-    seen = {tuple(row) for row in np.argsort(values, axis=1)}
-    number = values.shape[1]
-    possible = math.factorial(number)
-    taken_for_alike = Orders(len(seen), possible, 1.0 - len(seen) / possible)
+    own = np.argsort(_labelled(draws, places), axis=1)
+    every, which, counts = np.unique(own, axis=0, return_inverse=True, return_counts=True)
+    possible = math.factorial(own.shape[1])
+    taken_for_alike = Orders(len(every), possible, 1.0 - len(every) / possible)
     if log_density is None:
         return taken_for_alike
-    rows = np.unique(np.linspace(0, len(values) - 1, EXCHANGED).astype(int))
+    usual = np.flatnonzero(which.ravel() == counts.argmax())
+    rows = np.unique(usual[np.linspace(0, len(usual) - 1, EXCHANGED).astype(int)])
     some = {name: value[rows] for name, value in draws.items()}
-    noise = np.random.default_rng(SEED).random((len(rows), number))
+    noise = np.random.default_rng(SEED).random((len(rows), own.shape[1]))
     permuted = _permuted(some, places, np.argsort(noise, axis=1))
     try:
         gain = log_density(permuted) - log_density(some)
     except (ArgumentError, ValueError):
         return taken_for_alike  # Values that have an order of their own, for one.
     gain = np.where(np.isnan(gain), -np.inf, gain)
+    seen = {tuple(row) for row in every}
     new = [tuple(row) not in seen for row in np.argsort(_labelled(permuted, places), axis=1)]
     ratios = np.exp(np.minimum(gain, LARGEST)) * np.asarray(new)
-    odds = possible / len(seen) * float(ratios.mean())
+    odds = len(usual) / len(own) * possible * float(ratios.mean())
     alike = bool(np.median(np.abs(gain)) < ALIKE)
-    return Orders(len(seen), possible, odds / (1.0 + odds), alike)
+    return Orders(len(every), possible, odds / (1.0 + odds), alike)
 
 
 def _labelled(
