@@ -23,8 +23,9 @@ LOGGER = logging.getLogger("ppl_ext")
 #: Positions at which two ways to write a program are compared, and how far around 0 these lie.
 POINTS, SPREADS = 16, (0.1, 0.3, 1.0, 2.0)
 #: Machine epsilons, as a share of the log density, by which rounding may change it, and nats that
-#: this may be at least and at most: another program differs by nats at some of the positions.
-ROUNDING, LEAST_ROUNDING, MOST_ROUNDING = 100.0, 1e-3, 0.5
+#: this is at least. Positions where it is more than the last tell nothing: another program differs
+#: by nats at some of the others.
+ROUNDING, LEAST_ROUNDING, MOST_ROUNDING = 20.0, 1e-3, 2.0
 #: Share by which steps up and down may differ where rounding leaves a map affine, and positions
 #: that must be left.
 BENT, LEAST_POINTS = 0.01, 4
@@ -131,13 +132,12 @@ def difference(
         # A position is known to its last digit only, in units of its scale.
         grain += ((1.0 + np.abs(found[:, place])) / scales).sum(1)
     one, other = moved(points), written(found) + log_det
-    known &= np.isfinite(other) & np.isfinite(grain)
+    allowed = ROUNDING * epsilon * (1.0 + np.abs(other) + grain)
+    known &= allowed < MOST_ROUNDING
     if known.sum() < LEAST_POINTS:
         return "its density could not be compared with that of the program as written"
-    allowed = ROUNDING * epsilon * (1.0 + np.abs(one) + grain)
-    allowed = np.clip(allowed, LEAST_ROUNDING, MOST_ROUNDING)
     # A density that is not finite where the other one is differs as well.
-    differs = known & ~(np.abs(one - other) <= allowed)
+    differs = known & ~(np.abs(one - other) <= np.maximum(allowed, LEAST_ROUNDING))
     if not differs.any():
         return ""
     worst = float(np.nan_to_num(np.abs(one - other)[differs], nan=np.inf).max())

@@ -81,6 +81,8 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
 def check_moved(written: LogDensity, data: Data, moved: LogDensity, moved_data: Data) -> None:
     """See that a program as moved is the program as written.
 
+    By the prior part: the likelihood is one function of the sites' values in both.
+
     Raises
     ------
     ModelCheckError
@@ -94,7 +96,9 @@ def check_moved(written: LogDensity, data: Data, moved: LogDensity, moved_data: 
     def density_of(target: LogDensity, data: Data) -> Callable[[np.ndarray], np.ndarray]:
         def density(positions: np.ndarray) -> np.ndarray:
             z = jnp.asarray(positions, target.dtype)
-            return np.asarray(target.log_density(z, data, target.first_rows()), np.float64)
+            parts = target.log_prior_and_likelihood(z, data, target.first_rows())
+            # Where sites are summed with discrete ones, their densities are in the likelihood.
+            return np.asarray(sum(parts) if target.bound.enumerated else parts[0], np.float64)
 
         return density
 

@@ -321,11 +321,10 @@ def _best(
     problem, start = written, _start_of(written, generator, meter)
     try:
         for other in others:
-            if told := _difference(written, other, meter):
-                dropped.append(f"Not fitted {other.name}: {told}.")
-                continue
             of_other = _start_of(other, generator, meter)
-            if of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER:
+            if told := _difference(written, other, of_other.modes[0], meter):
+                dropped.append(f"Not fitted {other.name}: {told}.")
+            elif of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER:
                 problem, start = other, of_other
     except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the fit.
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -333,8 +332,11 @@ def _best(
     return problem, start
 
 
-def _difference(written: Problem, other: Problem, meter: Meter) -> str:
-    """How the density of another way to write a program differs; empty if it does not."""
+def _difference(written: Problem, other: Problem, mode: Mode, meter: Meter) -> str:
+    """How the density of another way to write a program differs; empty if it does not.
+
+    Half of the positions are of the mode, where a density of many rows is rounded least.
+    """
     if written.maps is None or not other.latents:
         return ""
 
@@ -346,8 +348,10 @@ def _difference(written: Problem, other: Problem, meter: Meter) -> str:
     places = [
         (other.coordinates[o], written.coordinates[name]) for name, o in other.latents.items()
     ]
+    points = points_around(other.dim)
+    points[::2] = mode.at(points[::2])
     return difference(
-        points_around(other.dim),
+        points,
         lambda z: one(z)[0],
         lambda z: two(z)[0],
         there,

@@ -69,6 +69,8 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
 def check_moved(written: LogDensity, data: Data, moved: LogDensity, moved_data: Data) -> None:
     """See that a program as moved is the program as written.
 
+    By the prior part: the likelihood is one function of the sites' values in both.
+
     Raises
     ------
     ModelCheckError
@@ -83,8 +85,13 @@ def check_moved(written: LogDensity, data: Data, moved: LogDensity, moved_data: 
         return written.unconstrain(values, data).detach().double().cpu().numpy()
 
     def density_of(target: LogDensity, data: Data) -> Callable[[np.ndarray], np.ndarray]:
-        rows = target.first_rows()
-        return lambda z: target.log_density(tensor(z), data, rows).detach().double().cpu().numpy()
+        def density(positions: np.ndarray) -> np.ndarray:
+            parts = target.log_prior_and_likelihood(tensor(positions), data, target.first_rows())
+            # Where sites are summed with discrete ones, their densities are in the likelihood.
+            found = sum(parts) if target.bound.enumerated else parts[0]
+            return found.detach().double().cpu().numpy()
+
+        return density
 
     latents = moved.model.moves.latents
     places = [(moved.layout.slices[latents[n]], written.layout.slices[n]) for n in latents]
