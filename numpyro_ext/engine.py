@@ -450,7 +450,8 @@ class Engine(EngineShell, ABC):
                     "Expected an engine with reparameterise=True to see the model's arguments "
                     "outside jax.jit first, found traced ones. Call init or run with them."
                 )
-            check_moved(written, written.bind(*args, **kwargs), moved, moved.bind(*args, **kwargs))
+            data, moved_data = (each.bind(*args, **kwargs) for each in (written, moved))
+            check_moved(self._program.moves, written, data, moved, moved_data)
 
         return self._target_of(make, lambda each: moves_of(each, each.bind(*args, **kwargs)), check)
 

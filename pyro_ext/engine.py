@@ -507,7 +507,8 @@ class Engine(EngineShell, ABC):
             )
 
         def check(written: LogDensity, moved: LogDensity) -> None:
-            check_moved(written, written.bind(*args, **kwargs), moved, moved.bind(*args, **kwargs))
+            data, moved_data = (each.bind(*args, **kwargs) for each in (written, moved))
+            check_moved(self._program.moves, written, data, moved, moved_data)
 
         return self._target_of(make, lambda each: moves_of(each, each.bind(*args, **kwargs)), check)
 

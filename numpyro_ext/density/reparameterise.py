@@ -78,7 +78,9 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
     return Moves(latents, config)
 
 
-def check_moved(written: LogDensity, data: Data, moved: LogDensity, moved_data: Data) -> None:
+def check_moved(
+    moves: Moves, written: LogDensity, data: Data, moved: LogDensity, moved_data: Data
+) -> None:
     """See that a program as moved is the program as written.
 
     By the prior part: the likelihood is one function of the sites' values in both.
@@ -98,11 +100,13 @@ def check_moved(written: LogDensity, data: Data, moved: LogDensity, moved_data: 
             z = jnp.asarray(positions, target.dtype)
             parts = target.log_prior_and_likelihood(z, data, target.first_rows())
             # Where sites are summed with discrete ones, their densities are in the likelihood.
-            return np.asarray(sum(parts) if target.bound.enumerated else parts[0], np.float64)
+            return np.asarray(
+                parts[0] + parts[1] if target.bound.enumerated else parts[0], np.float64
+            )
 
         return density
 
-    latents = moved.model.moves.latents
+    latents = moves.latents
     places = [(moved.layout.slices[latents[n]], written.layout.slices[n]) for n in latents]
     densities = density_of(moved, moved_data), density_of(written, data)
     epsilon = float(jnp.finfo(written.dtype).eps)

@@ -135,7 +135,7 @@ class Program:
     """
 
     written: Problem
-    ways: Callable[[], Sequence[Problem]]
+    ways: Callable[[], Iterator[Problem]]
     unconstrain: Callable[[Mapping[str, Any]], Positions]
     shapes: Callable[[], dict[str, tuple[int, ...]]]
     parts: Callable[[Positions], tuple[Positions, Positions]]

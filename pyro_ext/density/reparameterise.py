@@ -66,7 +66,9 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
     return Moves(latents, config)
 
 
-def check_moved(written: LogDensity, data: Data, moved: LogDensity, moved_data: Data) -> None:
+def check_moved(
+    moves: Moves, written: LogDensity, data: Data, moved: LogDensity, moved_data: Data
+) -> None:
     """See that a program as moved is the program as written.
 
     By the prior part: the likelihood is one function of the sites' values in both.
@@ -88,12 +90,12 @@ def check_moved(written: LogDensity, data: Data, moved: LogDensity, moved_data: 
         def density(positions: np.ndarray) -> np.ndarray:
             parts = target.log_prior_and_likelihood(tensor(positions), data, target.first_rows())
             # Where sites are summed with discrete ones, their densities are in the likelihood.
-            found = sum(parts) if target.bound.enumerated else parts[0]
+            found = parts[0] + parts[1] if target.bound.enumerated else parts[0]
             return found.detach().double().cpu().numpy()
 
         return density
 
-    latents = moved.model.moves.latents
+    latents = moves.latents
     places = [(moved.layout.slices[latents[n]], written.layout.slices[n]) for n in latents]
     densities = density_of(moved, moved_data), density_of(written, data)
     epsilon = torch.finfo(written.dtype).eps

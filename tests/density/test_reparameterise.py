@@ -74,7 +74,7 @@ def moved(backend: Any, model: Any) -> tuple[dict[str, str], Any]:
 
     def compare() -> None:
         program = own.noncentred(model, moves, target.layout.names)
-        own.check_moved(target, data, *backend.target(program))
+        own.check_moved(moves, target, data, *backend.target(program))
 
     return dict(moves.latents), compare
 
