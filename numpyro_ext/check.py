@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -142,7 +143,8 @@ def program_of(
         return {name: tuple(found[name].shape[1:]) for name in target.layout.names}
 
     names = list(target.held)
-    return Program(written, lambda: [written, *ways], unconstrain, shapes, parts, names)
+    every = itertools.chain([written], ways)
+    return Program(written, lambda: every, unconstrain, shapes, parts, names)
 
 
 def of_host(

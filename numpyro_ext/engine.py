@@ -48,6 +48,7 @@ from jaxtyping import Bool, Float, Int, UInt8, UInt32
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import Block, Rest, placed, together
 from numpyro_ext.density.fingerprint import digest_of_arguments
+from numpyro_ext.density.reparameterise import check_moved, moves_of, noncentred
 from numpyro_ext.draws import check_key
 from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.optim import as_optimizer, kind_and_settings
@@ -276,6 +277,11 @@ class Engine(EngineShell, ABC):
     sharding : Sharding, optional
         How particles, draws and rows are split over devices; see the page "Many devices". It is
         no part of what a saved state belongs to.
+    reparameterise : bool
+        Write sites whose scale is latent non-centred, as ``fit`` does, by the host's handlers.
+        Draws hold the sites as written, beside those that stand for them. A guide is then given as
+        its class, or as a function that makes it of the program. Default: not; a message of the
+        logger "ppl_ext" names such sites before the first run.
 
     Raises
     ------
@@ -305,6 +311,7 @@ class Engine(EngineShell, ABC):
         data_chunk: int | None = None,
         on_nonfinite: str = "raise",
         sharding: Sharding | None = None,
+        reparameterise: bool = False,
     ) -> None:
         super().__init__(
             model,
@@ -317,6 +324,8 @@ class Engine(EngineShell, ABC):
             on_nonfinite=on_nonfinite,
             first_verbs="init, run or load",
             sharding=sharding,
+            reparameterise=reparameterise,
+            noncentred=noncentred,
         )
         self.optim: Any = None if optim is None else as_optimizer(optim)
 
@@ -408,15 +417,7 @@ class Engine(EngineShell, ABC):
         with swapped(warnings.catch_warnings()):
             if known is not None:  # which has told
                 warnings.simplefilter("ignore", HeldParameterWarning)
-            target = LogDensity(
-                self.model,
-                keys.target,
-                args,
-                kwargs,
-                allow_local_latents=self.allow_local_latents,
-                engine=type(self).__name__,
-                **self._target_options(),
-            )
+            target = self._target(keys.target, args, kwargs)
         if known is not None:
             self._check_same_latents(known.plan.target, target)
             if target.held:
@@ -426,6 +427,33 @@ class Engine(EngineShell, ABC):
             data = data.on_device()
         signature = Data(args, kwargs).signature()
         return self._bound_to(target, keys.start, data, signature), data
+
+    def _target(
+        self, rng_key: Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> LogDensity:
+        """The program with these arguments as a log density."""
+
+        def make(program: Callable[..., Any]) -> LogDensity:
+            return LogDensity(
+                program,
+                rng_key,
+                args,
+                kwargs,
+                allow_local_latents=self.allow_local_latents,
+                engine=type(self).__name__,
+                **self._target_options(),
+            )
+
+        def check(written: LogDensity, moved: LogDensity) -> None:
+            if _traced(Data(args, kwargs)):
+                raise ArgumentError(
+                    "Expected an engine with reparameterise=True to see the model's arguments "
+                    "outside jax.jit first, found traced ones. Call init or run with them."
+                )
+            data, moved_data = (each.bind(*args, **kwargs) for each in (written, moved))
+            check_moved(self._program.moves, written, data, moved, moved_data)
+
+        return self._target_of(make, lambda each: moves_of(each, each.bind(*args, **kwargs)), check)
 
     def _bind_again(
         self,

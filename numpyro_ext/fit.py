@@ -20,8 +20,7 @@ from numpyro.infer.autoguide import (
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import on_host
 from numpyro_ext.density.fingerprint import digest_of_arguments
-from numpyro_ext.density.reparameterise import noncentered
-from numpyro_ext.density.replay import replay
+from numpyro_ext.density.reparameterise import moves_of, noncentred
 from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
 from numpyro_ext.gradients import SVRG
@@ -49,6 +48,7 @@ from ppl_ext.fit.problem import (
     Rows,
     problem_of,
 )
+from ppl_ext.noncentred import Moves
 from ppl_ext.settling import Settling
 from ppl_ext.sharding import check_sharding
 from ppl_ext.start import search
@@ -124,17 +124,15 @@ def fit(
         return ProximalScoreVI(program, chosen, estimator=estimator, sharding=rows)
 
     return shared.fit(
-        lambda: list(
-            ways_of(
-                model,
-                args,
-                kwargs,
-                seed,
-                generator,
-                engine_of=engine_of,
-                sharding=sharding,
-                passes=passes,
-            )
+        lambda: ways_of(
+            model,
+            args,
+            kwargs,
+            seed,
+            generator,
+            engine_of=engine_of,
+            sharding=sharding,
+            passes=passes,
         ),
         generator,
         seed,
@@ -239,22 +237,21 @@ def ways_of(
     rows = rows_of(target, data)
     options = strategy_key, generator, rows, digest, own
     yield _problem("as written", target, target, data, as_written, *options)
-    other = None if target.plates or rows.every else noncentered(target, data)
-    if other is None:
+    moves = Moves() if target.plates or rows.every else moves_of(target, data)
+    if not moves.latents:
         return
-    moved = LogDensity(other[0], key, args, kwargs, engine=engine, check=False, sharding=sharding)
+    program = noncentred(model, moves, target.layout.names)
+    moved = LogDensity(program, key, args, kwargs, engine=engine, check=False, sharding=sharding)
     moved_data = moved.bind(*args, **kwargs)
 
     def of_sites(z: np.ndarray) -> dict[str, Array]:
-        latent = moved.constrain(jnp.asarray(z, moved.dtype), moved_data)
-        found = replay(moved, latent, moved_data, groups=["deterministic"])
-        values = {**latent, **found.deterministic}
-        return {name: jnp.asarray(values[name]) for name in target.layout.names}
+        found = moved.constrain(jnp.asarray(z, moved.dtype), moved_data)
+        return {name: found[name] for name in target.layout.names}
 
-    name = f"with {', '.join(other[1])} non-centred"
-    own = _by_engine(engine_of, other[0], moved, moved_data, strategy_key, passes, of_all)
+    name = f"with {', '.join(moves.latents)} non-centred"
+    own = _by_engine(engine_of, program, moved, moved_data, strategy_key, passes, of_all)
     options = strategy_key, generator, rows_of(moved, moved_data), digest, own
-    yield _problem(name, moved, target, moved_data, of_sites, *options)
+    yield _problem(name, moved, target, moved_data, of_sites, *options, moves.latents)
 
 
 def _rows(
@@ -341,6 +338,7 @@ def _problem(
     rows: Rows,
     digest: Callable[[], str],
     approximate: Approximate | None,
+    latents: Mapping[str, str] | None = None,
 ) -> Problem:
     def by_strategy(number: int) -> np.ndarray:
         return np.asarray(target.initial_positions(number, rng_key, data), np.float64)
@@ -366,4 +364,5 @@ def _problem(
         constrain,
         unconstrain,
         approximate,
+        latents,
     )

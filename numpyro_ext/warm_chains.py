@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -122,7 +123,7 @@ def _meet(
     target: LogDensity = way.own
     warm.check_whole(target.plates)
     if isinstance(source, Fit) and source.has_program:
-        return warm.way_of(source, [way, *ways]).own, warm.of_fit(source)
+        return warm.way_of(source, itertools.chain([way], ways)).own, warm.of_fit(source)
     transport = _transport(source, target)
     if transport is not None:
         moved = transport.reparam(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from ppl_ext.arguments import check_callable, nonfinite_arguments
@@ -12,11 +13,13 @@ from ppl_ext.best import LARGEST, Watch
 from ppl_ext.density import check_own_names
 from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError, NonFiniteError
+from ppl_ext.noncentred import Moves, Noncentred, say_before_run
 from ppl_ext.options import check_choice, decisions, describe, described, options_of
 from ppl_ext.run import Cadence, Piece, check_callback
 from ppl_ext.settling import Settled, SettlingWatch
 from ppl_ext.sharding import ShardingShell, check_sharding
 from ppl_ext.start.given import HOST, SEARCH, Started, check_start
+from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Start
 from ppl_ext.state_files import check_can_save
 
@@ -43,6 +46,10 @@ class EngineShell(Documented):
         The calls with which an engine meets the model's arguments.
     sharding : Sharding, optional
         How positions and rows are split over devices.
+    reparameterise : bool
+        Whether sites of latent scale are written non-centred.
+    noncentred : callable
+        A model as one that may be.
     """
 
     #: What models are written in.
@@ -71,9 +78,12 @@ class EngineShell(Documented):
         on_nonfinite: str,
         first_verbs: str,
         sharding: Any = None,
+        reparameterise: bool = False,
+        noncentred: Callable[[Callable[..., Any]], Noncentred],
     ) -> None:
         check_callable(model, self._host)
         check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
+        check_choice("reparameterise", reparameterise, (True, False))
         if estimator is not None and not isinstance(estimator, estimator_class):
             raise ArgumentError(
                 "Expected estimator to be a GradientEstimator, such as Minibatch() or Full(), "
@@ -89,6 +99,10 @@ class EngineShell(Documented):
         self.particle_chunk = particle_chunk
         self.data_chunk = data_chunk
         self.on_nonfinite = on_nonfinite
+        self.reparameterise = reparameterise
+        # What runs: the model, or one that may be written non-centred.
+        self._program: Any = noncentred(model) if reparameterise else model
+        self._has_looked = False
         self._first_verbs = first_verbs
         #: Where the last run started that had no state; None where that was by the host's init
         #: strategy, and where there are more than ``LONGEST_START`` numbers.
@@ -175,7 +189,55 @@ class EngineShell(Documented):
 
     def _settings(self) -> dict[str, str]:
         """Options that a saved state belongs to, described so that any process says the same."""
-        return {"likelihood_temperature": repr(float(self.likelihood_temperature))}
+        return {
+            "likelihood_temperature": repr(float(self.likelihood_temperature)),
+            "reparameterise": repr(bool(self.reparameterise)),
+        }
+
+    def _target_of(
+        self,
+        make: Callable[[Callable[..., Any]], Any],
+        moves_of: Callable[[Any], Moves],
+        check: Callable[[Any, Any], None],
+    ) -> Any:
+        """The target of the program, with sites of latent scale non-centred where asked for.
+
+        Where it is not, the first call says which sites these are.
+
+        Parameters
+        ----------
+        make : callable
+            Of a program: its target.
+        moves_of : callable
+            Of a target: what is to be written non-centred.
+        check : callable
+            Of the targets as written and as moved: sees that they are of the same program.
+
+        Raises
+        ------
+        ModelCheckError
+            The program with sites non-centred is another one.
+        """
+        target = make(self._program if self._has_looked else self.model)
+        if self._has_looked:
+            return target
+        if self.reparameterise:
+            moves = moves_of(target)
+            if moves.latents:
+                written, before = target, self._program.moves
+                self._program.moves, self._program.names = moves, target.layout.names
+                try:
+                    target = make(self._program)
+                    check(written, target)
+                except BaseException:
+                    self._program.moves = before
+                    raise
+        elif target.dim <= MOST_SEARCHED:  # Beyond, fit does not write programs anew either.
+            with suppress(Exception):  # Only a look, which a run can do without.
+                if latents := moves_of(target).latents:
+                    say_before_run(type(self).__name__, tuple(latents))
+        self._has_looked = True
+        return target
 
     @staticmethod
     def _is_guide(given: Any) -> bool:

@@ -20,7 +20,8 @@ class GuideShell(DescentShell):
     model : callable
         The host's model, used as it is.
     guide : AutoContinuous
-        An autoguide of the model, or the class, which is then called with the model.
+        An autoguide of the model, or the class, which is then called with the model; with
+        ``reparameterise`` the class, or any function that makes a guide of a program.
     optim : optimizer or mapping, optional
         Pyro's (see ``pyro_ext.optim.EngineOptimizer``), NumPyro's or optax's; or a mapping that
         gives sites optimizers of their own, see :class:`~ppl_ext.score.GradientSteps`. Default,
@@ -74,9 +75,17 @@ class GuideShell(DescentShell):
             total_steps=total_steps,
             **options,
         )
-        if isinstance(guide, type) and issubclass(guide, self._host_guide):
+        if self.reparameterise and isinstance(guide, self._host_guide):
+            name = type(guide).__name__
+            raise ArgumentError(
+                "Expected the guide's class, or a function that makes a guide of a program, with "
+                f"reparameterise=True, found a guide of the program as written. Pass {name}, or "
+                f"lambda model: {name}(model, ...)."
+            )
+        is_class = isinstance(guide, type) and issubclass(guide, self._host_guide)
+        if is_class or (self.reparameterise and callable(guide)):
             try:
-                guide = guide(model)
+                guide = guide(self._program)
             except TypeError as error:
                 raise ArgumentError(
                     f"Expected a guide class that takes the model alone, found {guide.__name__}: "

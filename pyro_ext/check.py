@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -124,7 +125,8 @@ def program_of(
         zero = written.values(np.zeros((1, target.dim)))
         return {name: tuple(value.shape[1:]) for name, value in zero.items()}
 
-    return Program(written, lambda: [written, *ways], unconstrain, shapes, parts, target.held)
+    every = itertools.chain([written], ways)
+    return Program(written, lambda: every, unconstrain, shapes, parts, target.held)
 
 
 def of_host(

@@ -58,6 +58,7 @@ from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.handlers import isolated_parameters
+from pyro_ext.density.reparameterise import check_moved, moves_of, noncentred
 from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
 from pyro_ext.optim import OptimizerLike
 from pyro_ext.sharding import Sharding
@@ -220,6 +221,11 @@ class Engine(EngineShell, ABC):
         Default: torch's default dtype.
     sharding : Sharding, optional
         How positions and rows are split over processes, which must all do the same.
+    reparameterise : bool
+        Write sites whose scale is latent non-centred, as ``fit`` does, by the host's handlers.
+        Draws hold the sites as written, beside those that stand for them. A guide is then given as
+        its class, or as a function that makes it of the program. Default: not; a message of the
+        logger "ppl_ext" names such sites before the first run.
     """
 
     _host = "Pyro"
@@ -243,6 +249,7 @@ class Engine(EngineShell, ABC):
         seed: int | None = None,
         dtype: torch.dtype | None = None,
         sharding: Sharding | None = None,
+        reparameterise: bool = False,
     ) -> None:
         super().__init__(
             model,
@@ -255,6 +262,8 @@ class Engine(EngineShell, ABC):
             on_nonfinite=on_nonfinite,
             first_verbs="run, step or setup (also after load)",
             sharding=sharding,
+            reparameterise=reparameterise,
+            noncentred=noncentred,
         )
         self.optim = optim
         self.num_steps_taken = 0
@@ -456,18 +465,7 @@ class Engine(EngineShell, ABC):
             with swapped(warnings.catch_warnings()):
                 if known is not None:  # which has told
                     warnings.simplefilter("ignore", HeldParameterWarning)
-                target = LogDensity(
-                    self.model,
-                    args,
-                    kwargs,
-                    allow_local_latents=self.allow_local_latents,
-                    **self._target_options(),
-                    evaluation=self.evaluation,
-                    dtype=self.dtype,
-                    held=None if known is None else known.plan.target.bound.held,
-                    sharding=self.sharding,
-                    loaded=self._loaded(known),
-                )
+                target = self._target(known, args, kwargs)
             if known is not None:
                 self._check_same_latents(known.plan.target, target)
             data = target.bind(*args, **kwargs)
@@ -487,6 +485,32 @@ class Engine(EngineShell, ABC):
             self._bound = known
             self._generator.set_state(generator)
             raise
+
+    def _target(
+        self, known: _Bound | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> LogDensity:
+        """The program with these arguments as a log density."""
+        held = None if known is None else known.plan.target.bound.held
+
+        def make(program: Callable[..., Any]) -> LogDensity:
+            return LogDensity(
+                program,
+                args,
+                kwargs,
+                allow_local_latents=self.allow_local_latents,
+                **self._target_options(),
+                evaluation=self.evaluation,
+                dtype=self.dtype,
+                held=held,
+                sharding=self.sharding,
+                loaded=self._loaded(known),
+            )
+
+        def check(written: LogDensity, moved: LogDensity) -> None:
+            data, moved_data = (each.bind(*args, **kwargs) for each in (written, moved))
+            check_moved(self._program.moves, written, data, moved, moved_data)
+
+        return self._target_of(make, lambda each: moves_of(each, each.bind(*args, **kwargs)), check)
 
     def _loaded(self, known: _Bound | None) -> Sequence[str] | None:
         """Names of the arguments that a loader gives by keyword; None where there is none."""

@@ -38,6 +38,7 @@ from ppl_ext.fit.problem import (
     Rows,
     problem_of,
 )
+from ppl_ext.noncentred import Moves
 from ppl_ext.options import describe
 from ppl_ext.settling import Settling
 from ppl_ext.sharding import check_sharding
@@ -47,8 +48,7 @@ from ppl_ext.start.start import Start
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
-from pyro_ext.density.reparameterise import noncentered
-from pyro_ext.density.replay import replay
+from pyro_ext.density.reparameterise import moves_of, noncentred
 from pyro_ext.engine import Engine
 from pyro_ext.gradients import SVRG
 from pyro_ext.score import ProximalScoreVI
@@ -126,17 +126,15 @@ def fit(
         return ProximalScoreVI(program, chosen, estimator=estimator, seed=seed, sharding=sharding)
 
     return shared.fit(
-        lambda: list(
-            ways_of(
-                model,
-                args,
-                kwargs,
-                seed,
-                generator,
-                engine_of=engine_of,
-                sharding=sharding,
-                passes=passes,
-            )
+        lambda: ways_of(
+            model,
+            args,
+            kwargs,
+            seed,
+            generator,
+            engine_of=engine_of,
+            sharding=sharding,
+            passes=passes,
         ),
         generator,
         seed,
@@ -230,23 +228,22 @@ def ways_of(
     rows = rows_of(target, data)
     options = rng, generator, rows, digest, engine
     yield _problem("as written", target, target, data, as_written, *options)
-    other = None if target.plates or rows.every else noncentered(target, data)
-    if other is None:
+    moves = Moves() if target.plates or rows.every else moves_of(target, data)
+    if not moves.latents:
         return
-    moved = LogDensity(other[0], args, kwargs, sharding=sharding, loaded=loaded)
+    program = noncentred(model, moves, target.layout.names)
+    moved = LogDensity(program, args, kwargs, sharding=sharding, loaded=loaded)
     moved_data = moved.bind(*args, **kwargs)
 
     def of_sites(z: np.ndarray) -> dict[str, Tensor]:
-        latent = moved.constrain(torch.as_tensor(z, dtype=moved.dtype), moved_data)
-        found = replay(moved, latent, moved_data, groups=["deterministic"])
-        values = {**latent, **found.deterministic}
-        return {name: torch.as_tensor(values[name]).detach() for name in target.layout.names}
+        found = moved.constrain(torch.as_tensor(z, dtype=moved.dtype), moved_data)
+        return {name: found[name].detach() for name in target.layout.names}
 
-    name = f"with {', '.join(other[1])} non-centred"
-    engine = _by_engine(engine_of, other[0], moved, moved_data, passes, of_all)
+    name = f"with {', '.join(moves.latents)} non-centred"
+    engine = _by_engine(engine_of, program, moved, moved_data, passes, of_all)
     rows = rows_of(moved, moved_data)
     options = rng, generator, rows, digest, engine
-    yield _problem(name, moved, target, moved_data, of_sites, *options)
+    yield _problem(name, moved, target, moved_data, of_sites, *options, moves.latents)
 
 
 def _rows(
@@ -328,6 +325,7 @@ def _problem(
     rows: Rows,
     digest: Callable[[], str],
     approximate: Approximate | None,
+    latents: Mapping[str, str] | None = None,
 ) -> Problem:
     def by_strategy(number: int) -> np.ndarray:
         return target.initial_positions(number, rng, data).double().cpu().numpy()
@@ -354,4 +352,5 @@ def _problem(
         constrain,
         unconstrain,
         approximate,
+        latents,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -217,7 +218,7 @@ class _Met(NamedTuple):
         warm.check_whole(target.plates)
         data = target.bind(*args, **kwargs)
         if isinstance(source, Fit) and source.has_program:
-            chosen = warm.way_of(source, [way, *ways])
+            chosen = warm.way_of(source, itertools.chain([way], ways))
             own: LogDensity = chosen.own
             own_data = own.bind(*args, **kwargs)
 

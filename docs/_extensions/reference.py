@@ -152,7 +152,7 @@ GROUPS = {
             "The flat unconstrained log density of a program; see :doc:`/architecture`.",
             (
                 *("discrete", "linearized", "log_density", "bound_model", "outputs", "layouts"),
-                *("families", "fingerprint", "arguments"),
+                *("families", "fingerprint", "arguments", "noncentred"),
             ),
         ),
         Room(

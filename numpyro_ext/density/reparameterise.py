@@ -2,40 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.extend.core import Literal
 from numpyro import handlers
-from numpyro.distributions import constraints
-from numpyro.infer.reparam import LocScaleReparam
+from numpyro.distributions import (
+    ExpandedDistribution,
+    Independent,
+    TransformedDistribution,
+    constraints,
+)
+from numpyro.distributions.transforms import AffineTransform, ExpTransform, SigmoidTransform
+from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 
 from numpyro_ext.density.layout import Data
 from numpyro_ext.density.log_density import LogDensity
+from ppl_ext.noncentred import Moves, Noncentred, difference, different_error, points_around
 
 
-def noncentered(
-    target: LogDensity, data: Data
-) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
-    """A target's model with sites of latent scale non-centred, and their names.
+def noncentred(
+    model: Callable[..., Any], moves: Moves | None = None, names: Sequence[str] = ()
+) -> Noncentred:
+    """A program with sites non-centred, or that may be; ``names`` are its sites as written."""
+    return Noncentred(model, handlers.reparam, moves, names)
 
-    None where it has no such sites.
+
+def moves_of(target: LogDensity, data: Data) -> Moves:
+    """What of a target's model is to be written non-centred: sites of latent scale.
+
+    Only where the hosts' handlers take the site's distribution as it is. Sites that ``mask`` or
+    ``scale`` count otherwise than once, whose Jacobian would be counted so as well, are left alone,
+    and so are those inside a subsampled plate.
     """
-    bound, others = target.bound, dict[str, tuple[str, ...]]()
+    bound = target.bound
+    kinds = dict[str, tuple[bool, tuple[str, ...]]]()
 
     def scales(position: Array, data: Data) -> dict[str, Array]:
         found = {}
         for name, site in bound.trace(position, data, bound.first_rows()).items():
-            base: Any = site["fn"] if name in bound.layout.names else None
-            if site.get("_control_flow_done", False):
+            if name not in bound.layout.names or name in bound.local_sites:
+                continue
+            if site.get("_control_flow_done", False) or site.get("scale") is not None:
                 continue  # scan runs its body again with values, which the handler refuses
-            while hasattr(base, "base_dist"):
-                base = base.base_dist
+            base = _unwrapped(site["fn"])
+            if is_monotone := _is_monotone(base):
+                base = _unwrapped(base.base_dist)
             names = set(getattr(base, "arg_constraints", ()))
             if {"loc", "scale"} <= names and base.support is constraints.real:
-                others[name] = tuple(sorted(names - {"loc", "scale"}))
+                kinds[name] = is_monotone, tuple(sorted(names - {"loc", "scale"}))
                 found[name] = base.scale
         return found
 
@@ -45,13 +64,68 @@ def noncentered(
     for operation in program.eqns:
         if any(each in latent for each in operation.invars if not isinstance(each, Literal)):
             latent.update(operation.outvars)
+    latents, config = dict[str, str](), dict[str, Any]()
     # A dictionary's leaves come in the order of its sorted keys.
-    names = tuple(
-        name
-        for name, out in zip(sorted(others), program.outvars, strict=True)
-        if not isinstance(out, Literal) and out in latent
-    )
-    if not names:
-        return None
-    config = {name: LocScaleReparam(0.0, shape_params=others[name]) for name in names}
-    return handlers.reparam(target.model, config=config), names
+    for name, out in zip(sorted(kinds), program.outvars, strict=True):
+        if isinstance(out, Literal) or out not in latent:
+            continue
+        is_monotone, others = kinds[name]
+        if is_monotone:
+            config[name] = TransformReparam()
+        stands_for = f"{name}_base" if is_monotone else name
+        config[stands_for] = LocScaleReparam(0.0, shape_params=others)
+        latents[name] = f"{stands_for}_decentered"
+    return Moves(latents, config)
+
+
+def check_moved(
+    moves: Moves, written: LogDensity, data: Data, moved: LogDensity, moved_data: Data
+) -> None:
+    """See that a program as moved is the program as written.
+
+    By the prior part: the likelihood is one function of the sites' values in both.
+
+    Raises
+    ------
+    ModelCheckError
+        It has another density.
+    """
+
+    def there(positions: np.ndarray) -> np.ndarray:
+        values = moved.constrain(jnp.asarray(positions, moved.dtype), moved_data)
+        return np.asarray(written.unconstrain(values, data), np.float64)
+
+    def density_of(target: LogDensity, data: Data) -> Callable[[np.ndarray], np.ndarray]:
+        def density(positions: np.ndarray) -> np.ndarray:
+            z = jnp.asarray(positions, target.dtype)
+            parts = target.log_prior_and_likelihood(z, data, target.first_rows())
+            # Where sites are summed with discrete ones, their densities are in the likelihood.
+            return np.asarray(
+                parts[0] + parts[1] if target.bound.enumerated else parts[0], np.float64
+            )
+
+        return density
+
+    latents = moves.latents
+    places = [(moved.layout.slices[latents[n]], written.layout.slices[n]) for n in latents]
+    densities = density_of(moved, moved_data), density_of(written, data)
+    epsilon = float(jnp.finfo(written.dtype).eps)
+    told = difference(points_around(moved.dim), *densities, there, places, epsilon)
+    if told:
+        raise different_error(tuple(latents), told)
+
+
+def _unwrapped(distribution: Any) -> Any:
+    """A distribution without what the hosts' handlers take away."""
+    while isinstance(distribution, Independent | ExpandedDistribution):
+        distribution = distribution.base_dist
+    return distribution
+
+
+def _is_monotone(distribution: Any) -> bool:
+    """Whether it is such as a LogNormal: unconstrained, its base up to a shift and a factor."""
+    if not isinstance(distribution, TransformedDistribution):
+        return False
+    *first, last = distribution.transforms
+    affine = all(isinstance(each, AffineTransform) and not each.domain.event_dim for each in first)
+    return affine and isinstance(last, ExpTransform | SigmoidTransform)

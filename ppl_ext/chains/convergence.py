@@ -8,7 +8,7 @@ autocorrelations: it follows from how far the chains' means lie apart.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -60,6 +60,15 @@ class Convergence:
     is_heavy: Bool[np.ndarray, " D"]
     drift: Float[np.ndarray, " D"]
     p_value: float
+
+    def part(self, where: slice) -> Convergence:
+        """The figures of some coordinates."""
+        own = {
+            each.name: getattr(self, each.name)[where]
+            for each in fields(self)
+            if each.name != "p_value"
+        }
+        return replace(self, **own)
 
     @property
     def worst_deviation(self) -> float:

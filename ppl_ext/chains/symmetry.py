@@ -96,15 +96,11 @@ class Exchange:
         flat = array.reshape(len(array), -1)[:, list(self.entries)]
         return np.argsort(flat, axis=1, kind="stable")
 
-    def as_written(self) -> Exchange:
-        """The same of sites as written, for those that were made non-centred."""
-
-        def plain(name: str) -> str:
-            return name.removesuffix("_decentered")
-
-        axes = tuple((plain(name), axis) for name, axis in self.axes)
-        halves = tuple(map(plain, self.halves))
-        return replace(self, axes=axes, halves=halves, site=plain(self.site))
+    def renamed(self, names: Mapping[str, str]) -> Exchange:
+        """The same of sites by other names, where they have one."""
+        axes = tuple((names.get(name, name), axis) for name, axis in self.axes)
+        halves = tuple(names.get(name, name) for name in self.halves)
+        return replace(self, axes=axes, halves=halves, site=names.get(self.site, self.site))
 
 
 @dataclass(frozen=True)
@@ -119,17 +115,24 @@ class Symmetry:
     exchanges : tuple of Exchange
     constrain, unconstrain : callable
         From positions (S, D) to values by site, and back.
+    names : tuple of (str, str)
+        Sites that stand for others, which are non-centred, with the names of these.
     """
 
     exchanges: tuple[Exchange, ...]
     constrain: Callable[[Positions], Values]
     unconstrain: Callable[[Mapping[str, np.ndarray]], Positions]
+    names: tuple[tuple[str, str], ...] = ()
 
     @property
     def alike(self) -> tuple[tuple[tuple[str, ...], str], ...]:
         """Of each exchange the sites as written that have labels, and the one that orders them."""
-        exchanges = [each.as_written() for each in self.exchanges]
-        return tuple((each.sites, each.site) for each in exchanges)
+        return tuple((each.sites, each.site) for each in self.as_written)
+
+    @property
+    def as_written(self) -> tuple[Exchange, ...]:
+        """The exchanges of the sites as written."""
+        return tuple(each.renamed(dict(self.names)) for each in self.exchanges)
 
     def ordered(self, positions: Float[np.ndarray, "... D"]) -> Float[np.ndarray, "... D"]:
         """Positions with their labels in order."""
@@ -200,8 +203,7 @@ def ordered_values(exchanges: Sequence[Exchange], values: Mapping[str, np.ndarra
     """Values of sites as written (S, ...) with their labels in order."""
     found = dict(values)
     for exchange in exchanges:
-        own = exchange.as_written()
-        found = own.applied(found, own.orders(found))
+        found = exchange.applied(found, exchange.orders(found))
     return found
 
 

@@ -135,7 +135,7 @@ class Program:
     """
 
     written: Problem
-    ways: Callable[[], Sequence[Problem]]
+    ways: Callable[[], Iterator[Problem]]
     unconstrain: Callable[[Mapping[str, Any]], Positions]
     shapes: Callable[[], dict[str, tuple[int, ...]]]
     parts: Callable[[Positions], tuple[Positions, Positions]]
@@ -632,7 +632,7 @@ def _compared(
 
 def _ordered(labels: Symmetry, draws: Mapping[str, Any]) -> dict[str, np.ndarray]:
     values = {name: np.asarray(value) for name, value in draws.items()}
-    return ordered_values(labels.exchanges, values)
+    return ordered_values(labels.as_written, values)
 
 
 def _told_of_labels(labels: Symmetry) -> str:

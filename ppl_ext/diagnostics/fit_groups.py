@@ -170,11 +170,12 @@ def site_groups(
     """The groups that hold values of sites."""
     sites = replayed.sites
     posterior: Group = {}
-    # Where the parameters are deterministic sites, the latent ones are only where they come from.
+    # Where parameters are deterministic sites, other latent ones are only where they come from.
     unconstrained: Group = {}
     for name, site in sites.items():
         if site.kind == "latent":
-            group = unconstrained if parameter_sites else posterior
+            is_own = not parameter_sites or name in parameter_sites
+            group = posterior if is_own else unconstrained
             group[name] = Variable(draws[name], site.plates)
         elif site.kind == "deterministic":
             posterior[name] = Variable(replayed.deterministic[name], site.plates)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -398,7 +398,7 @@ def _figures(draws: np.ndarray, chains: int, share: float) -> SiteFigures:
 
 
 def fit(
-    problems: Callable[[], Sequence[Problem]],
+    problems: Callable[[], Iterator[Problem]],
     generator: np.random.Generator,
     seed: int,
     *,
@@ -424,9 +424,11 @@ def fit(
         meter = Meter(budget or BUDGET, seconds or SECONDS, bar, clock=clock)
         wanted = policy.Wanted(float(target_ess), exact, meter.seconds, has_engine)
         ways = problems()
-        found = Fit.of(climb(ways, generator, wanted, meter), generator, seed)
+        written = next(ways)
+        climbed = climb(written, ways, generator, wanted, meter)
+        found = Fit.of(climbed, generator, seed)
         if has_engine and found.num_chains > 1:
-            found = _of_engine(ways[0], found, meter)
+            found = _of_engine(written, found, meter)
         bar.set_description(found.verdict.level)
     return found
 

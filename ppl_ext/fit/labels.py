@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
+
+from ppl_ext.errors import ArgumentError
 
 #: Draws of a mode that its values are told from.
 DRAWS = 64
@@ -15,6 +18,11 @@ DRAWS = 64
 SAME, FACTOR = 0.75, 1.6
 #: Values have changed places when they differ by more standard deviations than this.
 MOVED = 3.0
+#: Draws whose labels are exchanged, to see what that does to the density, the seed of the orders,
+#: and nats by which it may change for labels to be alike.
+EXCHANGED, SEED, ALIKE = 500, (16, 44), 0.1
+#: Logarithm of a ratio of densities at most: beyond, draws have next to none of the posterior.
+LARGEST = 50.0
 
 Values = Mapping[str, Float[np.ndarray, "S ..."]]
 #: Means and standard deviations.
@@ -49,29 +57,100 @@ def exchanged(modes: Sequence[Values]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(sorted(places)) for name, places in found.items()}
 
 
-def orders(
-    draws: Mapping[str, Float[np.ndarray, "S ..."]], places: Mapping[str, Sequence[int]]
-) -> tuple[int, int]:
-    """Different orders of the labels in draws, and how many there are.
+@dataclass(frozen=True)
+class Orders:
+    """Orders of labels in draws.
 
-    Where labels can be exchanged, all orders are alike, and draws of the posterior have each as
-    often as the others.
+    Attributes
+    ----------
+    seen, possible : int
+        Different orders that draws have, and how many there are.
+    missing : float
+        Share of the posterior in those that draws do not have.
+    alike : bool
+        Whether an exchange leaves the density as it is.
+    """
+
+    seen: int = 1
+    possible: int = 1
+    missing: float = 0.0
+    alike: bool = True
+
+
+def orders(
+    draws: Mapping[str, Float[np.ndarray, "S ..."]],
+    places: Mapping[str, Sequence[int]],
+    log_density: Callable[[Values], Float[np.ndarray, " S"]] | None = None,
+) -> Orders:
+    """Orders of the labels that draws have, and what is missing.
+
+    Of draws x that have their labels in one order, the usual one, the mean of p(permuted x) / p(x)
+    is the share of the posterior in the order that x has then, over that in the usual one. The
+    permutations are random, all n! alike.
 
     Parameters
     ----------
     draws : mapping of str to array (S, ...)
     places : mapping of str to sequence of int
         Of :func:`exchanged`.
+    log_density : callable, optional
+        Log densities (S,) of draws, at their unconstrained positions. None where they cannot be
+        had: labels are then taken for alike.
     """
+    own = np.argsort(_labelled(draws, places), axis=1)
+    every, which, counts = np.unique(own, axis=0, return_inverse=True, return_counts=True)
+    possible = math.factorial(own.shape[1])
+    taken_for_alike = Orders(len(every), possible, 1.0 - len(every) / possible)
+    if log_density is None:
+        return taken_for_alike
+    usual = np.flatnonzero(which.ravel() == counts.argmax())
+    rows = np.unique(usual[np.linspace(0, len(usual) - 1, EXCHANGED).astype(int)])
+    some = {name: value[rows] for name, value in draws.items()}
+    noise = np.random.default_rng(SEED).random((len(rows), own.shape[1]))
+    permuted = _permuted(some, places, np.argsort(noise, axis=1))
+    try:
+        gain = log_density(permuted) - log_density(some)
+    except (ArgumentError, ValueError):
+        return taken_for_alike  # Values that have an order of their own, for one.
+    gain = np.where(np.isnan(gain), -np.inf, gain)
+    seen = {tuple(row) for row in every}
+    new = [tuple(row) not in seen for row in np.argsort(_labelled(permuted, places), axis=1)]
+    ratios = np.exp(np.minimum(gain, LARGEST)) * np.asarray(new)
+    odds = len(usual) / len(own) * possible * float(ratios.mean())
+    alike = bool(np.median(np.abs(gain)) < ALIKE)
+    return Orders(len(every), possible, odds / (1.0 + odds), alike)
+
+
+def _labelled(
+    draws: Mapping[str, Float[np.ndarray, "S ..."]], places: Mapping[str, Sequence[int]]
+) -> Float[np.ndarray, "S labels"]:
+    """What orders the labels of draws."""
     scalars = [draws[name] for name in places if draws[name].ndim == 1]
     if scalars:
-        values = np.stack(scalars, axis=1)
-    else:
-        name = min(places, key=lambda each: draws[each].ndim)
-        own = draws[name].reshape(*draws[name].shape[:2], -1)
-        values = own[:, list(places[name]), 0]
-    seen = {tuple(row) for row in np.argsort(values, axis=1)}
-    return len(seen), math.factorial(values.shape[1])
+        return np.stack(scalars, axis=1)
+    name = min(places, key=lambda each: draws[each].ndim)
+    own = draws[name].reshape(*draws[name].shape[:2], -1)
+    return own[:, list(places[name]), 0]
+
+
+def _permuted(
+    draws: Mapping[str, Float[np.ndarray, "S ..."]],
+    places: Mapping[str, Sequence[int]],
+    permutations: Int[np.ndarray, "S labels"],
+) -> Values:
+    """Draws whose labels change places, each by its own permutation."""
+    found = dict(draws)
+    scalars = [name for name in places if draws[name].ndim == 1]
+    if scalars:
+        mixed = np.take_along_axis(_labelled(draws, places), permutations, axis=1)
+        found |= {name: mixed[:, k] for k, name in enumerate(scalars)}
+    for name, own in places.items():
+        if draws[name].ndim > 1 and len(own) == permutations.shape[1]:
+            index = permutations.reshape(*permutations.shape, *(1,) * (draws[name].ndim - 2))
+            array = draws[name].copy()
+            array[:, list(own)] = np.take_along_axis(array[:, list(own)], index, axis=1)
+            found[name] = array
+    return found
 
 
 def _figures(draws: Float[np.ndarray, "S ..."]) -> Figures:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -20,6 +20,7 @@ from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
 from ppl_ext.fit import labels, policy
 from ppl_ext.fit.problem import Meter, Problem, timed
 from ppl_ext.fit.verdict import Stage, Verdict
+from ppl_ext.noncentred import difference, points_around
 from ppl_ext.start.find import find, is_near, more_modes
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.search import MOST_SEARCHED
@@ -88,7 +89,7 @@ class Climbed:
         if self.symmetry is None:
             return dict(draws)
         values = {name: np.asarray(value) for name, value in draws.items()}
-        return ordered_values(self.symmetry.exchanges, values)
+        return ordered_values(self.symmetry.as_written, values)
 
     @property
     def verdict(self) -> Verdict:
@@ -117,21 +118,23 @@ def staged(
 
 @np.errstate(all="ignore")
 def climb(
-    problems: Sequence[Problem],
+    written: Problem,
+    others: Iterator[Problem],
     generator: np.random.Generator,
     wanted: policy.Wanted,
     meter: Meter,
 ) -> Climbed:
-    """Fit a program, of which there may be several ways to write it; the first is the user's."""
+    """Fit a program as it is written, or in one of the other ways to write it."""
     stages: list[Stage] = []
 
     stage = partial(staged, stages, meter)
-    problem, start = problems[0], None
+    problem, start, dropped = written, None, list[str]()
     if problem.dim <= MOST_SEARCHED:
         with stage("start") as notes:
-            problem, start = _best(problems, generator, meter)
+            problem, start = _best(written, others, generator, meter, dropped)
             notes.append(f"{problem.name}, {len(start.modes)} mode(s)")
-    evidence = policy.Evidence(_program(problem, start, meter), wanted)
+    program = _program(problem, start, meter)
+    evidence = policy.Evidence(program, wanted, dropped=tuple(dropped))
     if policy.next_rung(evidence) == "all rows":
         assert start is not None
         with stage("all rows") as notes:
@@ -174,9 +177,11 @@ def climb(
         first = drawn[generator.choice(len(drawn), CHAINS, p=_softened(weights, log_ratios))]
 
         def is_enough(found: Convergence, window: Window) -> bool:
-            return len(window.draws) >= LEAST_TRANSITIONS and policy.enough(
-                _chained(found, window, problem), wanted.target_ess
-            )
+            if len(window.draws) < LEAST_TRANSITIONS:
+                return False
+            chained = _chained(found, window, problem)
+            chained = _by_sites(chained, problem, found, window.draws, symmetry)
+            return policy.enough(chained, wanted.target_ess)
 
         sampled = sample(evaluate, proposal, first, generator, is_enough, meter.allows, symmetry)
         notes.append(f"{len(sampled.draws)} transitions of {CHAINS} chains kept")
@@ -186,18 +191,85 @@ def climb(
 
 def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
     """The same with these chains as its draws."""
+    problem, symmetry = climbed.problem, climbed.symmetry
     figures = convergence(sampled.kernel.ordered(sampled.draws))
-    symmetry = climbed.symmetry
     positions = sampled.draws if symmetry is None else symmetry.shuffled(sampled.draws)
     found = replace(climbed, positions=positions, sampled=sampled, stages=list(climbed.stages))
     values = {name: np.asarray(value) for name, value in found.draws.items()}
-    chained = replace(_chained(figures, sampled.window, climbed.problem), endless=_endless(values))
+    chained = _chained(figures, sampled.window, problem)
+    chained = _by_sites(chained, problem, figures, sampled.draws, symmetry)
+    chained = replace(chained, endless=_endless(values))
     evidence, modes = climbed.evidence, climbed.evidence.modes
     if modes is not None and modes.exchanged:
-        orders = labels.orders(values, dict(modes.exchanged))
-        evidence = replace(evidence, modes=replace(modes, orders=orders))
+        places = dict(modes.exchanged)
+        own = labels.orders(values, places, _density_of_sites(problem, sampled))
+        evidence = replace(evidence, modes=replace(modes, orders=own))
     found.evidence = replace(evidence, chains=chained)
     return found
+
+
+def _by_sites(
+    chained: policy.Chained,
+    problem: Problem,
+    figures: Convergence,
+    draws: Float[np.ndarray, "N M D"],
+    symmetry: Symmetry | None,
+) -> policy.Chained:
+    """Chains whose uncertain standard deviations are judged by the sites as written.
+
+    A coordinate may have a long tail that is none of its site's: the logarithm of a scale that may
+    be 0 has one. The other way round a coordinate that is known well is enough, since a site is
+    nothing but its image.
+    """
+    parts = {name: figures.part(where) for name, where in problem.coordinates.items()}
+    uncertain = {
+        name: each
+        for name, each in parts.items()
+        if each.deviation_error.max() > policy.DEVIATION_ERROR
+    }
+    if not uncertain:
+        return chained
+    number, chains, dim = draws.shape
+    values = problem.numbers(draws.reshape(-1, dim))
+    if symmetry is not None:
+        values = ordered_values(symmetry.as_written, values)
+    written = {latent: name for name, latent in problem.latents.items()}
+    errors, heavy = [0.0], []
+    for latent, coordinates in uncertain.items():
+        name = written.get(latent, latent)
+        flat = values[name].reshape(number, chains, -1)
+        # Constants, such as the corner of a Cholesky factor, have no figures.
+        flat = flat[:, :, np.ptp(flat, axis=(0, 1)) > 0.0]
+        if not flat.shape[2]:
+            continue
+        site = convergence(flat)
+        errors.append(min(site.worst_deviation, coordinates.worst_deviation))
+        is_known = site.worst_deviation <= policy.DEVIATION_ERROR
+        if site.is_heavy.any() or (coordinates.is_heavy.any() and not is_known):
+            heavy.append(name)
+    return replace(chained, deviation_error=max(errors), heavy=tuple(heavy))
+
+
+def _density_of_sites(
+    problem: Problem, sampled: Sampled
+) -> Callable[[labels.Values], Float[np.ndarray, " S"]] | None:
+    """Log densities of the sites as written, with which labels may be exchanged.
+
+    None where they are those of other sites, which are non-centred.
+    """
+    if problem.maps is None or problem.latents:
+        return None
+    _, back = problem.maps
+
+    def log_density(values: labels.Values) -> Float[np.ndarray, " S"]:
+        positions = back(values)
+        finite = np.isfinite(positions).all(1)
+        found = np.full(len(positions), -np.inf)
+        if finite.any():
+            found[finite], _ = sampled.kernel.evaluate(positions[finite])
+        return found
+
+    return log_density
 
 
 def _endless(values: Mapping[str, np.ndarray]) -> tuple[str, ...]:
@@ -235,15 +307,57 @@ def _chained(figures: Convergence, window: Window, problem: Problem) -> policy.C
 
 
 def _best(
-    problems: Sequence[Problem], generator: np.random.Generator, meter: Meter
+    written: Problem,
+    others: Iterator[Problem],
+    generator: np.random.Generator,
+    meter: Meter,
+    dropped: list[str],
 ) -> tuple[Problem, Start]:
-    """The way to write a program whose Normal has the highest bound on the evidence."""
-    problem, start = problems[0], _start_of(problems[0], generator, meter)
-    for other in problems[1:]:
-        of_other = _start_of(other, generator, meter)
-        if of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER:
-            problem, start = other, of_other
+    """The way to write a program whose Normal has the highest bound on the evidence.
+
+    Those that fail, or are another program, are ``dropped``, with the reason: the program as it is
+    written can do without them.
+    """
+    problem, start = written, _start_of(written, generator, meter)
+    try:
+        for other in others:
+            of_other = _start_of(other, generator, meter)
+            if told := _difference(written, other, of_other.modes[0], meter):
+                dropped.append(f"Not fitted {other.name}: {told}.")
+            elif of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER:
+                problem, start = other, of_other
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the fit.
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        dropped.append(f"Not fitted with sites of latent scale non-centred, which failed: {reason}")
     return problem, start
+
+
+def _difference(written: Problem, other: Problem, mode: Mode, meter: Meter) -> str:
+    """How the density of another way to write a program differs; empty if it does not.
+
+    Half of the positions are of the mode, where a density of many rows is rounded least.
+    """
+    if written.maps is None or not other.latents:
+        return ""
+
+    def there(positions: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P D"]:
+        assert written.maps is not None
+        return written.maps[1](other.numbers(positions))
+
+    one, two = meter.of(other.evaluate), meter.of(written.evaluate)
+    places = [
+        (other.coordinates[o], written.coordinates[name]) for name, o in other.latents.items()
+    ]
+    points = points_around(other.dim)
+    points[::2] = mode.at(points[::2])
+    return difference(
+        points,
+        lambda z: one(z)[0],
+        lambda z: two(z)[0],
+        there,
+        places,
+        written.epsilon,
+    )
 
 
 def _program(problem: Problem, start: Start | None, meter: Meter) -> policy.Program:
@@ -311,7 +425,9 @@ def _symmetry(
     if problem.maps is None:
         return None
     drawn = mode.at(generator.normal(size=(OF_MODE, problem.dim)))
-    return find_symmetry(evaluate, *problem.maps, problem.coordinates, drawn, problem.epsilon)
+    found = find_symmetry(evaluate, *problem.maps, problem.coordinates, drawn, problem.epsilon)
+    names = tuple((latent, site) for site, latent in problem.latents.items())
+    return None if found is None else replace(found, names=names)
 
 
 def _distinct(

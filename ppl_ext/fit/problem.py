@@ -189,6 +189,8 @@ class Problem:
         minibatches and many dimensions. None where no engine can.
     maps : tuple of callable, optional
         From positions (P, D) to the values of the sites that are evaluated, and back.
+    latents : mapping of str to str
+        By site that is non-centred, the latent site that stands for it.
     """
 
     name: str
@@ -209,11 +211,22 @@ class Problem:
     parts: Callable[[], Sequence[Evaluate]] = tuple
     approximate: Approximate | None = None
     maps: Maps | None = None
+    latents: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:
         """Whether every evaluation takes all rows."""
         return self.of_all_rows is None
+
+    def numbers(self, positions: Positions) -> dict[str, np.ndarray]:
+        """``values`` as NumPy's, in pieces of one size, for which one program is compiled."""
+        found = [self.values(each) for each in _pieces(positions)]
+        return {
+            name: np.concatenate([np.asarray(each[name], np.float64) for each in found])[
+                : len(positions)
+            ]
+            for name in found[0]
+        }
 
     def seconds_with_all_rows(self, each: float) -> float:
         """Seconds that an evaluation with all rows takes, where one as they are takes ``each``.
@@ -250,6 +263,7 @@ def problem_of(
     constrain: Callable[[Positions], Mapping[str, Any]],
     unconstrain: Callable[[Mapping[str, np.ndarray]], Any],
     approximate: Approximate | None = None,
+    latents: Mapping[str, str] | None = None,
 ) -> Problem:
     """The problem of a target, which is ``written`` or another way to write the same."""
     points = starting_points(rows.few, target.dim, generator, by_strategy, has_strategy=False)
@@ -272,6 +286,7 @@ def problem_of(
         rows.parts,
         approximate,
         maps_of(target.layout.names, constrain, unconstrain),
+        latents or {},
     )
 
 

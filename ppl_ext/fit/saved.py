@@ -11,6 +11,7 @@ from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Kernel, Sampled, Window
 from ppl_ext.chains.symmetry import Exchange, Symmetry
 from ppl_ext.fit import policy
+from ppl_ext.fit.labels import Orders
 from ppl_ext.fit.verdict import Stage
 from ppl_ext.start.start import Mode
 
@@ -20,7 +21,7 @@ _PARTS = {
     for part in (
         *(Mode, Proposal, Chains, Kernel, Window, Sampled, Stage),
         *(policy.Program, policy.Wanted, policy.Modes, policy.Correction, policy.Chained),
-        *(policy.Engine, policy.Evidence, Symmetry, Exchange),
+        *(policy.Engine, policy.Evidence, Orders, Symmetry, Exchange),
     )
 }
 

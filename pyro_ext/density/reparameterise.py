@@ -2,43 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from pyro import poutine
-from pyro.infer.reparam import LocScaleReparam
-from torch.distributions import constraints
+from pyro.infer.reparam import LocScaleReparam, TransformReparam
+from torch import Tensor
+from torch.distributions import Independent, TransformedDistribution, constraints
+from torch.distributions.transforms import AffineTransform, ExpTransform, SigmoidTransform
 
+from ppl_ext.noncentred import Moves, Noncentred, difference, different_error, points_around
 from pyro_ext.density.handlers import global_generator, running
 from pyro_ext.density.layout import Data
 from pyro_ext.density.log_density import LogDensity
 
 
-def noncentered(
-    target: LogDensity, data: Data
-) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
-    """A target's model with sites of latent scale non-centred, and their names.
+def noncentred(
+    model: Callable[..., Any], moves: Moves | None = None, names: Sequence[str] = ()
+) -> Noncentred:
+    """A program with sites non-centred, or that may be; ``names`` are its sites as written."""
+    return Noncentred(model, poutine.reparam, moves, names)
 
-    None where it has no such sites.
+
+def moves_of(target: LogDensity, data: Data) -> Moves:
+    """What of a target's model is to be written non-centred: sites of latent scale.
+
+    Only where the hosts' handlers take the site's distribution as it is. Sites that ``mask`` or
+    ``scale`` count otherwise than once, whose Jacobian would be counted so as well, are left alone,
+    and so are those inside a subsampled plate.
     """
     found = target.constrain(torch.zeros(1, target.dim, dtype=target.dtype), data)
     # What is computed from latent values wants their gradient.
     values = {
-        name: found[name][0].detach().clone().requires_grad_() for name in target.layout.names
+        name: found[name][0].detach().clone().requires_grad_()
+        for name in target.layout.names
+        if name not in target.local_sites
     }
-    with global_generator(0), running(target.bound.held, None), torch.enable_grad():
+    rows = target.first_rows() or None
+    with global_generator(0), running(target.bound.held, rows), torch.enable_grad():
         model = poutine.trace(poutine.condition(target.model, data=values))
         nodes = model.get_trace(*data.args, **data.kwargs).nodes
-    config = {}
-    for name in target.layout.names:
-        base = nodes[name]["fn"]
-        while hasattr(base, "base_dist"):
-            base = base.base_dist
-        names = set(getattr(base, "arg_constraints", ()))
-        if not {"loc", "scale"} <= names or base.support is not constraints.real:
+    latents, config = dict[str, str](), dict[str, Any]()
+    for name in values:
+        site, stands_for = nodes[name], name
+        is_plain = not isinstance(site["scale"], Tensor) and site["scale"] == 1.0
+        if site["mask"] is not None or not is_plain:
+            continue
+        base = _unwrapped(site["fn"])
+        if _is_monotone(base):
+            own, stands_for = {name: TransformReparam()}, f"{name}_base"
+            base = _unwrapped(base.base_dist)
+        else:
+            own = {}
+        parameters = set(getattr(base, "arg_constraints", ()))
+        if not {"loc", "scale"} <= parameters or base.support is not constraints.real:
             continue
         if base.scale.requires_grad:
-            other = tuple(sorted(names - {"loc", "scale"}))
-            config[name] = LocScaleReparam(0.0, shape_params=other)
-    return (poutine.reparam(target.model, config=config), tuple(config)) if config else None
+            others = tuple(sorted(parameters - {"loc", "scale"}))
+            config |= {**own, stands_for: LocScaleReparam(0.0, shape_params=others)}
+            latents[name] = f"{stands_for}_decentered"
+    return Moves(latents, config)
+
+
+def check_moved(
+    moves: Moves, written: LogDensity, data: Data, moved: LogDensity, moved_data: Data
+) -> None:
+    """See that a program as moved is the program as written.
+
+    By the prior part: the likelihood is one function of the sites' values in both.
+
+    Raises
+    ------
+    ModelCheckError
+        It has another density.
+    """
+
+    def tensor(positions: np.ndarray) -> Tensor:
+        return torch.as_tensor(positions, dtype=written.dtype, device=written.device)
+
+    def there(positions: np.ndarray) -> np.ndarray:
+        values = moved.constrain(tensor(positions), moved_data)
+        return written.unconstrain(values, data).detach().double().cpu().numpy()
+
+    def density_of(target: LogDensity, data: Data) -> Callable[[np.ndarray], np.ndarray]:
+        def density(positions: np.ndarray) -> np.ndarray:
+            parts = target.log_prior_and_likelihood(tensor(positions), data, target.first_rows())
+            # Where sites are summed with discrete ones, their densities are in the likelihood.
+            found = parts[0] + parts[1] if target.bound.enumerated else parts[0]
+            return found.detach().double().cpu().numpy()
+
+        return density
+
+    latents = moves.latents
+    places = [(moved.layout.slices[latents[n]], written.layout.slices[n]) for n in latents]
+    densities = density_of(moved, moved_data), density_of(written, data)
+    epsilon = torch.finfo(written.dtype).eps
+    told = difference(points_around(moved.dim), *densities, there, places, epsilon)
+    if told:
+        raise different_error(tuple(latents), told)
+
+
+def _unwrapped(distribution: Any) -> Any:
+    """A distribution without what the hosts' handlers take away."""
+    while isinstance(distribution, Independent):
+        distribution = distribution.base_dist
+    return distribution
+
+
+def _is_monotone(distribution: Any) -> bool:
+    """Whether it is such as a LogNormal: unconstrained, its base up to a shift and a factor."""
+    if not isinstance(distribution, TransformedDistribution):
+        return False
+    *first, last = distribution.transforms
+    affine = all(isinstance(each, AffineTransform) and not each.event_dim for each in first)
+    return affine and isinstance(last, ExpTransform | SigmoidTransform)

@@ -19,7 +19,8 @@ def constrain(bound: BoundModel, z: Float[Tensor, " D"], arguments: Any) -> dict
     handler = ValuesHandler(bound.layout.split(z), arguments[2])
     bound.run(handler, arguments)
     values = {name: handler.values[name] for name in bound.layout.names}
-    return values | {name: handler.recorded[name] for name in bound.parameter_sites}
+    others = (name for name in bound.parameter_sites if name not in values)
+    return values | {name: handler.recorded[name] for name in others}
 
 
 def unconstrain(

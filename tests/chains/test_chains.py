@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from ppl_ext.chains.convergence import convergence
 from ppl_ext.chains.hamiltonian import Chains, trajectory
@@ -96,6 +97,22 @@ def test_mixtures_are_fitted_to_draws() -> None:
     best = 0.25 * math.log(4.0) + 0.75 * math.log(4.0 / 3.0) + math.log(2.0 * math.pi * math.e)
     best += 0.25 * math.log(0.1) + 0.75 * math.log(2.5)
     assert -mixture.log_density(draws).mean() < best + 0.35
+
+
+def test_components_of_a_mixture_have_the_mass_of_their_volume() -> None:
+    """Two Normals around one place, a tenth and ten times as wide; 0.03 nats from the truth."""
+    generator, deviations = np.random.default_rng(0), np.array([3.0, 0.3])
+
+    def draw(number: int) -> np.ndarray:
+        own = generator.choice(deviations, number)
+        return own[:, None] * generator.normal(size=(number, 2))
+
+    modes, weights = fitted(draw(2_000), generator)
+    fresh = draw(4_000)
+    normals = [stats.multivariate_normal(mode.mean, mode.root @ mode.root.T) for mode in modes]
+    found = np.average(np.exp([each.logpdf(fresh) for each in normals]), axis=0, weights=weights)
+    each = [stats.multivariate_normal(np.zeros(2), s**2 * np.eye(2)).pdf(fresh) for s in deviations]
+    assert np.mean(np.log(np.mean(each, axis=0) / found)) < 0.1
 
 
 def test_chains_at_rest_are_not_called_adrift() -> None:

@@ -11,7 +11,14 @@ import pytest
 from scipy import stats
 
 from ppl_ext.diagnostics.fit import chunk_sizes
-from ppl_ext.diagnostics.importance import ELBO, LogRatios, ParetoKHat, pareto_khat
+from ppl_ext.diagnostics.importance import (
+    ELBO,
+    LogRatios,
+    ParetoKHat,
+    pareto_fit,
+    pareto_khat,
+    smoothed_weights,
+)
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from tests import arviz_support as support
 from tests.backends import use_float64
@@ -72,6 +79,27 @@ def test_khat_is_arviz_s(number: int) -> None:
     few = np.concatenate([[3.0, 2.0, 1.0, 0.0], rng.normal(size=number - 4) - 2000.0])
     assert pareto_khat(LogRatios(few, 0.0)).khat == math.inf
     assert not arviz_khat(few) < math.inf
+
+
+@pytest.mark.parametrize("number", [60, 1000, 4000])
+def test_smoothed_weights_are_quantiles_beyond_the_cutoff(number: int) -> None:
+    """Those of the tail are a Pareto distribution's, begun at the largest weight that is not."""
+    ratios = 0.7 * np.random.default_rng(number).standard_t(3, number)
+    found = smoothed_weights(LogRatios(ratios, 0.0))
+    weights = np.exp(ratios - ratios.max())
+    tail = math.ceil(min(number / 5, 3 * math.sqrt(number)))
+    order = np.argsort(weights)
+    cutoff = weights[order[-tail - 1]]
+    shape, scale = pareto_fit(weights[order[-tail:]] - cutoff)
+    points = (np.arange(tail) + 0.5) / tail
+    quantiles = stats.genpareto.ppf(points, shape, loc=cutoff, scale=scale)
+    weights[order[-tail:]] = np.minimum(quantiles, 1.0)
+    np.testing.assert_allclose(found, weights / weights.sum(), rtol=1e-9)
+    if support.MAJOR < 1:  # ArviZ 1 counts the tail a little differently.
+        import arviz
+
+        theirs = np.exp(np.asarray(arviz.psislw(ratios)[0]))
+        np.testing.assert_allclose(found, theirs / theirs.sum(), rtol=1e-9)
 
 
 def test_khat_of_ratios_without_a_tail() -> None:

@@ -30,6 +30,7 @@ SVGD: dict[str, tuple[dict[str, Any], str]] = {
     "`likelihood_temperature` that is NaN": ({"likelihood_temperature": NAN}, "found nan"),
     "`particle_chunk=0`": ({"particle_chunk": 0}, "Expected particle_chunk to be an int >= 1"),
     "`data_chunk` where no plate is subsampled": ({"data_chunk": 10}, "has nothing to divide"),
+    "`reparameterise='yes'`": ({"reparameterise": "yes"}, "Expected reparameterise to be one of"),
     "`on_nonfinite='ignore'`": ({"on_nonfinite": "ignore"}, "one of 'raise', 'skip'"),
 }
 
@@ -41,6 +42,23 @@ def _svgd(options: dict[str, Any], words: str, trial: Trial) -> None:
 
 for _given, (_options, _words) in SVGD.items():
     fault("Options", _given)(partial(_svgd, _options, _words))
+
+
+@fault("Options", "`reparameterise=True` where that makes another program")
+def _other_program(trial: Trial) -> None:
+    host, dist, array = trial.backend.host, trial.backend.dist, trial.backend.array
+
+    class Bent(dist.Normal):  # type: ignore[misc, name-defined]
+        def log_prob(self, value: Any) -> Any:
+            return super().log_prob(value) - 0.5 * value**2
+
+    def model(y: Any) -> None:
+        s = host.sample("s", dist.HalfNormal(array(1.0)))
+        e = host.sample("e", Bent(array(0.0), s))
+        host.sample("y", dist.Normal(e, 1.0), obs=y)
+
+    with trial.refused("e non-centred to be the same.*Leave reparameterise out", "ModelCheckError"):
+        trial.run(trial.svgd(model, reparameterise=True), 3, array(1.0))
 
 
 @fault("Options", "an option that no engine has, as `nparticles`", "Python's `TypeError`")
@@ -207,6 +225,14 @@ def _guide(make: Callable[[Any, Any], Any], words: str, trial: Trial) -> None:
 
 for _given, (_make, _words) in GUIDES.items():
     fault("Guides", f"{_given}, in `ProximalScoreVI`")(partial(_guide, _make, _words))
+
+
+@fault("Guides", "a guide of the program as written, with `reparameterise=True`")
+def _guide_as_written(trial: Trial) -> None:
+    model = mean(trial.backend)
+    with trial.refused("Pass AutoDiagonalNormal, or lambda model"):
+        guide = trial.backend.autoguide.AutoDiagonalNormal(model)
+        trial.engine("ProximalScoreVI", model, guide, reparameterise=True)
 
 
 @fault("Guides", "a guide's class, which is made with the engine's model", RUNS)

@@ -383,6 +383,44 @@ def test_a_fit_is_right_up_to_labels_and_says_so(backend: Any, tmp_path: Path) -
 
 
 @pytest.mark.in_one_package
+def test_labels_with_priors_of_their_own_are_not_refused(backend: Any) -> None:
+    """Of six orders of the means three have next to no mass; a grid of the three means tells."""
+    host, dist = backend.host, backend.dist
+    anchors = np.array([-3.0, 0.0, 3.0])
+    generator = np.random.default_rng(12)
+    y = np.concatenate([generator.normal(each, 1.0, 12) for each in (-2.8, 0.1, 3.2)])
+
+    def model(y: Any) -> None:
+        with host.plate("components", 3):
+            mean = host.sample("mean", dist.Normal(backend.array(anchors), 1.5))
+        parts = dist.Normal(mean, backend.array(1.0))
+        weights = dist.Categorical(backend.array([1 / 3] * 3))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.MixtureSameFamily(weights, parts), obs=y)
+
+    grid = np.arange(-6.0, 6.01, 0.2)
+    density = np.exp(-0.5 * (y[:, None] - grid) ** 2)
+    log_posterior = np.zeros((len(grid),) * 3)
+    for row in density:
+        log_posterior += np.log(row[:, None, None] + row[:, None] + row)
+    for axis, anchor in enumerate(anchors):
+        shape = [-1 if each == axis else 1 for each in range(3)]
+        log_posterior -= (0.5 * ((grid - anchor) / 1.5) ** 2).reshape(shape)
+    posterior = np.exp(log_posterior - log_posterior.max())
+    posterior /= posterior.sum()
+    axes = [tuple({0, 1, 2} - {axis}) for axis in range(3)]
+    means = np.array([posterior.sum(each) @ grid for each in axes])
+
+    fit = fit_of(backend, model, backend.array(y), seed=1)
+    assert fit.verdict.level == "exact", fit.verdict
+    draws = numbers(backend, fit)["mean"]
+    error = 4.0 * draws.std(0) / np.sqrt(fit.verdict.by_site["mean"].ess_bulk)
+    assert (np.abs(draws.mean(0) - means) < error).all()
+    # The exchange changes the density, so that labels have a meaning.
+    assert not any("abels" in reason for reason in fit.verdict.reasons)
+
+
+@pytest.mark.in_one_package
 def test_an_engine_that_is_named_is_judged_by_chains(backend: Any) -> None:
     public = backend.public
     model, args, _ = from_zoo(backend, "gaussian_one_site")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ppl_ext.fit.labels import Orders
 from ppl_ext.fit.policy import (
     Chained,
     Correction,
@@ -16,6 +17,7 @@ from ppl_ext.fit.policy import (
     Program,
     Wanted,
     chains_refused,
+    enough,
     judge,
     next_rung,
 )
@@ -64,7 +66,12 @@ INEXACT = replace(WANTED, exact=False)
         ({"chains": replace(RESTED, r_hat=1.02)}, "not trusted", "Chains disagree"),
         ({"chains": replace(RESTED, ess_bulk=300.0)}, "not trusted", "Expected 400 effective"),
         ({"chains": replace(RESTED, ess_tail=150.0)}, "not trusted", "Expected 400 effective"),
-        ({"chains": replace(RESTED, deviation_error=0.09)}, "not trusted", "known to 9%"),
+        (
+            {"chains": replace(RESTED, deviation_error=0.0412)},
+            "not trusted",
+            "known to 4.1%, expected 3.0%, and at most 4.0%",
+        ),
+        ({"chains": replace(RESTED, deviation_error=0.0312)}, "exact", "known to 3.1%, expected 3"),
         ({"chains": replace(RESTED, is_adrift=True)}, "not trusted", "drift away"),
         ({"chains": replace(RESTED, stuck=0.1)}, "not trusted", "hardly ever moved"),
         ({"chains": replace(RESTED, divergent=0.02)}, "exact", "R-hat"),
@@ -107,10 +114,22 @@ INEXACT = replace(WANTED, exact=False)
         (
             {
                 "chains": RESTED,
-                "modes": replace(MODES, exchanged=(("mean", (0, 1)),), orders=(23, 24)),
+                "modes": replace(
+                    MODES, exchanged=(("mean", (0, 1)),), orders=Orders(23, 24, 0.0412)
+                ),
             },
             "not trusted",
-            "23 of the 24 orders",
+            "23 of the 24 orders of the labels in 'mean', and the others have 4.12% of the",
+        ),
+        (
+            {
+                "chains": RESTED,
+                "modes": replace(
+                    MODES, exchanged=(("mean", (0, 1)),), orders=Orders(23, 24, 0.001, False)
+                ),
+            },
+            "exact",
+            "R-hat",
         ),
         (
             {"chains": RESTED, "modes": replace(MODES, alike=((("weight", "mean"), "mean"),))},
@@ -141,3 +160,13 @@ def test_chains_that_cannot_be_afforded_are_refused_in_words() -> None:
     slow = replace(EVIDENCE, program=replace(PROGRAM, seconds_per_evaluation=0.5))
     assert "about 10000 s" in str(chains_refused(slow))
     assert chains_refused(EVIDENCE) is None
+
+
+def test_chains_go_on_for_what_does_not_speak_against_them() -> None:
+    assert enough(RESTED, 400.0)
+    assert not enough(replace(RESTED, deviation_error=0.0312), 400.0)
+
+
+def test_ways_that_were_dropped_are_told_and_do_not_speak_against_a_fit() -> None:
+    level, reasons = judge(replace(EVIDENCE, chains=RESTED, dropped=("Not fitted so: it fails.",)))
+    assert level == "exact" and reasons[-1] == "Not fitted so: it fails."

@@ -1252,6 +1252,73 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "another way to write a program compared without the Jacobian",
+        "noncentred.py",
+        "one, other = moved(points), written(found) + log_det",
+        "one, other = moved(points), written(found)",
+        "reparameterise " + tests,
+    )
+    yield from neutral(
+        "another program taken for another way to write it",
+        "fit/ladder.py",
+        "if told := _difference(written, other, of_other.modes[0], meter):",
+        "if told := '':",
+        "reparameterise " + tests,
+    )
+    yield from both(
+        "sites moved whose distribution the handlers do not take",
+        "density/reparameterise.py",
+        "while isinstance(distribution, Independent | ExpandedDistribution):",
+        'while hasattr(distribution, "base_dist"):',
+        "reparameterise",
+        pyro=(
+            "while isinstance(distribution, Independent):",
+            'while hasattr(distribution, "base_dist"):',
+        ),
+    )
+    yield from neutral(
+        "missing orders of labels without the density",
+        "fit/labels.py",
+        "ratios = np.exp(np.minimum(gain, LARGEST)) * np.asarray(new)",
+        "ratios = 1.0 * np.asarray(new)",
+        "labels " + tests,
+    )
+    yield from neutral(
+        "missing orders of labels without the share of the usual one",
+        "fit/labels.py",
+        "odds = len(usual) / len(own) * possible * float(ratios.mean())",
+        "odds = possible * float(ratios.mean())",
+        "labels " + tests,
+    )
+    yield from neutral(
+        "standard deviations judged by coordinates alone",
+        "fit/ladder.py",
+        "errors.append(min(site.worst_deviation, coordinates.worst_deviation))",
+        "errors.append(coordinates.worst_deviation)",
+        tests,
+    )
+    yield from neutral(
+        "the mass of a mode without its volume",
+        "start/find.py",
+        "constant = mode.log_scale + 0.5",
+        "constant = 0.5",
+        "find " + tests,
+    )
+    yield from neutral(
+        "the density of a component without its volume",
+        "chains/mixture.py",
+        "constant = np.log(np.diag(factor)).sum() + 0.5",
+        "constant = 0.5",
+        tests,
+    )
+    yield from neutral(
+        "the cutoff of smoothed weights inside the tail",
+        "diagnostics/importance.py",
+        "cutoff = weights[order[-tail - 1]]",
+        "cutoff = weights[order[-tail]]",
+        "diagnostics/test_importance",
+    )
+    yield from neutral(
         "labels exchanged where the density changes",
         "chains/symmetry.py",
         "same = abs(densities - before) <= np.minimum(rounding, MOST_ROUNDING)",

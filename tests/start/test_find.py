@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from ppl_ext.start.find import find, improved, judged
 from ppl_ext.start.local_normal import local_factor
@@ -41,6 +42,19 @@ def around_zero(dim: int, seed: int = 0) -> Callable[[int], np.ndarray]:
 
 def found(density: Any, dim: int, epsilon: float = EPSILON, seed: int = 0) -> Start:
     return find(density, around_zero(dim, seed), np.random.default_rng(seed), epsilon)
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_the_mass_of_a_normal_is_exact(diagonal: bool) -> None:
+    """A normalised density has mass 1, whatever its volume: the Normal's own ratios are equal."""
+    scales = np.array([0.01, 2.0, 30.0])
+    root = np.diag(scales) if diagonal else scales[:, None] * np.tril(np.full((3, 3), 0.7))
+    noise = np.random.default_rng(0).normal(size=(20, 3))
+    mode = Mode(np.ones(3), scales if diagonal else root, 0.0, 0.0)
+    normal = stats.multivariate_normal(np.ones(3), root @ root.T)
+    found = judged(mode, np.log(0.3) + normal.logpdf(mode.at(noise)), noise)
+    assert found.log_mass == pytest.approx(np.log(0.3), abs=1e-6)
+    assert found.spread < 1e-6
 
 
 @pytest.mark.parametrize("single", [False, True])

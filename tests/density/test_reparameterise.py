@@ -1,0 +1,219 @@
+"""Sites of latent scale, non-centred: which they are, and that the program stays the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ppl_ext.noncentred import difference, points_around
+from tests.fit.test_fit import fit_of, numbers
+
+MOVED, MOVED_BASE, LEFT = {"e": "e_decentered"}, {"e": "e_base_decentered"}, dict[str, str]()
+
+
+def transformed(names: str, *first: Any) -> Callable[..., Any]:
+    """A Normal of latent scale under transforms of these names."""
+
+    def distribution(dist: Any, s: Any) -> Any:
+        every = dist.transforms
+        steps = [getattr(every, f"{name}Transform")() for name in names.split()]
+        return dist.TransformedDistribution(
+            dist.Normal(0.5, s), [*(f(every) for f in first), *steps]
+        )
+
+    return distribution
+
+
+FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
+    "Normal": (lambda dist, s: dist.Normal(0.3, s), MOVED),
+    "of several entries": (lambda dist, s: dist.Normal(0.3, s).expand([3]).to_event(1), MOVED),
+    "StudentT": (lambda dist, s: dist.StudentT(5.0, 0.3, s), MOVED),
+    "Laplace": (lambda dist, s: dist.Laplace(0.3, s), MOVED),
+    "LogNormal": (lambda dist, s: dist.LogNormal(0.3, s), MOVED_BASE),
+    "LogNormals": (lambda dist, s: dist.LogNormal(0.3, s).expand([3]).to_event(1), MOVED_BASE),
+    "a logit": (transformed("Sigmoid"), MOVED_BASE),
+    "shifted": (transformed("Exp", lambda every: every.AffineTransform(1.0, 2.0)), MOVED_BASE),
+    "of constant scale": (lambda dist, s: dist.Normal(s, 1.0), LEFT),
+    "HalfNormal": (lambda dist, s: dist.HalfNormal(s), LEFT),
+    "HalfCauchy": (lambda dist, s: dist.HalfCauchy(s), LEFT),
+    "masked": (lambda dist, s: dist.Normal(0.3, s).mask(False), LEFT),
+    "folded": (lambda dist, s: dist.FoldedDistribution(dist.Normal(0.3, s)), LEFT),
+    "Softplus": (transformed("Softplus"), LEFT),
+    "Gamma": (lambda dist, s: dist.Gamma(2.0, s), LEFT),
+}
+NUMPYRO: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
+    "TruncatedNormal": (lambda dist, s: dist.TruncatedNormal(0.3, s, low=0.0), LEFT),
+    "ZeroSumNormal": (lambda dist, s: dist.ZeroSumNormal(s, (3,)), LEFT),
+}
+
+
+def one_site(backend: Any, distribution: Callable[..., Any], around: Any = None) -> Any:
+    """A site of a distribution with a latent scale, in a plate and under a handler."""
+    host, dist = backend.host, backend.dist
+
+    def model() -> None:
+        s = host.sample("s", dist.HalfNormal(backend.array(1.0)))
+        with host.plate("two", 2):
+            if around is None:
+                host.sample("e", distribution(dist, s))
+            else:
+                with around(backend.handlers):
+                    host.sample("e", distribution(dist, s))
+
+    return model
+
+
+def moved(backend: Any, model: Any) -> tuple[dict[str, str], Any]:
+    """What stands for which site, and a function that compares the two programs."""
+    own = backend.room("density.reparameterise")
+    target, data = backend.target(model)
+    moves = own.moves_of(target, data)
+
+    def compare() -> None:
+        program = own.noncentred(model, moves, target.layout.names)
+        own.check_moved(moves, target, data, *backend.target(program))
+
+    return dict(moves.latents), compare
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *NUMPYRO])
+def test_sites_are_moved_whose_distribution_the_hosts_handlers_take(
+    backend: Any, family: str
+) -> None:
+    """And the program that comes of it has the same density, Jacobian included."""
+    if family in NUMPYRO and backend.is_pyro:
+        pytest.skip("not in Pyro")
+    distribution, expected = {**FAMILIES, **NUMPYRO}[family]
+    found, compare = moved(backend, one_site(backend, distribution))
+    assert found == expected
+    if found:
+        compare()
+
+
+@pytest.mark.parametrize("name", ["scale", "mask"])
+def test_sites_that_do_not_count_once_are_left_alone(backend: Any, name: str) -> None:
+    """Their Jacobian would count as they do."""
+    option = {"scale": {"scale": 0.5}, "mask": {"mask": backend.array(False)}}[name]
+    model = one_site(
+        backend, FAMILIES["Normal"][0], lambda handlers: getattr(handlers, name)(**option)
+    )
+    assert moved(backend, model)[0] == LEFT
+
+
+def not_of_scale(backend: Any) -> Any:
+    """A Normal and a factor that its scale has no part in: no family of location and scale."""
+
+    class Other(backend.dist.Normal):  # type: ignore[misc, name-defined]
+        def log_prob(self, value: Any) -> Any:
+            return super().log_prob(value) - 0.5 * value**2
+
+    return Other
+
+
+def with_more(backend: Any) -> Any:
+    """A Normal that is not made of location and scale alone."""
+
+    class WithMore(backend.dist.Normal):  # type: ignore[misc, name-defined]
+        def __init__(self, loc: Any, scale: Any, more: float) -> None:
+            super().__init__(loc, scale)
+            self.more = more
+
+    return WithMore
+
+
+def test_another_program_is_refused(backend: Any) -> None:
+    other = not_of_scale(backend)
+    found, compare = moved(backend, one_site(backend, lambda _, s: other(backend.array(0.3), s)))
+    assert found == MOVED
+    with pytest.raises(backend.public.ModelCheckError, match="differs .* at 1. of 16 positions"):
+        compare()
+
+
+@pytest.mark.in_one_package
+@pytest.mark.parametrize("fails", [False, True])
+def test_another_way_to_write_a_program_never_ends_a_fit(backend: Any, fails: bool) -> None:
+    """It is dropped with the reason; the answer is that of the program as written."""
+    host, dist, array = backend.host, backend.dist, backend.array
+    made = with_more(backend) if fails else not_of_scale(backend)
+    more = (1.0,) if fails else ()
+
+    def model(y: Any) -> None:
+        s = host.sample("s", dist.LogNormal(array(0.0), 0.1))
+        e = host.sample("e", made(array(0.0), s, *more))
+        host.sample("y", dist.Normal(e, 1.0), obs=y)
+
+    fit = fit_of(backend, model, array(2.0), exact=False)
+    told = "which failed: TypeError" if fails else "non-centred: its log density"
+    assert any(told in reason for reason in fit.verdict.reasons)
+    assert fit.climbed.problem.name == "as written"
+    # With s near 1: precisions 1 + 1, and 1 more of the factor.
+    assert numbers(backend, fit)["e"].mean() == pytest.approx(1.0 if fails else 2 / 3, abs=0.1)
+
+
+def log_normals(y: np.ndarray) -> tuple[float, np.ndarray]:
+    """Means of s and e in e ~ LogNormal(0, s), y ~ Normal(e, 0.7), s ~ HalfNormal(1).
+
+    On a grid over s, with the rule of Gauss and Hermite over the logarithm of each effect.
+    """
+    s = np.linspace(0.005, 5.0, 1000)
+    x, weight = np.polynomial.hermite_e.hermegauss(80)
+    effect = np.exp(s[:, None] * x)
+    likelihood = np.exp(-0.5 * ((y - effect[..., None]) / 0.7) ** 2) * weight[None, :, None]
+    inner = likelihood.sum(1)
+    log_weight = np.log(inner).sum(1) - 0.5 * s**2
+    posterior = np.exp(log_weight - log_weight.max())
+    posterior /= posterior.sum()
+    means = (likelihood * effect[..., None]).sum(1) / inner
+    return float(posterior @ s), posterior @ means
+
+
+@pytest.mark.in_one_package
+def test_a_hierarchy_of_log_normals_is_fitted_right(backend: Any) -> None:
+    host, dist = backend.host, backend.dist
+    y = np.array([2.9, 0.2, 1.1])
+    s_mean, means = log_normals(y)
+
+    def model(y: Any) -> None:
+        s = host.sample("s", dist.HalfNormal(backend.array(1.0)))
+        with host.plate("rows", 3):
+            e = host.sample("e", dist.LogNormal(backend.array(0.0), s))
+            host.sample("y", dist.Normal(e, 0.7), obs=y)
+
+    fit = fit_of(backend, model, backend.array(y), target_ess=200.0)
+    assert fit.verdict.level == "exact"
+    for name, expected in (("s", s_mean), ("e", means)):
+        draws, figures = numbers(backend, fit)[name], fit.verdict.by_site[name]
+        error = 4.0 * draws.std(0) / np.sqrt(figures.ess_bulk)
+        assert (np.abs(draws.mean(0) - expected) < error).all()
+
+
+def test_two_ways_to_write_a_density_are_compared_with_the_jacobian() -> None:
+    """x = m + s e, D = 3; the position is what a rewrite must keep, the volume what it changes."""
+    scales = np.array([0.2, 1.0, 30.0])
+
+    def written(x: np.ndarray) -> np.ndarray:
+        return -0.5 * np.square(x / scales).sum(1) - np.log(scales).sum()
+
+    def moved(e: np.ndarray) -> np.ndarray:
+        return -0.5 * np.square(e).sum(1)
+
+    def told(of_moved: Any, there: Any = lambda e: e * scales, epsilon: float = 1e-7) -> str:
+        place = [(slice(0, 3), slice(0, 3))]
+        return difference(points_around(3), of_moved, written, there, place, epsilon)
+
+    assert told(moved) == ""
+    # Without the Jacobian, another density, another map, and a density that is nowhere known.
+    assert "16 of 16 positions, by up to 1.8 nats" in told(
+        lambda e: moved(e) - np.log(scales).sum()
+    )
+    assert "differs" in told(lambda e: 1.1 * moved(e))
+    assert "differs" in told(moved, lambda e: 2.0 * e * scales)
+    assert "differs" in told(lambda e: np.where(e[:, 0] > 0.0, np.nan, moved(e)))
+    assert "could not be compared" in told(moved, lambda e: np.full(e.shape, np.nan))
+    assert "could not be compared" in told(moved, lambda e: np.exp(e) * scales)
+    # What rounding hides is no difference.
+    assert told(lambda e: moved(e) + 0.01, lambda e: e * scales) != ""
+    assert told(lambda e: moved(e) + 0.01, lambda e: e * scales, 1e-3) == ""
