@@ -352,7 +352,7 @@ def test_what_has_no_curvature_is_refused(backend: Any, rooms: Any) -> None:
 
 
 def judged(backend: Any, rooms: Any, after: Any, solved: bool = True, shortened: Any = None) -> Any:
-    """The judgement of two moves from which a gain of 2 - 1 is foretold, at damping and radius 1."""
+    """The judgement of two moves that promise a gain of 2 - 1, at damping and radius 1."""
     damping = rooms.damping
     flags = np.zeros(2, bool) if shortened is None else np.asarray(shortened)
     moves, lengths = backend.array([[1.0, 1.0], [1.0, 1.0]]), backend.array([1.0, 1.0])
