@@ -33,6 +33,13 @@ FALL, GROWTH = 1.0 / 3.0, 2.0
 #: Bounds on the damping, in units of the curvature.
 LEAST_DAMPING, MOST_DAMPING = 1e-6, 1e8
 
+#: Shortfall of the density from the forecast, as a share of the forecast's terms, up to which a
+#: radius that shortened a move doubles, and above which the move is taken back and the radius is a
+#: quarter of it. The usual bounds of trust regions: a gain of three quarters and of one quarter of
+#: what was foretold (Nocedal and Wright, Numerical Optimization, 2006, algorithm 4.1).
+BELIEVED, REFUSED = 0.25, 0.75
+WIDENING, NARROWING = 2.0, 0.25
+
 
 @dataclass(frozen=True)
 class NewtonSystem:
@@ -101,11 +108,14 @@ class LevenbergMarquardt:
     damping : float
         Damping at the start, in units of the mean curvature of each coordinate.
     adapt : bool
-        Whether damping adapts to how well the quadratic model foretells the density, and bad moves
-        are taken back. It costs one more evaluation of the density.
+        Whether damping and the radius adapt to how well the quadratic model foretells the density,
+        and bad moves are taken back. It costs one more evaluation of the density.
     trust_radius : float, optional
-        Largest move of a particle, as root mean square over coordinates in units of the standard
-        deviations that the curvature suggests; default no bound, as damping bounds moves already.
+        Largest move d of a particle at the start, as sqrt(d'Hd / D): the root mean square over
+        coordinates in units of the standard deviations that the curvature H suggests. This length
+        is that of the change in the observed distributions, however a site is parameterised. With
+        ``adapt`` each particle has a radius of its own, which doubles where the model holds. None:
+        no bound.
 
     Raises
     ------
@@ -115,12 +125,12 @@ class LevenbergMarquardt:
     Examples
     --------
     >>> LevenbergMarquardt(damping=0.1)
-    LevenbergMarquardt(damping=0.1, adapt=True, trust_radius=None)
+    LevenbergMarquardt(damping=0.1, adapt=True, trust_radius=1.0)
     """
 
     damping: float = 1.0
     adapt: bool = True
-    trust_radius: float | None = None
+    trust_radius: float | None = 1.0
 
     def __post_init__(self) -> None:
         check_number("damping", self.damping)

@@ -227,12 +227,11 @@ class GradientForm(_ByAdam):
     """The gradient solver of ``ProximalScoreVI``, the paper's form, on a mirrored pair of draws.
 
     M. Kim, https://arxiv.org/abs/2602.05873, Algorithm 1, with the paper's weight t/T of the
-    proximal term, and two inner steps; the solver's default of twenty for a full covariance costs
-    ten times as much and is about as near under noise.
+    proximal term, and two inner steps, the solver's default.
     """
 
     name = "gradient form"
-    INNER_STEPS = STEPS["diagonal"].num_inner_steps or 1
+    INNER_STEPS = STEPS["normal"].num_inner_steps or 1
 
     def step(
         self, state: AdamState, standard: Array, theta: Array, score: Array, now: Now

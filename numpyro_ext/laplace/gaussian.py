@@ -25,6 +25,17 @@ class Algebra(gaussian.Algebra):
         return lax.stop_gradient(array)
 
     @staticmethod
+    def singular(
+        rows: Float[Array, "R d"],
+    ) -> tuple[Float[Array, "R n"], Float[Array, " n"], Float[Array, "n d"]]:
+        left, values, right = jnp.linalg.svd(rows, full_matrices=False)
+        return left, values, right
+
+    @staticmethod
+    def triangular(matrix: Float[Array, "R d"]) -> Float[Array, "d d"]:
+        return jnp.linalg.qr(matrix, mode="r")
+
+    @staticmethod
     def solve_transposed(
         factor: Float[Array, "n n"], columns: Float[Array, "n m"]
     ) -> Float[Array, "n m"]:

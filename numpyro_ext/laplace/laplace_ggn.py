@@ -34,6 +34,7 @@ from ppl_ext.laplace.laplace_ggn import (
     check_known_fisher,
     check_no_factors,
     sites_of_gaussian,
+    structure_for,
 )
 from ppl_ext.options import check_count
 
@@ -210,10 +211,10 @@ class _Posterior(PosteriorShell):
         cls,
         target: LogDensity,
         data: Data,
-        options: GaussNewton,
+        options: GaussNewton | None,
         hyperparameters: tuple[str, ...],
     ) -> _Posterior:
-        chosen = sites_of_gaussian(target, options.sites, hyperparameters)
+        chosen = sites_of_gaussian(target, options, hyperparameters)
         # Anywhere will do: rows that depend on each other do so at a position of no symmetry.
         uniform = np.random.default_rng(0).uniform(-1.0, 1.0, target.dim)
         position = jax.device_put(uniform.astype(target.dtype))
@@ -225,6 +226,7 @@ class _Posterior(PosteriorShell):
         jax.eval_shape(look, position, data)
         check_no_factors(factors, "numpyro")
         coordinates = Coordinates(target, chosen)
+        options = structure_for(options, len(coordinates))
         prior = ConditionalPrior(target, data, coordinates, options)
         structure = row_structure(target, position, data, target.first_rows())
         likelihood = LikelihoodCurvature(target, coordinates, options, structure)

@@ -29,7 +29,7 @@ from numpyro_ext.kernels import (
     mixture,
 )
 from numpyro_ext.programs import concretely
-from numpyro_ext.stein.damping import Judgement, damping_scale, judge, within_radius
+from numpyro_ext.stein.damping import Judgement, Proposal, damping_scale, judge, within_radius
 from numpyro_ext.stein.newton_system import LinearSystem
 from numpyro_ext.stein.particles import ParticleEngine
 from ppl_ext.curvature import as_curvature
@@ -58,6 +58,8 @@ class NewtonState(NamedTuple):
         State of the optimizer, if there is one.
     damping : Array
         Levenberg-Marquardt damping of the next step, in units of the curvature.
+    radius : Array (P,), optional
+        Trust radius of each particle at the next step.
     curvature : Curvature or None
         The last curvature, where it serves several steps.
     curvature_age : Array
@@ -67,6 +69,7 @@ class NewtonState(NamedTuple):
     particles: Float[Array, "P D"]
     optimizer: Any
     damping: Float[Array, ""]
+    radius: Float[Array, " P"] | None
     curvature: Curvature | None
     curvature_age: Int[Array, ""]
 
@@ -277,10 +280,12 @@ class SVN(ParticleEngine):
             rows = _rows_of_a_step(plan.estimator, target)
             shape = jax.eval_shape(lambda: plan.program.at(target, start, data, rows, key))
             cached = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+        radius = self.damping.trust_radius
         return NewtonState(
             start,
             optimizer,
             jnp.asarray(self.damping.damping, start.dtype),
+            None if radius is None else jnp.full(len(start), radius, start.dtype),
             cached,
             # The first step finds a curvature.
             jnp.asarray(self.curvature.every, jnp.int32),
@@ -308,9 +313,10 @@ class SVN(ParticleEngine):
         phi = interactions.direction(scores)
         found = self._laid(plan, self._exchanged(solution.moves))
 
-        moves, optimizer = self._moves(before, found, scale, loss, state.step)
-        judgement = self._judge(plan, before, data, score, curvature, moves, solution.solved)
-        taken = jnp.where(judgement.accepted[:, None], moves, 0.0)
+        moves, optimizer = self._moves(before, found, loss, state.step)
+        proposal = within_radius(moves, curvature.quadratic(moves), before.radius)
+        judgement = self._judge(plan, before, data, score, proposal, solution.solved)
+        taken = jnp.where(judgement.accepted[:, None], proposal.moves, 0.0)
         moved = where.placed(particles, where.part(particles) + taken)
         if self.curvature.sites is not None:
             others, optimizer = self._move_others(plan, before, score.score, loss)
@@ -329,7 +335,7 @@ class SVN(ParticleEngine):
         # What is not finite in a step is the engine's to report, and here what is not in the score.
         loss = jnp.where(jnp.isfinite(score.score).all(), loss, jnp.nan)
         kept = None if before.curvature is None else curvature
-        following = NewtonState(moved, optimizer, judgement.damping, kept, age)
+        following = NewtonState(moved, optimizer, judgement.damping, judgement.radius, kept, age)
         state = state._replace(algorithm=following, estimator=estimator, rng_key=rng_key)
         return state, loss, figures
 
@@ -359,17 +365,15 @@ class SVN(ParticleEngine):
         return lax.cond(due, fresh, lambda: cached), age
 
     def _moves(
-        self, before: NewtonState, moves: Array, scale: Array, loss: Array, step: Array
+        self, before: NewtonState, moves: Array, loss: Array, step: Array
     ) -> tuple[Array, Any]:
-        """Moves that are taken, shortened to the trust region, and the optimizer's next state."""
-        optimizer = before.optimizer
+        """The share of Newton's moves that is wanted, and the optimizer's next state."""
         if self.optim is None or self.curvature.sites is not None:
-            moves = moves * (self.step_size(step) if callable(self.step_size) else self.step_size)
-        else:
-            optimizer = self.optim.update(-moves, before.optimizer, value=loss)
-            # What it adds to its own parameters, which a move taken back has left behind.
-            moves = self.optim.get_params(optimizer) - self.optim.get_params(before.optimizer)
-        return within_radius(moves, scale, self.damping.trust_radius), optimizer
+            share = self.step_size(step) if callable(self.step_size) else self.step_size
+            return moves * share, before.optimizer
+        optimizer = self.optim.update(-moves, before.optimizer, value=loss)
+        # What it adds to its own parameters, which a move taken back has left behind.
+        return self.optim.get_params(optimizer) - self.optim.get_params(before.optimizer), optimizer
 
     def _judge(
         self,
@@ -377,13 +381,14 @@ class SVN(ParticleEngine):
         before: NewtonState,
         data: Data,
         score: ScoreEstimate,
-        curvature: Curvature,
-        moves: Array,
+        proposal: Proposal,
         solved: Array,
     ) -> Judgement:
-        """Which particles take their moves, and the next damping."""
+        """Which particles take their moves, the next damping and the next radius."""
+        moves = proposal.moves
         if not self.damping.adapt:
-            return Judgement(jnp.ones(len(moves), bool), before.damping, jnp.zeros(()))
+            taken = jnp.ones(len(moves), bool)
+            return Judgement(taken, before.damping, jnp.zeros(()), before.radius)
         target, where, indices = plan.target, plan.program.where, score.indices
         on_rows = () if indices is None else (indices,)
         own: Score | ScoreEstimate = score
@@ -392,10 +397,9 @@ class SVN(ParticleEngine):
             own = (target.score if on_rows else target.full_score)(before.particles, data, *on_rows)
         proposed = where.placed(before.particles, where.part(before.particles) + moves)
         gain = (where.part(own.score) * moves).sum(axis=1)
-        loss = 0.5 * curvature.quadratic(moves)
         old = own.log_density(target.likelihood_temperature)
         new = (target.log_density if on_rows else target.full_log_density)(proposed, data, *on_rows)
-        return judge(gain, loss, old, new, before.damping, solved)
+        return judge(gain, proposal, old, new, before.damping, before.radius, solved)
 
     def _move_others(
         self, plan: NewtonPlan, before: NewtonState, scores: Array, loss: Array

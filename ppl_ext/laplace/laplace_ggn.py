@@ -19,6 +19,9 @@ from ppl_ext.options import check_count, check_names, describe
 
 #: Draws that ``get_samples`` returns unless told otherwise.
 DRAWS = 1000
+#: Dimension up to which the curvature is ``"full"`` unless told otherwise: as many rows are
+#: factorised in about a minute of one core, and the time grows as the cube.
+FULL_UP_TO = 5000
 
 
 class LaplaceShell(EngineShell):
@@ -39,9 +42,9 @@ class LaplaceShell(EngineShell):
     optim : optimizer
         Of the kind that ``SVGD`` takes: Pyro's or a callable from tensors to a torch optimizer;
         in NumPyro the host's or one of optax.
-    curvature : GaussNewton or {"full", "diag", "kfac", "low_rank"}
-        Curvature of the likelihood and the prior; see :class:`~ppl_ext.curvature.GaussNewton`. Its
-        ``sites``, such as those of a network's last layer, have a Gaussian, and all others are
+    curvature : GaussNewton or {"full", "diag", "kfac", "low_rank"}, optional
+        Curvature of the likelihood and the prior; see :class:`~ppl_ext.curvature.GaussNewton`.
+        Default: ``"full"`` up to 5,000 coordinates, ``"kfac"`` above. Its ``sites``, such as those of a network's last layer, have a Gaussian, and all others are
         fixed at the mode. Nothing of D x D numbers is formed but for ``"full"``. With ``"kfac"``
         the prior of a matrix site joins its Kronecker factors exactly where its curvature is the
         same for the whole site, or differs by rows and by columns; see
@@ -100,15 +103,15 @@ class LaplaceShell(EngineShell):
         model: Callable[..., Any],
         optim: Any,
         *,
-        curvature: Structure | GaussNewton = "full",
+        curvature: Structure | GaussNewton | None = None,
         hyperparameters: Sequence[str] | None = None,
         hyperparameters_every: int = 20,
         **options: Any,
     ) -> None:
-        curvature = as_curvature(curvature)
-        if curvature.every != 1:
+        given = None if curvature is None else as_curvature(curvature)
+        if given is not None and given.every != 1:
             raise ArgumentError(
-                f"Expected a curvature with every=1, found every={curvature.every}: it is taken at "
+                f"Expected a curvature with every=1, found every={given.every}: it is taken at "
                 "the mode, once. With hyperparameters give hyperparameters_every."
             )
         check_names("hyperparameters", hyperparameters, optional=True)
@@ -122,8 +125,9 @@ class LaplaceShell(EngineShell):
         super().__init__(model, optim, 1, **options)  # type: ignore[arg-type, call-arg]
         self.hyperparameters = tuple(hyperparameters or ())
         self.hyperparameters_every = hyperparameters_every
-        self.curvature = curvature
-        shared = [name for name in self.hyperparameters if name in (curvature.sites or ())]
+        self.curvature = given
+        sites = () if given is None else given.sites or ()
+        shared = [name for name in self.hyperparameters if name in sites]
         if shared:
             raise ArgumentError(
                 f"Expected hyperparameters other than the sites of the curvature, found {shared} "
@@ -326,7 +330,14 @@ class PosteriorShell(ABC):
                 "a scale may have run to 0, or the run may not have converged."
             )
         fault = ~definite
-        if curvature.matrix is not None:
+        if (as_numpy(curvature.diagonal) > 0.0).all():
+            # The rest is positive semidefinite, so that only rounding can have made it singular.
+            return ArgumentError(
+                "Expected a curvature that can be told from a singular one, found one of which "
+                "rounding has left nothing of the prior. Use double precision, or "
+                'curvature="kfac".'
+            )
+        if curvature.matrix is not None or (curvature.rows is not None and fault.all()):
             matrix = as_numpy(curvature.dense()[0]).astype(np.float64)
             scale = np.sqrt(np.where(np.diagonal(matrix) > 0.0, np.diagonal(matrix), 1.0))
             direction = np.abs(np.linalg.eigh(matrix / np.outer(scale, scale))[1][:, 0])
@@ -350,8 +361,13 @@ def added(prior: Any, likelihood: Any) -> Any:
     )
 
 
+def structure_for(options: GaussNewton | None, dim: int) -> GaussNewton:
+    """The curvature that was asked for, or the default for so many coordinates."""
+    return options or GaussNewton("full" if dim <= FULL_UP_TO else "kfac")
+
+
 def sites_of_gaussian(
-    target: Any, sites: Sequence[str] | None, hyperparameters: Sequence[str]
+    target: Any, options: GaussNewton | None, hyperparameters: Sequence[str]
 ) -> tuple[str, ...]:
     """The latent sites that have a Gaussian: those asked for, or all but the hyperparameters.
 
@@ -359,8 +375,8 @@ def sites_of_gaussian(
     ----------
     target : LogDensity
         The model.
-    sites : sequence of str, optional
-        Those asked for.
+    options : GaussNewton, optional
+        The curvature, with the sites asked for.
     hyperparameters : sequence of str
 
     Raises
@@ -375,6 +391,7 @@ def sites_of_gaussian(
             "Use SVN, which takes its Hessian, or the host's AutoLaplaceApproximation."
         )
     names = target.layout.names
+    sites = None if options is None else options.sites
     for label, wanted in (("sites", sites or ()), ("hyperparameters", hyperparameters)):
         unknown = [name for name in wanted if name not in names]
         if unknown:

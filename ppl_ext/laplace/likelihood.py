@@ -17,8 +17,9 @@ from ppl_ext.batches.passes import Passes
 from ppl_ext.curvature import GaussNewton, RowStructure
 from ppl_ext.documented import Documented
 
-#: Dimension up to which ``"full"`` is a matrix even where there are fewer rows than dimensions.
-MATRIX_UP_TO = 2000
+#: Numbers of rows of ``"full"`` above which they are summed up to a matrix, where that is smaller:
+#: 80 MB in single precision. A matrix has lost digits that the rows have.
+ROWS_UP_TO = 20_000_000
 
 
 class Rows(Protocol):
@@ -62,9 +63,9 @@ class LikelihoodShell(Documented):
         """The ``"full"`` or ``"diag"`` matrix, a curvature; ``nothing`` are D' zeros."""
         if self.options.structure == "diag":
             return kind(rows.total(lambda r: (r**2).sum(0))[None])
-        if len(nothing) <= MATRIX_UP_TO or rows.count >= len(nothing):
-            return kind(nothing[None], rows.total(lambda r: r.T @ r)[None])
-        return kind(nothing[None], rows=rows.all()[None])
+        if rows.count <= len(nothing) or rows.count * len(nothing) <= ROWS_UP_TO:
+            return kind(nothing[None], rows=rows.all()[None])
+        return kind(nothing[None], rows.total(lambda r: r.T @ r)[None])
 
     def _leading_terms(self, rows: Any, kept: Any, total: Any, kind: Any, xp: Any) -> Any:
         """The leading terms (rank, D') of R' R, and what its diagonal has beyond them."""

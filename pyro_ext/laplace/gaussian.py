@@ -26,6 +26,24 @@ class Algebra(gaussian.Algebra):
         return torch.where(failed == 0, factor, math.nan)
 
     @staticmethod
+    def singular(
+        rows: Float[Tensor, "R d"],
+    ) -> tuple[Float[Tensor, "R n"], Float[Tensor, " n"], Float[Tensor, "n d"]]:
+        finite = torch.isfinite(rows).all()
+        # As with eigenvalues: in single precision the solver sometimes gives up.
+        left, values, right = torch.linalg.svd(
+            torch.where(finite, rows, 0.0).double(), full_matrices=False
+        )
+        values = torch.where(finite, values, math.nan)
+        return left.to(rows.dtype), values.to(rows.dtype), right.to(rows.dtype)
+
+    @staticmethod
+    def triangular(matrix: Float[Tensor, "R d"]) -> Float[Tensor, "d d"]:
+        # Without the orthogonal factor, which takes as long, there is no derivative.
+        mode = "reduced" if matrix.requires_grad else "r"
+        return torch.linalg.qr(matrix, mode=mode).R
+
+    @staticmethod
     def solve_transposed(
         factor: Float[Tensor, "n n"], columns: Float[Tensor, "n m"]
     ) -> Float[Tensor, "n m"]:

@@ -21,6 +21,7 @@ from ppl_ext.laplace.laplace_ggn import (
     check_known_fisher,
     check_no_factors,
     sites_of_gaussian,
+    structure_for,
 )
 from ppl_ext.options import check_count
 from pyro_ext.curvature import Curvature, GaussNewton, row_structure
@@ -145,10 +146,10 @@ class _Posterior(PosteriorShell):
         cls,
         target: LogDensity,
         data: Data,
-        options: GaussNewton,
+        options: GaussNewton | None,
         hyperparameters: tuple[str, ...],
     ) -> _Posterior:
-        chosen = sites_of_gaussian(target, options.sites, hyperparameters)
+        chosen = sites_of_gaussian(target, options, hyperparameters)
         # Anywhere will do: rows that depend on each other do so at a position of no symmetry.
         generator = torch.Generator().manual_seed(0)
         uniform = torch.rand(target.dim, generator=generator, dtype=target.dtype)
@@ -156,6 +157,7 @@ class _Posterior(PosteriorShell):
         rows = target.first_rows()
         check_no_factors(target.likelihood_factors(position, data, rows), "pyro")
         coordinates = Coordinates(target, chosen)
+        options = structure_for(options, len(coordinates))
         prior = ConditionalPrior(target, data, coordinates, options)
         structure = row_structure(target, position, data, rows)
         likelihood = LikelihoodCurvature(target, coordinates, options, structure)

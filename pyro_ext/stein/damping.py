@@ -1,11 +1,15 @@
 """Levenberg-Marquardt damping and the trust region of Newton steps.
 
 The quadratic model of log pi at a particle, s'd - d'H d / 2 for a move d, is compared with the
-change of log pi on the same rows. Where they disagree the damping grows, and a particle whose
-density fell against the model stays where it was; where they agree the damping falls (Marquardt
-1963, https://doi.org/10.1137/0111030; Martens 2010, section 4.1). The disagreement is measured
-against the sizes of the model's terms rather than their sum, since particles near their equilibrium
-move against the score as often as along it.
+change of log pi on the same rows. Where they disagree the damping grows; where they agree it falls
+(Marquardt 1963, https://doi.org/10.1137/0111030; Martens 2010, section 4.1). The disagreement is
+measured against the sizes of the model's terms rather than their sum, since particles near their
+equilibrium move against the score as often as along it.
+
+A particle moves by at most its radius, in the metric of its own curvature. A move for which the
+density falls far short of the forecast is taken back, even where the density rose: a Newton step on
+a steep slope ends beyond all that the curvature knows of, and is better than its start all the
+same. Damping answers for moves within the radius, and the radius for those that it shortened.
 """
 
 from __future__ import annotations
@@ -16,7 +20,36 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ppl_ext.newton import FALL, GOOD, GROWTH, LEAST_DAMPING, MOST_DAMPING, POOR
+from ppl_ext.newton import (
+    BELIEVED,
+    FALL,
+    GOOD,
+    GROWTH,
+    LEAST_DAMPING,
+    MOST_DAMPING,
+    NARROWING,
+    POOR,
+    REFUSED,
+    WIDENING,
+)
+
+
+class Proposal(NamedTuple):
+    """Moves within the trust region.
+
+    Parameters
+    ----------
+    moves : Tensor
+        Shape (P, D).
+    lengths : Tensor
+        sqrt(d'Hd / D) of each, shape (P,).
+    shortened : Tensor
+        Whether the radius was reached, shape (P,).
+    """
+
+    moves: Float[Tensor, "P D"]
+    lengths: Float[Tensor, " P"]
+    shortened: Bool[Tensor, " P"]
 
 
 class Judgement(NamedTuple):
@@ -30,11 +63,14 @@ class Judgement(NamedTuple):
         Of the next step.
     disagreement : float
         Mean over particles, each at most 2.
+    radius : Tensor, optional
+        Of each particle at the next step, shape (P,).
     """
 
     accepted: Bool[Tensor, " P"]
     damping: float
     disagreement: float
+    radius: Float[Tensor, " P"] | None
 
 
 def damping_scale(diagonals: Float[Tensor, "P D"]) -> Float[Tensor, " D"]:
@@ -48,49 +84,68 @@ def damping_scale(diagonals: Float[Tensor, "P D"]) -> Float[Tensor, " D"]:
 
 
 def within_radius(
-    moves: Float[Tensor, "P D"], scale: Float[Tensor, " D"], radius: float | None
-) -> Float[Tensor, "P D"]:
-    """Moves (P, D) shortened so that each has at most the root mean square ``radius``.
+    moves: Float[Tensor, "P D"],
+    quadratic: Float[Tensor, " P"],
+    radius: Float[Tensor, " P"] | None,
+) -> Proposal:
+    """Moves d (P, D) shortened so that sqrt(d'Hd / D) is at most the radius of each particle.
 
-    Lengths are in units of scale^(-1/2), the standard deviations that the curvature suggests.
+    Parameters
+    ----------
+    quadratic : Tensor
+        d'Hd of each, with the curvature before damping.
     """
+    # Rounding of matrices may leave less than nothing.
+    lengths = torch.sqrt(quadratic.clamp_min(0.0) / moves.shape[1])
     if radius is None:
-        return moves
-    sizes = torch.sqrt((moves**2 * scale).mean(dim=1, keepdim=True))
-    return moves * (radius / torch.where(sizes > 0.0, sizes, 1.0)).clamp_max(1.0)
+        return Proposal(moves, lengths, torch.zeros_like(lengths, dtype=torch.bool))
+    shortened = lengths > radius
+    shares = torch.where(shortened, radius / torch.where(shortened, lengths, 1.0), 1.0)
+    return Proposal(moves * shares[:, None], lengths * shares, shortened)
 
 
 def judge(
     predicted_gain: Float[Tensor, " P"],
-    predicted_loss: Float[Tensor, " P"],
+    proposal: Proposal,
     before: Float[Tensor, " P"],
     after: Float[Tensor, " P"],
     damping: float,
+    radius: Float[Tensor, " P"] | None,
     solved: bool,
 ) -> Judgement:
-    """Compare the model's change of the log density with the actual one, each (P,).
+    """Compare the model's change of the log density with the actual one.
 
     Parameters
     ----------
-    predicted_gain, predicted_loss : Tensor
-        s'd and d'H d / 2.
+    predicted_gain : Tensor
+        s'd, shape (P,).
+    proposal : Proposal
+        The moves d.
     before, after : Tensor
-        Log density.
-    damping : float
+        Log density, shape (P,).
+    damping, radius
         Of this step.
     solved : bool
         Whether the linear system was solved.
     """
+    predicted_loss = 0.5 * proposal.moves.shape[1] * proposal.lengths**2
     predicted, actual = predicted_gain - predicted_loss, after - before
     # Differences of log densities are known to their rounding only.
     rounding = 32.0 * torch.finfo(before.dtype).eps * before.abs()
     size = predicted_gain.abs() + predicted_loss + rounding
-    disagreement = (actual - predicted).abs() / size
-    disagreement = disagreement.nan_to_num(2.0, 2.0).clamp_max(2.0)
-    fell = ~(actual >= predicted - size)
-    accepted = ~fell if solved else torch.zeros_like(fell)
-    mean = float(disagreement.mean())
+    shortfall = (predicted - actual) / size
+    disagreement = shortfall.abs().nan_to_num(2.0, 2.0).clamp_max(2.0)
+    # What is not a number is refused.
+    believed = shortfall <= REFUSED
+    accepted = believed if solved else torch.zeros_like(believed)
+    within = disagreement[~proposal.shortened]
+    mean = float(within.mean()) if len(within) else GOOD
     factor = FALL if mean < GOOD else GROWTH if mean > POOR else 1.0
     if not bool(accepted.any()):
         factor = GROWTH**2
-    return Judgement(accepted, min(max(damping * factor, LEAST_DAMPING), MOST_DAMPING), mean)
+    if radius is not None and solved:
+        wider = proposal.shortened & (disagreement <= BELIEVED)
+        kept = torch.where(wider, WIDENING * radius, radius)
+        radius = torch.where(believed, kept, NARROWING * proposal.lengths)
+    following = min(max(damping * factor, LEAST_DAMPING), MOST_DAMPING)
+    return Judgement(accepted, following, float(disagreement.mean()), radius)

@@ -45,7 +45,7 @@ from pyro_ext.kernels import (
     mixture,
 )
 from pyro_ext.optim import EngineOptimizer, OptimizerLike, Undo
-from pyro_ext.stein.damping import Judgement, damping_scale, judge, within_radius
+from pyro_ext.stein.damping import Judgement, Proposal, damping_scale, judge, within_radius
 from pyro_ext.stein.newton_system import LinearSystem
 from pyro_ext.stein.particles import ParticleEngine
 
@@ -80,6 +80,8 @@ class NewtonState(NamedTuple):
         The coordinates that the optimizer moves, into which it writes.
     damping : float
         At the next step.
+    radius : tensor (P,), optional
+        Trust radius of each particle at the next step.
     curvature : Curvature, optional
         That of an earlier step, where a later one may use it.
     curvature_age : int
@@ -90,6 +92,7 @@ class NewtonState(NamedTuple):
     optimizer: EngineOptimizer | None
     moved: Float[Tensor, "P others"] | None
     damping: float
+    radius: Float[Tensor, " P"] | None
     curvature: Curvature | None = None
     curvature_age: int = 0
 
@@ -268,11 +271,14 @@ class SVN(ParticleEngine):
 
     def _initialize(self, plan: NewtonPlan, data: Data) -> NewtonState:
         particles = super()._initialize(plan, data).particles
+        options, radius = self.damping, None
+        if options.trust_radius is not None:
+            radius = torch.full_like(particles[:, 0], options.trust_radius)
         if self.optim is None:
-            return NewtonState(particles, None, None, self.damping.damping)
+            return NewtonState(particles, None, None, options.damping, radius)
         moved = plan.others.part(particles).clone()
         optimizer = EngineOptimizer(self.optim, {_NAME: moved})
-        return NewtonState(particles, optimizer, moved, self.damping.damping)
+        return NewtonState(particles, optimizer, moved, options.damping, radius)
 
     def _update(self, plan: NewtonPlan, state: NewtonState, data: Data) -> Update:
         particles, where = state.particles, plan.program.where
@@ -294,9 +300,10 @@ class SVN(ParticleEngine):
 
             undo = _undo(state)
             with undo or nullcontext():
-                moves = self._moves(state, points, solution.moves, scale)
-                judgement = self._judge(plan, state, data, score, curvature, moves, solution.solved)
-                taken = torch.where(judgement.accepted[:, None], moves, 0.0)
+                moves = self._moves(state, points, solution.moves)
+                proposal = within_radius(moves, curvature.quadratic(moves), state.radius)
+                judgement = self._judge(plan, state, data, score, proposal, solution.solved)
+                taken = torch.where(judgement.accepted[:, None], proposal.moves, 0.0)
                 moved = where.placed(particles, points + taken)
                 if self.curvature.sites is not None:
                     others = _move_others(plan, state, score.score)
@@ -311,7 +318,9 @@ class SVN(ParticleEngine):
                     # The optimizer goes on from where the particles are, also those that stayed.
                     state.moved.copy_(moved)
         kept = curvature if self.curvature.every > 1 else None
-        following = state._replace(damping=judgement.damping, curvature=kept, curvature_age=age)
+        following = state._replace(
+            damping=judgement.damping, radius=judgement.radius, curvature=kept, curvature_age=age
+        )
         info = {
             "solved": float(solution.solved),
             "residual": solution.residual,
@@ -332,16 +341,14 @@ class SVN(ParticleEngine):
             return state.curvature, state.curvature_age + 1
         return plan.program.at(plan.target, state.particles, data, indices), 1
 
-    def _moves(self, state: NewtonState, points: Tensor, moves: Tensor, scale: Tensor) -> Tensor:
-        """Moves that are taken, shortened to the trust region."""
+    def _moves(self, state: NewtonState, points: Tensor, moves: Tensor) -> Tensor:
+        """The share of Newton's moves that is wanted."""
         if state.optimizer is None or self.curvature.sites is not None:
             size, steps = self.step_size, self.num_steps_taken
-            moves = moves * (size(steps) if callable(size) else size)
-        else:
-            assert state.moved is not None
-            state.optimizer.step({_NAME: -moves})
-            moves = state.moved.detach() - points
-        return within_radius(moves, scale, self.damping.trust_radius)
+            return moves * (size(steps) if callable(size) else size)
+        assert state.moved is not None
+        state.optimizer.step({_NAME: -moves})
+        return state.moved.detach() - points
 
     def _judge(
         self,
@@ -349,14 +356,14 @@ class SVN(ParticleEngine):
         state: NewtonState,
         data: Data,
         score: ScoreEstimate,
-        curvature: Curvature,
-        moves: Tensor,
+        proposal: Proposal,
         solved: bool,
     ) -> Judgement:
-        """Which particles take their moves, and the next damping."""
+        """Which particles take their moves, the next damping and the next radius."""
+        moves = proposal.moves
         if not self.damping.adapt:
             taken = torch.ones(len(moves), dtype=torch.bool, device=moves.device)
-            return Judgement(taken, state.damping, 0.0)
+            return Judgement(taken, state.damping, 0.0, state.radius)
         target, where, indices = plan.target, plan.program.where, score.indices
         on_rows = () if indices is None else (indices,)
         own: Score | ScoreEstimate = score
@@ -365,16 +372,16 @@ class SVN(ParticleEngine):
             own = (target.score if on_rows else target.full_score)(state.particles, data, *on_rows)
         proposed = where.placed(state.particles, where.part(state.particles) + moves)
         gain = (where.part(own.score) * moves).sum(dim=1)
-        loss = 0.5 * curvature.quadratic(moves)
         old = own.log_density(target.likelihood_temperature)
         new = (target.log_density if on_rows else target.full_log_density)(proposed, data, *on_rows)
-        return judge(gain, loss, old, new, state.damping, solved)
+        return judge(gain, proposal, old, new, state.damping, state.radius, solved)
 
     def _algorithm_state(self, state: NewtonState) -> dict[str, Any]:
         return {
             **super()._algorithm_state(state),
             "optimizer": None if state.optimizer is None else state.optimizer.state_dict(),
             "damping": state.damping,
+            "radius": state.radius,
             "curvature_age": state.curvature_age,
             "curvature": None if state.curvature is None else state.curvature.as_tensors(),
         }
@@ -388,6 +395,7 @@ class SVN(ParticleEngine):
         found = saved["curvature"]
         return state._replace(
             damping=saved["damping"],
+            radius=saved["radius"],
             curvature=None if found is None else Curvature.from_tensors(found),
             curvature_age=saved["curvature_age"],
         )

@@ -16,6 +16,7 @@ from scipy.stats import betabinom
 
 from ppl_ext.curvature import GaussNewton
 from ppl_ext.errors import ArgumentError
+from ppl_ext.laplace import gaussian
 from tests.backends import use_float64
 from tests.density_support import strategies
 from tests.guides_support import face_of
@@ -124,7 +125,12 @@ def curvatures(face: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return made, expected
 
 
-def test_determinants_and_draws_are_those_of_the_dense_matrix(face: Any) -> None:
+@pytest.mark.parametrize("few", ["triangular", "singular values"])
+def test_determinants_and_draws_are_those_of_the_dense_matrix(
+    face: Any, few: str, monkeypatch: Any
+) -> None:
+    if few == "singular values":
+        monkeypatch.setattr(gaussian, "TRIANGULAR_UP_TO", 0)
     precision_of = face.backend.room("laplace").precision_of
 
     def found(curvature: Any) -> Any:
@@ -146,6 +152,33 @@ def test_determinants_and_draws_are_those_of_the_dense_matrix(face: Any) -> None
         np.testing.assert_allclose(squares[0], np.diagonal(dense), rtol=1e-8)
         np.testing.assert_allclose(squares[1], 1.0, rtol=1e-8)
         assert definite.all()
+
+
+@pytest.mark.parametrize("rows", [30, 90])
+def test_outputs_of_draws_are_within_the_noise_in_single_precision(face: Any, rows: int) -> None:
+    """With H >= r r' of each row r, in units of the noise, r' H^-1 r is at most 1.
+
+    Singular values from 1e5 to 1: their squares have no digit of the prior, of curvature 1.
+    """
+    dim = 60
+    left = np.linalg.qr(np.random.default_rng(0).normal(size=(rows, min(rows, dim))))[0]
+    right = np.linalg.qr(np.random.default_rng(1).normal(size=(dim, min(rows, dim))))[0]
+    single = ((left * np.logspace(5, 0, min(rows, dim))) @ right.T).astype(np.float32)
+    exact = single.astype(float)
+    expected = np.einsum(
+        "rd,rd->r", np.linalg.solve(np.eye(dim) + exact.T @ exact, exact.T).T, exact
+    )
+    array = torch.as_tensor if face.name == "pyro" else jnp.asarray
+    ones, noise = (array(each.astype(np.float32)) for each in (np.ones((1, dim)), np.eye(dim)))
+    precision = face.backend.room("laplace").precision_of(
+        face.backend.room("curvature").Curvature(ones, rows=array(single[None]))
+    )
+    # Of the draws, exactly: they are linear in the noise.
+    root = np.asarray(precision.draws(noise))
+    assert root.dtype == np.float32
+    root = root.astype(float)
+    found = ((exact @ root.T) ** 2).sum(1)
+    np.testing.assert_allclose(found, expected, rtol=0.05)
 
 
 def test_rows_that_are_not_finite_are_no_precision(face: Any) -> None:

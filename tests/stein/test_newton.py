@@ -26,7 +26,8 @@ from tests.stein_support import Run, optimizer
 
 use_float64()
 
-FIXED = LevenbergMarquardt(adapt=False)
+#: Newton's own steps.
+FIXED = LevenbergMarquardt(adapt=False, trust_radius=None)
 
 
 @pytest.fixture
@@ -350,35 +351,75 @@ def test_what_has_no_curvature_is_refused(backend: Any, rooms: Any) -> None:
 # -- damping ----------------------------------------------------------------------------------
 
 
+def judged(backend: Any, rooms: Any, after: Any, solved: bool = True, shortened: Any = None) -> Any:
+    """The judgement of two moves that promise a gain of 2 - 1, at damping and radius 1."""
+    damping = rooms.damping
+    flags = np.zeros(2, bool) if shortened is None else np.asarray(shortened)
+    moves, lengths = backend.array([[1.0, 1.0], [1.0, 1.0]]), backend.array([1.0, 1.0])
+    proposal = damping.Proposal(moves, lengths, backend.array(flags))
+    given = (1.0, backend.array([1.0, 1.0]), solved)
+    if backend.name == "numpyro":
+        given = tuple(backend.array(each) for each in given)
+    gain, before = backend.array([2.0, 2.0]), backend.array([0.0, 0.0])
+    found = damping.judge(gain, proposal, before, backend.array(after), *given)
+    accepted, radius = backend.numpy(found.accepted), backend.numpy(found.radius)
+    return found._replace(accepted=accepted, radius=radius)
+
+
 def test_damping_follows_the_model(backend: Any, rooms: Any) -> None:
-    gain, loss = backend.array([2.0, 2.0]), backend.array([1.0, 1.0])
-    before = backend.array([0.0, 0.0])
-
-    def judged(*after: float, solved: bool = True) -> Any:
-        given = (1.0, solved) if backend.name == "pyro" else map(backend.array, (1.0, solved))
-        found = rooms.damping.judge(gain, loss, before, backend.array(after), *given)
-        return found._replace(accepted=backend.numpy(found.accepted))
-
-    exact = judged(1.0, 1.0)
+    exact = judged(backend, rooms, [1.0, 1.0])
     assert exact.accepted.all()
     assert float(exact.damping) < 1.0
-    poor = judged(0.0, 0.0)
+    poor = judged(backend, rooms, [0.0, 0.0])
     assert poor.accepted.all()
     assert float(poor.damping) > 1.0
-    np.testing.assert_array_equal(judged(1.0, -4.0).accepted, [True, False])
-    np.testing.assert_array_equal(judged(1.0, np.nan).accepted, [True, False])
-    unsolved = judged(1.0, 1.0, solved=False)
+    np.testing.assert_array_equal(judged(backend, rooms, [1.0, -4.0]).accepted, [True, False])
+    np.testing.assert_array_equal(judged(backend, rooms, [1.0, np.nan]).accepted, [True, False])
+    unsolved = judged(backend, rooms, [1.0, 1.0], solved=False)
     assert not unsolved.accepted.any()
     assert float(unsolved.damping) > float(poor.damping)
+    # Moves that the radius shortened are not damping's.
+    far = judged(backend, rooms, [1.0, 0.0], shortened=[False, True])
+    assert float(far.damping) == float(exact.damping)
+    assert float(judged(backend, rooms, [0.0, 0.0], shortened=[True, True]).damping) == 1.0
+
+
+def test_the_radius_follows_the_model(backend: Any, rooms: Any) -> None:
+    def radius(after: list[float], shortened: list[bool], solved: bool = True) -> Any:
+        return judged(backend, rooms, after, solved, shortened).radius
+
+    # It widens where the model holds and the radius was reached, and nowhere else.
+    np.testing.assert_array_equal(radius([1.0, 1.0], [True, False]), [2.0, 1.0])
+    # The sizes of the terms are 2 + 1: a shortfall of 1 is a third, and one of 3 is everything.
+    np.testing.assert_array_equal(radius([0.0, 0.0], [True, False]), [1.0, 1.0])
+    np.testing.assert_array_equal(radius([-2.0, np.nan], [True, False]), [0.25, 0.25])
+    # More than was foretold is no reason to go back, nor to go further.
+    np.testing.assert_array_equal(radius([9.0, 9.0], [True, False]), [1.0, 1.0])
+    np.testing.assert_array_equal(radius([1.0, -4.0], [True, True], solved=False), [1.0, 1.0])
+
+
+def test_a_density_that_rose_is_no_reason_to_take_a_move(backend: Any, rooms: Any) -> None:
+    """A long step down an exponential slope: nearly nothing of what was foretold, and yet more."""
+    moves, lengths = backend.array([[1.0]]), backend.array([1.0])
+    proposal = rooms.damping.Proposal(moves, lengths, backend.array(np.array([False])))
+    given = (1.0, backend.array([1.0]), True)
+    if backend.name == "numpyro":
+        given = tuple(backend.array(each) for each in given)
+    gain, before, after = (backend.array([each]) for each in (1000.0, 0.0, 30.0))
+    assert not backend.numpy(rooms.damping.judge(gain, proposal, before, after, *given).accepted)
 
 
 def test_moves_stay_within_the_radius(backend: Any, rooms: Any) -> None:
     moves, scale = np.array([[3.0, 4.0], [0.03, 0.04], [0.0, 0.0]]), np.array([1.0, 4.0])
-    given = backend.array(moves), backend.array(scale)
-    found = backend.numpy(rooms.damping.within_radius(*given, 1.0))
-    np.testing.assert_allclose(found[1:], moves[1:])
-    np.testing.assert_allclose((found[0] ** 2 * scale).mean(), 1.0)
-    np.testing.assert_array_equal(rooms.damping.within_radius(*given, None), moves)
+    lengths = np.sqrt((moves**2 * scale).mean(1))
+    given = backend.array(moves), backend.array(2.0 * lengths**2)
+    found = rooms.damping.within_radius(*given, backend.array([0.5, 1.0, 1.0]))
+    shorter = backend.numpy(found.moves)
+    np.testing.assert_allclose(shorter[1:], moves[1:])
+    np.testing.assert_allclose(shorter[0], moves[0] * 0.5 / lengths[0])
+    np.testing.assert_allclose(backend.numpy(found.lengths), [0.5, *lengths[1:]])
+    np.testing.assert_array_equal(found.shortened, [True, False, False])
+    np.testing.assert_array_equal(rooms.damping.within_radius(*given, None).moves, moves)
 
 
 # -- the engine -------------------------------------------------------------------------------
@@ -431,7 +472,7 @@ def test_particles_repel_without_a_score(backend: Any, rooms: Any) -> None:
 
 
 def test_a_step_is_the_reference_on_a_network(backend: Any) -> None:
-    damping = LevenbergMarquardt(0.5, adapt=False)
+    damping = LevenbergMarquardt(0.5, adapt=False, trust_radius=None)
     run = svn(backend, step_size=1.0, damping=damping, start=Z)
     assert run.engine.plan.solver in ("dense", "dual")
     scores = run.score(Z)
@@ -534,6 +575,53 @@ def test_damping_falls_with_reduced_variance_too(backend: Any, reduced: bool) ->
     given = arguments(backend, 4)
     run = Run(backend, "SVN", regression, args=given, num_particles=10, estimator=estimator)
     assert run.run(30).info("damping")[-1] < 0.1
+
+
+@functools.cache
+def scale_of(name: str) -> Any:
+    """A standard deviation of 50 rows."""
+    backend = backend_of(name)
+
+    def scale(y: Any) -> None:
+        s = backend.host.sample("s", backend.dist.LogNormal(0.0, 2.0))
+        with backend.host.plate("N", 50):
+            backend.host.sample("y", backend.dist.Normal(0.0, s), obs=y)
+
+    return scale
+
+
+@pytest.mark.parametrize("times", [0.05, 20.0])
+def test_a_scale_that_starts_far_off_comes_back(backend: Any, times: float) -> None:
+    y = np.random.default_rng(7).normal(size=50)
+    grid = np.linspace(-2.0, 2.0, 4001)
+    log = -50.0 * grid - 0.5 * (y**2).sum() * np.exp(-2.0 * grid) - grid**2 / 8.0
+    weights = np.exp(log - log.max()) / np.exp(log - log.max()).sum()
+    mean = weights @ grid
+    spread = np.sqrt(weights @ (grid - mean) ** 2)
+    start = np.log(times) + np.linspace(-0.5, 0.5, 10)[:, None]
+    model, given = scale_of(backend.name), (backend.array(y),)
+    run = Run(backend, "SVN", model, args=given, num_particles=10, start=start)
+    for _ in range(40):
+        run.step()
+        # No step goes beyond the other end of what the model was begun at.
+        assert np.abs(run.particles).max() <= np.abs(start).max() + 3.0 * spread
+    found = run.particles[:, 0]
+    assert abs(found.mean() - mean) < 0.5 * spread
+    assert 0.5 * spread < found.std() < 1.5 * spread
+
+
+def test_the_forecast_knows_the_temperature(backend: Any) -> None:
+    """The quadratic model is exact for a linear one, at any temperature of the likelihood."""
+    host, dist, xp = backend.host, backend.dist, backend.xp
+
+    def regression(x: Any, y: Any) -> None:
+        w = host.sample("w", dist.Normal(xp.zeros(2), 1.0).to_event(1))
+        with host.plate("N", 12):
+            host.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+    given = arguments(backend)
+    run = Run(backend, "SVN", regression, args=given, num_particles=4, likelihood_temperature=0.1)
+    assert run.run(5).info("disagreement").max() < 1e-6
 
 
 def test_a_start_that_is_far_off(backend: Any) -> None:
