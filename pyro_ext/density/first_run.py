@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from ppl_ext.density import check_observations
 from ppl_ext.discrete import check_plated, infinite_support_error, joint_values_error
 from ppl_ext.errors import ModelCheckError
 from pyro_ext.density.enumeration import is_enumerated
+from pyro_ext.density.failed_factors import FailedFactors
 from pyro_ext.density.handlers import (
     DiscoveryHandler,
     SubsampleControl,
@@ -239,7 +240,7 @@ def run_once(
     """
     before = _contents(model, args, kwargs) if validate else {}
     with (
-        nullcontext() if validate else without_host_checks(),
+        FailedFactors() if validate else without_host_checks(),
         global_generator(seed),
         torch.no_grad(),
         running(parameters, indices) as control,

@@ -34,6 +34,7 @@ from ppl_ext.discrete import STANDS_IN, check_places, support_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.process import handling, swapping
 from pyro_ext.density.enumeration import Factor, factor_of, is_enumerated, log_marginal, values_of
+from pyro_ext.density.failed_factors import FailedFactors
 from pyro_ext.density.layout import Indices
 
 #: Entries of a latent site from which on its prior's gradient is worth adding in place.
@@ -557,12 +558,15 @@ def running(state: Any, indices: Indices | None) -> Iterator[SubsampleControl]:
 @swapping
 @contextmanager
 def without_host_checks() -> Iterator[None]:
-    """Switch off the hosts' checks that read values back to Python."""
-    with pyro.settings.context(
-        validate_poutine=False,
-        validate_infer=False,
-        validate_distributions_pyro=False,
-        validate_distributions_torch=False,
+    """Switch off the hosts' checks that read values back to Python, of linear algebra too."""
+    with (
+        pyro.settings.context(
+            validate_poutine=False,
+            validate_infer=False,
+            validate_distributions_pyro=False,
+            validate_distributions_torch=False,
+        ),
+        FailedFactors(),
     ):
         yield
 
