@@ -542,6 +542,53 @@ def _plain_safe_log() -> Iterator[None]:
         del _SafeLog.apply
 
 
+#: How the host's name ends of the latent site of ``sample(..., obs_mask=)``.
+UNOBSERVED = "_unobserved"
+
+
+class _WithoutMask(Messenger):
+    """Takes off one mask that the handlers inside have put on a site.
+
+    Parameters
+    ----------
+    name : str
+        The site. What the host's reparameterisations make of it has a name that begins so.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"].startswith(self.name):
+            msg["mask"] = None
+
+
+_masked_observe = pyro.primitives._masked_observe
+
+
+def _observe_some(name: str, *args: Any, **kwargs: Any) -> Tensor:
+    with _WithoutMask(f"{name}{UNOBSERVED}"):
+        observed: Tensor = _masked_observe(name, *args, **kwargs)
+    return observed
+
+
+@contextmanager
+def _missing_rows() -> Iterator[None]:
+    """Context in which all rows of what ``obs_mask`` leaves out have their density.
+
+    Pyro makes two sites of ``sample(..., obs_mask=mask)``, and masks each where the other counts.
+    The latent one is then flat at the rows that are seen, where nothing uses it, and the posterior
+    improper. With its own density there it integrates to one, which leaves all else as it is.
+    """
+    before = pyro.primitives._masked_observe
+    pyro.primitives._masked_observe = _observe_some
+    try:
+        yield
+    finally:
+        pyro.primitives._masked_observe = before
+
+
 @swapping
 @contextmanager
 def running(state: Any, indices: Indices | None) -> Iterator[SubsampleControl]:
@@ -550,6 +597,7 @@ def running(state: Any, indices: Indices | None) -> Iterator[SubsampleControl]:
         handling(_PYRO_STACK),
         isolated_parameters(state),
         _plain_safe_log(),
+        _missing_rows(),
         SubsampleControl(indices) as control,
     ):
         yield control
