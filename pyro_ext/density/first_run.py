@@ -33,14 +33,13 @@ from pyro_ext.density.handlers import (
     DiscoveryHandler,
     SubsampleControl,
     global_generator,
+    is_angle,
     plate_frames,
     plate_shape_error,
     running,
     without_host_checks,
 )
 from pyro_ext.density.layout import DataPlate, Layout, with_own_containers
-
-_CIRCULAR = ("VonMises",)
 
 
 @dataclass(frozen=True)
@@ -115,11 +114,12 @@ class CheckHandler(DiscoveryHandler):
                 "a distribution with a density; use pyro.deterministic for a value that is "
                 "computed from other sites."
             )
-        if type(fn).__name__ in _CIRCULAR:
+        if is_angle(fn):
             warnings.warn(
-                f"Continuous inference poorly handles circular sample site '{name}': its density "
-                "is periodic, so that the posterior on the real line is improper. Consider "
-                f"poutine.reparam(config={{'{name}': CircularReparam()}}).",
+                f"Continuous inference poorly handles circular sample site '{name}': it is cut at "
+                "-pi and pi, so that a posterior around there has two modes. Consider measuring "
+                "the angle from a direction near the data. Take draws from the engine: a host's "
+                "guide knows nothing of the cut.",
                 UserWarning,
                 stacklevel=2,
             )

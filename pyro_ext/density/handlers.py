@@ -8,6 +8,7 @@ transform at run time from the site's own support, and collect the parts of the 
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,15 @@ from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.subsample_messenger import SubsampleMessenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.distributions import Distribution, Independent, Normal, biject_to
+from torch.distributions import (
+    Distribution,
+    Independent,
+    Normal,
+    biject_to,
+    constraints,
+    transform_to,
+)
+from torch.distributions.constraints import MixtureSameFamilyConstraint
 from torch.distributions.transforms import ComposeTransform, IndependentTransform, Transform
 
 from ppl_ext.density import check_subsample_size
@@ -128,8 +137,53 @@ def without_validation(fn: Any) -> Any:
     return fn
 
 
+class _OneTurn(Transform):
+    """Leaves angles in (-pi, pi) as they are; takes others there on the way back."""
+
+    domain = codomain = constraints.real
+    bijective = True
+
+    def _call(self, x: Tensor) -> Tensor:
+        return x
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return torch.remainder(y + math.pi, 2.0 * math.pi) - math.pi
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+
+#: Distributions of angles, whose support Pyro writes as the real line.
+ANGLES = ("VonMises", "SineBivariateVonMises")
+
+
+def is_angle(fn: Any) -> bool:
+    """Whether a distribution is one of angles: its density repeats itself after each turn."""
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return type(fn).__name__ in ANGLES
+
+
+@biject_to.register(MixtureSameFamilyConstraint)
+@transform_to.register(MixtureSameFamilyConstraint)
+def _of_components(constraint: MixtureSameFamilyConstraint) -> Transform:
+    """The bijection of all components of a mixture.
+
+    Raises
+    ------
+    NotImplementedError
+        Components have supports of their own, such as intervals.
+    """
+    base = constraint.base_constraint
+    if any(isinstance(each, Tensor) and each.dim() for each in vars(base).values()):
+        raise NotImplementedError
+    return biject_to(base)
+
+
 def transform_to_support(site: Mapping[str, Any]) -> Transform:
     """The bijection from unconstrained space to the support that ``site`` has now.
+
+    An angle is in (-pi, pi), as in NumPyro: on the line its density has no integral.
 
     Raises
     ------
@@ -138,7 +192,11 @@ def transform_to_support(site: Mapping[str, Any]) -> Transform:
     """
     try:
         with helpful_support_errors(site):
-            return biject_to(site["fn"].support)
+            transform = biject_to(site["fn"].support)
+        if not is_angle(site["fn"]):
+            return transform
+        turn = ComposeTransform([biject_to(constraints.interval(-math.pi, math.pi)), _OneTurn()])
+        return IndependentTransform(turn, transform.domain.event_dim)
     except ValueError as error:
         raise ModelCheckError(str(error)) from None
     except NotImplementedError as error:
