@@ -206,24 +206,24 @@ BEFORE = "_PREV_"
 
 def value_of(trace: Trace, name: str) -> Array:
     """A site's value; of one in a ``scan`` with discrete sites that of all steps."""
+    return _of_all_steps(trace, name, lambda site: site["value"])
+
+
+def position_of(trace: Trace, name: str) -> Array:
+    """The same in unconstrained space. Bounds may differ from step to step."""
+    return _of_all_steps(trace, name, lambda site: transform_of(site).inv(site["value"]))
+
+
+def _of_all_steps(trace: Trace, name: str, of: Callable[[Site], Array]) -> Array:
     before = _steps_before(trace, name)
     if not before:
-        value: Array = trace[name]["value"]
-        return value
-    first = jnp.stack([trace[each]["value"] for each in before])
+        return of(trace[name])
+    first = jnp.stack([of(trace[each]) for each in before])
     if name not in trace:
         return first
-    # Later steps have dimensions of discrete sites besides, of size one.
-    return jnp.concatenate([first, trace[name]["value"].reshape(-1, *first.shape[1:])])
-
-
-def site_of(trace: Trace, name: str) -> Site:
-    """A site's trace entry; of one in a short ``scan`` with discrete sites that of its first step.
-
-    Of such a scan NumPyro writes the first steps one by one: where there are no more, no entry has
-    the site's own name.
-    """
-    return trace[name] if name in trace else trace[_steps_before(trace, name)[0]]
+    # NumPyro writes the first steps of such a scan one by one, all of them where it is short. Later
+    # steps have dimensions of discrete sites besides, of size one.
+    return jnp.concatenate([first, of(trace[name]).reshape(-1, *first.shape[1:])])
 
 
 def _steps_before(trace: Trace, name: str) -> list[str]:

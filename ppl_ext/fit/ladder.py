@@ -126,6 +126,7 @@ def climb(
     stages: list[Stage] = []
 
     stage = partial(staged, stages, meter)
+    problems = _with_other_forms(problems)
     problem, start = problems[0], None
     if problem.dim <= MOST_SEARCHED:
         with stage("start") as notes:
@@ -231,7 +232,19 @@ def _chained(figures: Convergence, window: Window, problem: Problem) -> policy.C
         float(window.jumped.mean()),
         figures.is_adrift,
         site(int(worst)),
+        has_other_form=site(int(worst)) in problem.other_forms,
     )
+
+
+def _with_other_forms(problems: Sequence[Problem]) -> list[Problem]:
+    """The ways to write a program, the first of which knows what the others write otherwise."""
+    written, *others = problems
+    names = [
+        name
+        for name in written.coordinates
+        if any(name not in other.coordinates for other in others)
+    ]
+    return [replace(written, other_forms=tuple(names)), *others]
 
 
 def _best(

@@ -189,6 +189,8 @@ class Problem:
         minibatches and many dimensions. None where no engine can.
     maps : tuple of callable, optional
         From positions (P, D) to the values of the sites that are evaluated, and back.
+    other_forms : tuple of str
+        Sites that another way to write the program has in another form, such as non-centred.
     """
 
     name: str
@@ -209,6 +211,7 @@ class Problem:
     parts: Callable[[], Sequence[Evaluate]] = tuple
     approximate: Approximate | None = None
     maps: Maps | None = None
+    other_forms: tuple[str, ...] = ()
 
     @property
     def is_whole(self) -> bool:

@@ -26,6 +26,7 @@ from ppl_ext.check.stein import stein_identities
 from ppl_ext.check.touched import untouched
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
+from ppl_ext.fit.ladder import _with_other_forms
 from ppl_ext.fit.problem import Problem
 from ppl_ext.fit.verdict import SiteFigures, Verdict
 from ppl_ext.start.search import InPieces
@@ -401,3 +402,11 @@ def test_sources_of_every_kind(backend: Any) -> None:
     assert ("E-BFMI" in str(found["MCMC"])) is not backend.is_pyro
     # The right Normal: nothing speaks against it.
     assert found["GSM"].level == "approximate", str(found["GSM"])
+
+
+def test_sites_that_another_way_to_write_a_program_has_otherwise() -> None:
+    written = program().written
+    moved = program(name="non-centred", coordinates={"x_decentered": slice(0, DIM)}).written
+    first, second = _with_other_forms([written, moved])
+    assert first.other_forms == ("x",) and second.other_forms == ()
+    assert _with_other_forms([written])[0].other_forms == ()
