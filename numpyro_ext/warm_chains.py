@@ -14,6 +14,7 @@ from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.reparam import NeuTraReparam
 
 from numpyro_ext.density import LogDensity
+from numpyro_ext.density.handlers import UNOBSERVED, with_missing_rows
 from numpyro_ext.draws import check_key
 from numpyro_ext.fit import seed_of, ways_of
 from numpyro_ext.guides.flat_density import check_has_flat_density, check_same_layout
@@ -87,8 +88,9 @@ def warm_chains(
     covariance = jnp.asarray(warm.covariance_of(start), target.dtype)
     # Blocks are in the order of the names in their key; by themselves names would be sorted.
     names = target.layout.names
+    missing = any(name.endswith(UNOBSERVED) for name in names)
     kernel = NUTS(
-        target.model,
+        with_missing_rows(target.model) if missing else target.model,
         inverse_mass_matrix={names: covariance},
         dense_mass=[names] if covariance.ndim == 2 else [],
         adapt_mass_matrix=False,

@@ -71,19 +71,32 @@ def fisher_root(
     return _monte_carlo_root(output, tangents, rng_key, draws)
 
 
-def _monte_carlo_root(output: Output, tangents: Parameters, rng_key: Array, draws: int) -> Array:
-    """1/S sum of score score^T at S values drawn from the distribution; positive semidefinite."""
-    moving = {
+def drawn_values(output: Output, rng_key: Array, draws: int) -> Array:
+    """Values drawn from a site's distribution, shape (draws, ...).
+
+    Raises
+    ------
+    ArgumentError
+        It is not built from its parameters, or not drawn from.
+    """
+    try:
+        built = _FISHER.rebuilt(output, _moving(output))
+        return jax.lax.stop_gradient(built.sample(rng_key, (draws,)))
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise _FISHER.cannot_draw(output, error) from error
+
+
+def _moving(output: Output) -> Parameters:
+    return {
         name: value
         for name, value in output.parameters.items()
         if jnp.issubdtype(value.dtype, jnp.floating)
     }
 
-    try:
-        built = _FISHER.rebuilt(output, moving)
-        values = jax.lax.stop_gradient(built.sample(rng_key, (draws,)))
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise _FISHER.cannot_draw(output, error) from error
+
+def _monte_carlo_root(output: Output, tangents: Parameters, rng_key: Array, draws: int) -> Array:
+    """1/S sum of score score^T at S values drawn from the distribution; positive semidefinite."""
+    moving, values = _moving(output), drawn_values(output, rng_key, draws)
 
     def root(value: Array) -> Array:
         # The elements are independent: the gradient of the sum is that of each.
@@ -99,4 +112,12 @@ def _monte_carlo_root(output: Output, tangents: Parameters, rng_key: Array, draw
     return jnp.moveaxis(jax.vmap(root)(values), 0, -1) / math.sqrt(draws)
 
 
-__all__ = ["Parameters", "Root", "fisher_root", "needs_draws", "register_output_fisher", "root_for"]
+__all__ = [
+    "Parameters",
+    "Root",
+    "drawn_values",
+    "fisher_root",
+    "needs_draws",
+    "register_output_fisher",
+    "root_for",
+]

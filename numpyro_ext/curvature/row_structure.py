@@ -247,6 +247,7 @@ def _is_side_by_side(together: Output, alone: Output) -> bool:
         return one.shape == other.shape and bool(np.abs(one - other).max() <= tolerance * size)
 
     return all(
-        agree(np.asarray(alone.parameters[name]), np.asarray(value))
+        # Some parameters are flags.
+        agree(np.asarray(alone.parameters[name], float), np.asarray(value, float))
         for name, value in together.parameters.items()
     )

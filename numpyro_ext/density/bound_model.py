@@ -19,12 +19,10 @@ from numpyro_ext.density.handlers import (
     PlateControl,
     Trace,
     belongs_to_prior,
+    position_of,
     run_trace,
     site_log_prob,
-    site_of,
-    transform_of,
     unconstraining,
-    value_of,
 )
 from numpyro_ext.density.layout import Data, Indices, Layout
 from ppl_ext.bound_model import BoundModelShell
@@ -124,10 +122,7 @@ class BoundModel(BoundModelShell[Array]):
         ArgumentError
             A site has another shape.
         """
-        sites = {
-            name: transform_of(site_of(trace, name)).inv(value_of(trace, name))
-            for name in self.layout.names
-        }
+        sites = {name: position_of(trace, name) for name in self.layout.names}
         for name, value in sites.items():
             if jnp.shape(value) != self.layout.shapes[name]:
                 raise ArgumentError(

@@ -10,8 +10,9 @@ plate scales, masks and ``handlers.scale`` apply to it exactly as they do in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -205,24 +206,24 @@ BEFORE = "_PREV_"
 
 def value_of(trace: Trace, name: str) -> Array:
     """A site's value; of one in a ``scan`` with discrete sites that of all steps."""
+    return _of_all_steps(trace, name, lambda site: site["value"])
+
+
+def position_of(trace: Trace, name: str) -> Array:
+    """The same in unconstrained space. Bounds may differ from step to step."""
+    return _of_all_steps(trace, name, lambda site: transform_of(site).inv(site["value"]))
+
+
+def _of_all_steps(trace: Trace, name: str, of: Callable[[Site], Array]) -> Array:
     before = _steps_before(trace, name)
     if not before:
-        value: Array = trace[name]["value"]
-        return value
-    first = jnp.stack([trace[each]["value"] for each in before])
+        return of(trace[name])
+    first = jnp.stack([of(trace[each]) for each in before])
     if name not in trace:
         return first
-    # Later steps have dimensions of discrete sites besides, of size one.
-    return jnp.concatenate([first, trace[name]["value"].reshape(-1, *first.shape[1:])])
-
-
-def site_of(trace: Trace, name: str) -> Site:
-    """A site's trace entry; of one in a short ``scan`` with discrete sites that of its first step.
-
-    Of such a scan NumPyro writes the first steps one by one: where there are no more, no entry has
-    the site's own name.
-    """
-    return trace[name] if name in trace else trace[_steps_before(trace, name)[0]]
+    # NumPyro writes the first steps of such a scan one by one, all of them where it is short. Later
+    # steps have dimensions of discrete sites besides, of size one.
+    return jnp.concatenate([first, of(trace[name]).reshape(-1, *first.shape[1:])])
 
 
 def _steps_before(trace: Trace, name: str) -> list[str]:
@@ -379,6 +380,69 @@ def run_trace(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
         return handlers.trace(model).get_trace(*args, **kwargs)
 
 
-def handling() -> AbstractContextManager[None]:
+#: How the host's name ends of the latent site of ``sample(..., obs_mask=)``.
+UNOBSERVED = "_unobserved"
+
+
+class _WithoutMask(Messenger):
+    """Takes off one mask that the handlers inside have put on a site.
+
+    Parameters
+    ----------
+    name : str
+        The site. What the host's reparameterisations make of it has a name that begins so.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(None)
+
+    def process_message(self, msg: Site) -> None:
+        """Take the outermost mask off."""
+        if msg["type"] == "sample" and msg["name"].startswith(self.name):
+            msg["fn"] = msg["fn"].base_dist
+
+
+_masked_observe = numpyro.primitives._masked_observe
+
+
+def _observe_some(name: str, *args: Any, **kwargs: Any) -> Array:
+    with _WithoutMask(f"{name}{UNOBSERVED}"):
+        observed: Array = _masked_observe(name, *args, **kwargs)
+    return observed
+
+
+@contextmanager
+def _missing_rows() -> Iterator[None]:
+    """Context in which all rows of what ``obs_mask`` leaves out have their density.
+
+    NumPyro makes two sites of ``sample(..., obs_mask=mask)``, and masks each where the other
+    counts. The latent one is then flat at the rows that are seen, where nothing uses it, and the
+    posterior improper. With its own density there it integrates to one, which leaves all else as
+    it is.
+    """
+    before = numpyro.primitives._masked_observe
+    numpyro.primitives._masked_observe = _observe_some
+    try:
+        yield
+    finally:
+        numpyro.primitives._masked_observe = before
+
+
+@process.swapping
+@contextmanager
+def handling() -> Iterator[None]:
     """Context in which no other thread's model is run under handlers, and none is left behind."""
-    return process.handling(_PYRO_STACK)
+    with process.handling(_PYRO_STACK), _missing_rows():
+        yield
+
+
+def with_missing_rows(model: Callable[..., Any]) -> Callable[..., Any]:
+    """``model`` for the host to run, with the density of :func:`_missing_rows`."""
+
+    @functools.wraps(model)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with handling():
+            return model(*args, **kwargs)
+
+    return run

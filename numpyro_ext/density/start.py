@@ -107,7 +107,7 @@ class StartingPositions:
         return jax.device_put(np.stack(found).astype(self._bound.dtype))
 
     def check(self, rng_key: Array, data: Data, judge: Callable[[Attempt], None]) -> None:
-        """See that there is a finite position; every attempt is shown to ``judge``.
+        """See that there is a finite position; the last attempt of many is shown to ``judge``.
 
         Raises
         ------
@@ -151,11 +151,14 @@ class StartingPositions:
             self._programs[kind] = Program(attempt, rarely=True)
         for _ in range(TRIES):
             found: Attempt = self._programs[kind](bits, data)
-            if judge is not None:
-                judge(found)
-            if found.finite:
+            # Distributions may have parameters that are not valid at some values of the latents.
+            if found.finite and found.valid:
                 return np.asarray(found.position)
             bits = found.rng_key
+        if judge is not None:
+            judge(found)
+        if found.finite:
+            return np.asarray(found.position)
         raise self._nowhere_finite(found.position, data)
 
     def _traced(self, keys: Array, data: Data) -> Float[Array, "P D"]:

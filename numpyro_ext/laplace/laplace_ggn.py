@@ -230,8 +230,9 @@ class _Posterior(PosteriorShell):
         prior = ConditionalPrior(target, data, coordinates, options)
         structure = row_structure(target, position, data, target.first_rows())
         likelihood = LikelihoodCurvature(target, coordinates, options, structure)
+        drawn = likelihood.drawn_sites(position, data)
         if hyperparameters:
-            check_known_fisher(likelihood.drawn_sites(position, data))
+            check_known_fisher(drawn)
 
         def draws(precision: Precision, mode: Array, key: Array, number: int) -> Array:
             noise = standard_normal(key, (number, len(coordinates)), mode.dtype)

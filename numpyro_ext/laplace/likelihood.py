@@ -12,7 +12,7 @@ from jax import Array, lax, random
 from jaxtyping import Float
 
 from numpyro_ext.curvature import Curvature, jacobian_rows
-from numpyro_ext.curvature.fisher import needs_draws
+from numpyro_ext.curvature.fisher import drawn_values, needs_draws
 from numpyro_ext.curvature.kronecker import kronecker_factors
 from numpyro_ext.density import Data
 from numpyro_ext.density.batches import place, scan_over_batches
@@ -24,11 +24,24 @@ from ppl_ext.laplace.likelihood import LikelihoodShell
 
 class LikelihoodCurvature(LikelihoodShell):
     def drawn_sites(self, position: Float[Array, " D"], data: Data) -> list[str]:
-        """Observed sites whose Fisher information is estimated by drawing observations."""
-        found = jax.eval_shape(
-            self.target.outputs, position, data.on_device(), self.target.first_rows()
-        )
-        return [name for name, output in found.items() if needs_draws(output)]
+        """Observed sites whose Fisher information is estimated by drawing observations.
+
+        Raises
+        ------
+        ArgumentError
+            A site's distribution is not drawn from.
+        """
+        drawn: list[str] = []
+
+        def look(position: Array, data: Data) -> None:
+            outputs = self.target.outputs(position, data, self.target.first_rows())
+            for name, output in outputs.items():
+                if needs_draws(output):
+                    drawn_values(output, random.key(0), 1)
+                    drawn.append(name)
+
+        jax.eval_shape(look, position, data.on_device())
+        return drawn
 
     def at(self, position: Float[Array, " D"], data: Data, rng_key: Array) -> Curvature:
         """The matrix at a position (D,), of one position.

@@ -303,6 +303,7 @@ def _chained(figures: Convergence, window: Window, problem: Problem) -> policy.C
         float(window.jumped.mean()),
         figures.is_adrift,
         site(int(worst)),
+        has_other_form=site(int(worst)) in problem.other_forms,
     )
 
 
@@ -316,19 +317,24 @@ def _best(
     """The way to write a program whose Normal has the highest bound on the evidence.
 
     Those that fail, or are another program, are ``dropped``, with the reason: the program as it is
-    written can do without them.
+    written can do without them. The program as it is written knows which sites have another form.
     """
     problem, start = written, _start_of(written, generator, meter)
+    other_forms: list[str] = []
     try:
         for other in others:
             of_other = _start_of(other, generator, meter)
             if told := _difference(written, other, of_other.modes[0], meter):
                 dropped.append(f"Not fitted {other.name}: {told}.")
-            elif of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER:
+                continue
+            other_forms.extend(other.latents)
+            if of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER:
                 problem, start = other, of_other
     except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the fit.
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         dropped.append(f"Not fitted with sites of latent scale non-centred, which failed: {reason}")
+    if problem is written:
+        problem = replace(written, other_forms=tuple(other_forms))
     return problem, start
 
 

@@ -104,7 +104,8 @@ class Chained:
     ``jumped`` is the acceptance of jumps, ``deviation_error`` the standard error of the least
     certain standard deviation as a share of it, of sites as written or of their coordinates,
     whichever is known better, ``heavy`` the sites whose tails are too heavy for one, ``endless``
-    those whose draws come near the largest numbers there are.
+    those whose draws come near the largest numbers there are. ``has_other_form`` tells whether the
+    worst site may be written non-centred and is not.
     """
 
     r_hat: float
@@ -118,6 +119,7 @@ class Chained:
     is_adrift: bool
     worst_site: str
     endless: tuple[str, ...] = ()
+    has_other_form: bool = False
 
 
 @dataclass(frozen=True)
@@ -382,9 +384,10 @@ def _of_chains(found: Chained, target_ess: float) -> list[str]:
             "posterior may be unbounded there: look for a prior that is missing or improper."
         )
     if not found.r_hat < R_HAT:
+        other = f", or write '{found.worst_site}' non-centred" if found.has_other_form else ""
         reasons.append(
             f"Chains disagree: R-hat {found.r_hat:.3f}, expected below {R_HAT}. Give a larger "
-            f"budget, or write '{found.worst_site}' another way, such as non-centred."
+            f"budget{other}."
         )
     if found.ess_bulk < target_ess or found.ess_tail < TAIL_SHARE * target_ess:
         reasons.append(

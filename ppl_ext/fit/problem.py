@@ -191,6 +191,8 @@ class Problem:
         From positions (P, D) to the values of the sites that are evaluated, and back.
     latents : mapping of str to str
         By site that is non-centred, the latent site that stands for it.
+    other_forms : tuple of str
+        Sites that another way to write the program has in another form, such as non-centred.
     """
 
     name: str
@@ -212,6 +214,7 @@ class Problem:
     approximate: Approximate | None = None
     maps: Maps | None = None
     latents: Mapping[str, str] = field(default_factory=dict)
+    other_forms: tuple[str, ...] = ()
 
     @property
     def is_whole(self) -> bool:

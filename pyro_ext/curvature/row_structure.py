@@ -281,4 +281,8 @@ def _is_side_by_side(together: Output, alone: _Alone) -> bool:
         size = 1.0 + other.abs().max()
         return one.shape == other.shape and bool((one - other).abs().max() <= tolerance * size)
 
-    return all(agree(alone.parameters[name], value) for name, value in together.parameters.items())
+    # Some parameters are flags.
+    return all(
+        agree(alone.parameters[name].double(), value.double())
+        for name, value in together.parameters.items()
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,18 +28,18 @@ from ppl_ext.density import check_observations
 from ppl_ext.discrete import check_plated, infinite_support_error, joint_values_error
 from ppl_ext.errors import ModelCheckError
 from pyro_ext.density.enumeration import is_enumerated
+from pyro_ext.density.failed_factors import FailedFactors
 from pyro_ext.density.handlers import (
     DiscoveryHandler,
     SubsampleControl,
     global_generator,
+    is_angle,
     plate_frames,
     plate_shape_error,
     running,
     without_host_checks,
 )
 from pyro_ext.density.layout import DataPlate, Layout, with_own_containers
-
-_CIRCULAR = ("VonMises",)
 
 
 @dataclass(frozen=True)
@@ -114,11 +114,12 @@ class CheckHandler(DiscoveryHandler):
                 "a distribution with a density; use pyro.deterministic for a value that is "
                 "computed from other sites."
             )
-        if type(fn).__name__ in _CIRCULAR:
+        if is_angle(fn):
             warnings.warn(
-                f"Continuous inference poorly handles circular sample site '{name}': its density "
-                "is periodic, so that the posterior on the real line is improper. Consider "
-                f"poutine.reparam(config={{'{name}': CircularReparam()}}).",
+                f"Continuous inference poorly handles circular sample site '{name}': it is cut at "
+                "-pi and pi, so that a posterior around there has two modes. Consider measuring "
+                "the angle from a direction near the data. Take draws from the engine: a host's "
+                "guide knows nothing of the cut.",
                 UserWarning,
                 stacklevel=2,
             )
@@ -239,7 +240,7 @@ def run_once(
     """
     before = _contents(model, args, kwargs) if validate else {}
     with (
-        nullcontext() if validate else without_host_checks(),
+        FailedFactors() if validate else without_host_checks(),
         global_generator(seed),
         torch.no_grad(),
         running(parameters, indices) as control,

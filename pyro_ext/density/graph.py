@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -28,6 +28,7 @@ from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from ppl_ext.process import swapped
 from pyro_ext.density.handlers import without_host_checks
 from pyro_ext.density.numpy_graph import numpy_replay
+from pyro_ext.density.own_buffers import OwnBuffers
 from pyro_ext.density.reuse import write_over
 from pyro_ext.density.short_functions import ShortFunctions
 from pyro_ext.density.shortened import Shortened
@@ -167,6 +168,8 @@ class BatchedFunction:
         self._told_many = False
         self._untold: list[str] = []
         self._succeeded = False
+        # Whether the model writes into tensors that it makes: see OwnBuffers.
+        self._writes = False
 
     def retrace(self) -> None:
         """Forget the traced graphs, for example after changing a tensor the model closes over."""
@@ -213,7 +216,8 @@ class BatchedFunction:
                 except (ModelCheckError, ArgumentError):
                     raise
                 except _LIFT_FAILURES as error:
-                    self._fall_back("graph" if self.mode == "inductor" else "handlers", error)
+                    if not self._found_writes(error):
+                        self._fall_back("graph" if self.mode == "inductor" else "handlers", error)
                     return self._evaluated(z, arguments, in_dims)
                 else:
                     self._keep(key, graph, inputs)
@@ -224,6 +228,8 @@ class BatchedFunction:
                 except (ModelCheckError, ArgumentError):
                     raise
                 except _LIFT_FAILURES as error:
+                    if self._found_writes(error):
+                        return self._evaluated(z, arguments, in_dims)
                     self._fall_back("loop", error)
             try:
                 return self._loop(z, arguments, in_dims)
@@ -266,9 +272,20 @@ class BatchedFunction:
         self.mode = mode
         self._graphs.clear()
 
+    def _found_writes(self, error: Exception) -> bool:
+        """Whether vectorising failed, for the first time, for a write into a tensor of all."""
+        first = not self._writes and "inplace arithmetic" in str(error)
+        self._writes |= first
+        return first
+
+    def _one(self, z: Tensor, arguments: Any) -> Any:
+        """The function of one position inside of ``vmap``."""
+        with OwnBuffers(z) if self._writes else nullcontext():
+            return self.single(z, arguments)
+
     def _through_handlers(self, z: Tensor, arguments: Any, in_dims: Any) -> Any:
         with without_host_checks(), _without_batching_rule_warnings():
-            return torch.func.vmap(self.single, in_dims=(0, in_dims))(z, arguments)
+            return torch.func.vmap(self._one, in_dims=(0, in_dims))(z, arguments)
 
     def _loop(self, z: Tensor, arguments: Any, in_dims: Any) -> Any:
         with without_host_checks():
@@ -294,7 +311,7 @@ class BatchedFunction:
 
     def _traced(self, z: Tensor, inputs: Inputs, in_dims: Any) -> Callable[..., Any]:
         def batched(z: Tensor, *tensors: Tensor) -> Any:
-            return torch.func.vmap(self.single, in_dims=(0, in_dims))(z, inputs.rebuild(tensors))
+            return torch.func.vmap(self._one, in_dims=(0, in_dims))(z, inputs.rebuild(tensors))
 
         with without_host_checks(), _without_batching_rule_warnings(), ShortFunctions():
             module = _made(batched)(z, *inputs.tensors)

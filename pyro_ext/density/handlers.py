@@ -8,6 +8,7 @@ transform at run time from the site's own support, and collect the parts of the 
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,15 @@ from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.subsample_messenger import SubsampleMessenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.distributions import Distribution, Independent, Normal, biject_to
+from torch.distributions import (
+    Distribution,
+    Independent,
+    Normal,
+    biject_to,
+    constraints,
+    transform_to,
+)
+from torch.distributions.constraints import MixtureSameFamilyConstraint
 from torch.distributions.transforms import ComposeTransform, IndependentTransform, Transform
 
 from ppl_ext.density import check_subsample_size
@@ -34,6 +43,7 @@ from ppl_ext.discrete import STANDS_IN, check_places, support_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.process import handling, swapping
 from pyro_ext.density.enumeration import Factor, factor_of, is_enumerated, log_marginal, values_of
+from pyro_ext.density.failed_factors import FailedFactors
 from pyro_ext.density.layout import Indices
 
 #: Entries of a latent site from which on its prior's gradient is worth adding in place.
@@ -127,8 +137,53 @@ def without_validation(fn: Any) -> Any:
     return fn
 
 
+class _OneTurn(Transform):
+    """Leaves angles in (-pi, pi) as they are; takes others there on the way back."""
+
+    domain = codomain = constraints.real
+    bijective = True
+
+    def _call(self, x: Tensor) -> Tensor:
+        return x
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return torch.remainder(y + math.pi, 2.0 * math.pi) - math.pi
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+
+#: Distributions of angles, whose support Pyro writes as the real line.
+ANGLES = ("VonMises", "SineBivariateVonMises")
+
+
+def is_angle(fn: Any) -> bool:
+    """Whether a distribution is one of angles: its density repeats itself after each turn."""
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return type(fn).__name__ in ANGLES
+
+
+@biject_to.register(MixtureSameFamilyConstraint)
+@transform_to.register(MixtureSameFamilyConstraint)
+def _of_components(constraint: MixtureSameFamilyConstraint) -> Transform:
+    """The bijection of all components of a mixture.
+
+    Raises
+    ------
+    NotImplementedError
+        Components have supports of their own, such as intervals.
+    """
+    base = constraint.base_constraint
+    if any(isinstance(each, Tensor) and each.dim() for each in vars(base).values()):
+        raise NotImplementedError
+    return biject_to(base)
+
+
 def transform_to_support(site: Mapping[str, Any]) -> Transform:
     """The bijection from unconstrained space to the support that ``site`` has now.
+
+    An angle is in (-pi, pi), as in NumPyro: on the line its density has no integral.
 
     Raises
     ------
@@ -137,7 +192,11 @@ def transform_to_support(site: Mapping[str, Any]) -> Transform:
     """
     try:
         with helpful_support_errors(site):
-            return biject_to(site["fn"].support)
+            transform = biject_to(site["fn"].support)
+        if not is_angle(site["fn"]):
+            return transform
+        turn = ComposeTransform([biject_to(constraints.interval(-math.pi, math.pi)), _OneTurn()])
+        return IndependentTransform(turn, transform.domain.event_dim)
     except ValueError as error:
         raise ModelCheckError(str(error)) from None
     except NotImplementedError as error:
@@ -541,6 +600,53 @@ def _plain_safe_log() -> Iterator[None]:
         del _SafeLog.apply
 
 
+#: How the host's name ends of the latent site of ``sample(..., obs_mask=)``.
+UNOBSERVED = "_unobserved"
+
+
+class _WithoutMask(Messenger):
+    """Takes off one mask that the handlers inside have put on a site.
+
+    Parameters
+    ----------
+    name : str
+        The site. What the host's reparameterisations make of it has a name that begins so.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"].startswith(self.name):
+            msg["mask"] = None
+
+
+_masked_observe = pyro.primitives._masked_observe
+
+
+def _observe_some(name: str, *args: Any, **kwargs: Any) -> Tensor:
+    with _WithoutMask(f"{name}{UNOBSERVED}"):
+        observed: Tensor = _masked_observe(name, *args, **kwargs)
+    return observed
+
+
+@contextmanager
+def _missing_rows() -> Iterator[None]:
+    """Context in which all rows of what ``obs_mask`` leaves out have their density.
+
+    Pyro makes two sites of ``sample(..., obs_mask=mask)``, and masks each where the other counts.
+    The latent one is then flat at the rows that are seen, where nothing uses it, and the posterior
+    improper. With its own density there it integrates to one, which leaves all else as it is.
+    """
+    before = pyro.primitives._masked_observe
+    pyro.primitives._masked_observe = _observe_some
+    try:
+        yield
+    finally:
+        pyro.primitives._masked_observe = before
+
+
 @swapping
 @contextmanager
 def running(state: Any, indices: Indices | None) -> Iterator[SubsampleControl]:
@@ -549,6 +655,7 @@ def running(state: Any, indices: Indices | None) -> Iterator[SubsampleControl]:
         handling(_PYRO_STACK),
         isolated_parameters(state),
         _plain_safe_log(),
+        _missing_rows(),
         SubsampleControl(indices) as control,
     ):
         yield control
@@ -557,12 +664,15 @@ def running(state: Any, indices: Indices | None) -> Iterator[SubsampleControl]:
 @swapping
 @contextmanager
 def without_host_checks() -> Iterator[None]:
-    """Switch off the hosts' checks that read values back to Python."""
-    with pyro.settings.context(
-        validate_poutine=False,
-        validate_infer=False,
-        validate_distributions_pyro=False,
-        validate_distributions_torch=False,
+    """Switch off the hosts' checks that read values back to Python, of linear algebra too."""
+    with (
+        pyro.settings.context(
+            validate_poutine=False,
+            validate_infer=False,
+            validate_distributions_pyro=False,
+            validate_distributions_torch=False,
+        ),
+        FailedFactors(),
     ):
         yield
 

@@ -13,9 +13,10 @@ from pyro.infer import autoguide
 from pyro.infer.autoguide.initialization import init_to_median
 from pyro.nn.module import PyroParam
 from torch import Generator, Tensor, nn
-from torch.distributions import biject_to, constraints, transform_to
+from torch.distributions import constraints, transform_to
 
 from ppl_ext.guides import mixture as shared
+from pyro_ext.density.handlers import transform_to_support
 from pyro_ext.guides.arrays import TensorFunctions
 from pyro_ext.guides.flat_density import Draws, FlatDensity, Parameters, register_flat_density
 
@@ -174,7 +175,7 @@ class AutoGaussianMixture(shared.MixtureGuide, autoguide.guides.AutoContinuous):
         by_site: dict[str, list[Tensor]] = {}
         for latent in self.get_posterior().quantile(quantiles):
             for site, value in self._unpack_latent(latent):
-                constrained = biject_to(site["fn"].support)(value)
+                constrained = transform_to_support(site)(value)
                 by_site.setdefault(site["name"], []).append(constrained)
         return {name: torch.stack(values) for name, values in by_site.items()}
 

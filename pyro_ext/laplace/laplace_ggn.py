@@ -161,8 +161,9 @@ class _Posterior(PosteriorShell):
         prior = ConditionalPrior(target, data, coordinates, options)
         structure = row_structure(target, position, data, rows)
         likelihood = LikelihoodCurvature(target, coordinates, options, structure)
+        drawn = likelihood.drawn_sites(position, data)
         if hyperparameters:
-            check_known_fisher(likelihood.drawn_sites(position, data))
+            check_known_fisher(drawn)
         held = Coordinates(target, hyperparameters).numbers
         return cls(target, coordinates, prior, likelihood, held)
 

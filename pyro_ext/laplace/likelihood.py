@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ppl_ext.laplace.likelihood import LikelihoodShell
 from pyro_ext.curvature import Curvature
-from pyro_ext.curvature.fisher import needs_draws
+from pyro_ext.curvature.fisher import drawn_values, needs_draws
 from pyro_ext.curvature.gauss_newton import rows_of_one
 from pyro_ext.curvature.kronecker import Sums, kronecker_factors
 from pyro_ext.density import Data
@@ -24,9 +24,19 @@ from pyro_ext.laplace.gaussian import Algebra
 
 class LikelihoodCurvature(LikelihoodShell):
     def drawn_sites(self, position: Float[Tensor, " D"], data: Data) -> list[str]:
-        """Observed sites whose Fisher information is estimated by drawing observations."""
+        """Observed sites whose Fisher information is estimated by drawing observations.
+
+        Raises
+        ------
+        ArgumentError
+            A site's distribution is not drawn from.
+        """
         found = self.target.outputs(position, data, self.target.first_rows())
-        return [name for name, output in found.items() if needs_draws(output)]
+        drawn = {name: output for name, output in found.items() if needs_draws(output)}
+        with global_generator(0):
+            for output in drawn.values():
+                drawn_values(output)
+        return list(drawn)
 
     def at(self, position: Float[Tensor, " D"], data: Data) -> Curvature:
         """The matrix at a position (D,), of one position.

@@ -419,6 +419,26 @@ def _held(trial: Trial) -> None:
         trial.run(trial.svgd(of(trial.backend, shift)), 2, trial.backend.array(Y))
 
 
+@fault(
+    "Models",
+    "`LaplaceGGN` on a distribution that is not built from its parameters, such as a censored one",
+    pyro=None,
+)
+def _censored(trial: Trial) -> None:
+    host, dist, array = trial.backend.host, trial.backend.dist, trial.backend.array
+
+    def model(times: Any, censored: Any) -> None:
+        loc = host.sample("loc", dist.Normal(0.0, 1.0))
+        with host.plate("rows", len(times)):
+            times_of = dist.RightCensoredDistribution(dist.LogNormal(loc, 1.0), censored)
+            host.sample("times", times_of, obs=times)
+
+    engine = trial.engine("LaplaceGGN", model, optimizer(trial.backend, "adam", 0.05))
+    args = array(np.array([0.5, 2.0, 3.0])), array(np.array([0, 1, 0]))
+    with trial.refused("found RightCensoredDistribution .* register_output_fisher"):
+        trial.run(engine, 3, *args)
+
+
 @fault("Models", "a prior whose mean is a held parameter, in `LaplaceGGN`", RUNS)
 def _held_in_prior(trial: Trial) -> None:
     host, dist = trial.backend.host, trial.backend.dist

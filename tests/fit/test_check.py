@@ -26,7 +26,8 @@ from ppl_ext.check.stein import stein_identities
 from ppl_ext.check.touched import untouched
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
-from ppl_ext.fit.problem import Problem
+from ppl_ext.fit.ladder import _best
+from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.verdict import SiteFigures, Verdict
 from ppl_ext.start.search import InPieces
 from tests.backends import from_zoo
@@ -401,3 +402,16 @@ def test_sources_of_every_kind(backend: Any) -> None:
     assert ("E-BFMI" in str(found["MCMC"])) is not backend.is_pyro
     # The right Normal: nothing speaks against it.
     assert found["GSM"].level == "approximate", str(found["GSM"])
+
+
+def test_sites_that_another_way_to_write_a_program_has_otherwise() -> None:
+    written = program().written
+    moved = program(
+        name="non-centred",
+        coordinates={"x_decentered": slice(0, DIM)},
+        latents={"x": "x_decentered"},
+    ).written
+    for others, names in (([moved], ("x",)), ([], ())):
+        meter = Meter(10_000, 60.0)
+        found, _ = _best(written, iter(others), np.random.default_rng(0), meter, [])
+        assert found.name == written.name and found.other_forms == names

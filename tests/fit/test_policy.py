@@ -63,7 +63,12 @@ INEXACT = replace(WANTED, exact=False)
     ("changed", "level", "reason"),
     [
         ({"chains": RESTED}, "exact", "R-hat 1.004, ESS 600"),
-        ({"chains": replace(RESTED, r_hat=1.02)}, "not trusted", "Chains disagree"),
+        ({"chains": replace(RESTED, r_hat=1.02)}, "not trusted", "Give a larger budget."),
+        (
+            {"chains": replace(RESTED, r_hat=1.02, has_other_form=True)},
+            "not trusted",
+            "or write 'mu' non-centred.",
+        ),
         ({"chains": replace(RESTED, ess_bulk=300.0)}, "not trusted", "Expected 400 effective"),
         ({"chains": replace(RESTED, ess_tail=150.0)}, "not trusted", "Expected 400 effective"),
         (

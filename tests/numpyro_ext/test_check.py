@@ -17,6 +17,7 @@ from jax import random
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.contrib.module import random_flax_module, random_nnx_module
+from numpyro.infer import init_to_uniform
 
 from numpyro_ext.density import LogDensity, check_model
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
@@ -262,6 +263,24 @@ def test_parameters_that_are_not_valid_are_named_by_numpyro() -> None:
     LogDensity(model, KEY, (np.ones(3),))
     with pytest.raises(ValueError, match="Dirichlet distribution got invalid concentration"):
         LogDensity(model, KEY, (np.array([1.0, -2.5, 1.0]),))
+
+
+def test_invalid_parameters_at_the_first_values_alone_are_passed_by() -> None:
+    def model() -> None:
+        growth = numpyro.sample("growth", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Poisson(1.0 + 2.0 * growth, validate_args=True), obs=3)
+
+    keys = [random.key(number) for number in range(8)]
+    # Of the first values of eight keys some are below -0.5.
+    refused = 0
+    for key in keys:
+        try:
+            first = handlers.substitute(handlers.seed(model, key), substitute_fn=init_to_uniform)
+            first()
+        except ValueError:
+            refused += 1
+        assert LogDensity(model, key).dim == 1
+    assert 0 < refused < 8
 
 
 def test_parameters_that_are_not_valid_at_some_latent_values_are_drawn_again() -> None:

@@ -126,6 +126,26 @@ def test_the_density_inside_scan_is_numpyros_and_its_spaces_are_inverse() -> Non
     assert_close(target.unconstrain(target.constrain(z, data), data), z)
 
 
+@pytest.mark.parametrize("length", [1, 5])
+def test_bounds_of_a_scan_beside_discrete_sites_are_of_each_step(length: int) -> None:
+    def model(y: jax.Array) -> None:
+        def step(z: jax.Array, observed: jax.Array) -> tuple[jax.Array, None]:
+            z = numpyro.sample("z", dist.Bernoulli(0.2 + 0.5 * z))
+            u = numpyro.sample("u", dist.Uniform(0.0, 2.0))
+            numpyro.sample("y", dist.Normal(u * z, 1.0), obs=observed)
+            return z, None
+
+        scan(step, jnp.array(0), y)
+
+    y = np.linspace(-1.0, 2.0, length)
+    target = LogDensity(model, KEY, (y,))
+    data = target.bind(y)
+    z = random.normal(random.key(1), (3, target.dim))
+    values = target.constrain(z, data)
+    assert_close(values["u"], 2.0 * jax.nn.sigmoid(z))
+    assert_close(target.unconstrain(values, data), z)
+
+
 def test_full_sweep_is_numpyros_density_on_all_rows() -> None:
     model, args, options = SUBSAMPLED["local_rows"]
     target = LogDensity(model, KEY, args, options, data_chunk=3)

@@ -1,0 +1,68 @@
+"""Tensors that a model makes and then writes into, one for each position.
+
+``torch.func.vmap`` does not write a value that differs by position into a tensor that is the same
+for all, such as ``steps = torch.zeros(n)`` before ``steps[0] = start``. What is made from a tensor
+of one position is one for each, and takes such values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_MADE: dict[Callable[..., Any], str] = {
+    torch.zeros: "new_zeros",
+    torch.ones: "new_ones",
+    torch.empty: "new_empty",
+    torch.full: "new_full",
+}
+_LIKE: dict[Callable[..., Any], str] = {
+    torch.zeros_like: "new_zeros",
+    torch.ones_like: "new_ones",
+    torch.empty_like: "new_empty",
+}
+_NEW: dict[Callable[..., Any], str] = {
+    Tensor.new_zeros: "new_zeros",
+    Tensor.new_ones: "new_ones",
+    Tensor.new_empty: "new_empty",
+    Tensor.new_full: "new_full",
+}
+
+
+class OwnBuffers(TorchFunctionMode):
+    """Context in which new tensors are made one for each position.
+
+    Parameters
+    ----------
+    position : tensor (D,)
+        Inside of ``torch.func.vmap``.
+    """
+
+    def __init__(self, position: Tensor) -> None:
+        super().__init__()
+        self.position = position
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _MADE and not kwargs.keys() - {"dtype", "device", "fill_value"}:
+            # The type of a full tensor is that of what fills it.
+            if func is not torch.full:
+                kwargs["dtype"] = kwargs.get("dtype") or torch.get_default_dtype()
+            elif kwargs.get("dtype") is None:
+                kwargs["dtype"] = func((), *args[1:], **kwargs).dtype
+            return getattr(self.position, _MADE[func])(*args, **kwargs)
+        if func in _NEW:
+            like, args = args[0], args[1:]
+            options = {"dtype": like.dtype, "device": like.device, **kwargs}
+            return getattr(self.position, _NEW[func])(*args, **options)
+        if func in _LIKE and len(args) == 1 and not kwargs.keys() - {"dtype", "device"}:
+            (like,) = args
+            options = {"dtype": like.dtype, "device": like.device, **kwargs}
+            return getattr(self.position, _LIKE[func])(like.shape, **options)
+        return func(*args, **kwargs)
