@@ -1,14 +1,14 @@
 """A claim of a paper, the test of it by records, and the verdict that follows from the test.
 
 A test compares two readings, run by run at the same seed or split, or holds one against a bound.
-It is passed where the mean is better by more than two standard errors of the differences, so a
-package needs two runs at least; runs that failed are worse than any other. The verdict:
+It is passed where the mean is better by more than two standard errors of the differences. A package
+needs three runs at least, and runs that failed are worse than any other. The verdict:
 
 =================  ==========================================================================
 holds              both packages pass
 holds in part      one does
 does not hold      none does
-not tried          no package has two runs with the readings, or there is no test
+not tried          no package has three runs with the readings, or there is no test
 cannot be had      the data are not public
 no claim           the table describes something that is not a result
 =================  ==========================================================================
@@ -35,8 +35,8 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 #: Standard errors that a difference has to be from 0; about the 5 % of a two-sided test.
 ERRORS = 2.0
-#: Runs without which there is no standard error.
-FEWEST = 2
+#: Runs without which a standard error says too little.
+FEWEST = 3
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,13 @@ class Outcome:
         The figures; a dash where there are none.
     passed : bool, optional
         None where there are too few runs.
+    reverse : bool
+        The opposite of the claim is there, by more than two standard errors.
     """
 
     cell: str = "–"
     passed: bool | None = None
+    reverse: bool = False
 
 
 class Test(Protocol):
@@ -114,13 +117,15 @@ class Beats:
         own = _at(ours, theirs)
         differences = np.array([_difference(own[seed], theirs[seed]) for seed in theirs])
         cell = f"{self._shown(own)} against {self._shown(theirs)} ({name})"
+        cell += f", {_counted(len(differences))}"
         if len(differences) < FEWEST:
-            return Outcome(f"{cell}, one run")
+            return Outcome(cell)
         mean, error = _mean_and_error(differences)
         if math.isfinite(mean):
             word = "better" if mean >= 0.0 else "worse"
             cell += f", {word} by {self._told(abs(mean), error)}"
-        return Outcome(cell, bool(mean > ERRORS * error * (-1.0 if self.tie else 1.0)))
+        least = ERRORS * error * (-1.0 if self.tie else 1.0)
+        return Outcome(cell, bool(mean > least), bool(mean < -ERRORS * error))
 
     def _scaled(self, values: Values) -> dict[int, float]:
         """Values of which larger are better; minus infinity where a run failed."""
@@ -180,15 +185,20 @@ class Below:
             fine = found[np.isfinite(found)]
             failed = f" ({len(found) - len(fine)} failed)" if len(fine) < len(found) else ""
             parts.append(f"{reading.name} {shown(fine) if len(fine) else 'none'}{failed}")
-        cell = ", ".join(parts)
-        if len(values) < FEWEST and not self.exact:
-            return Outcome(f"{cell}, one run")
+        cell = ", ".join([*parts, _counted(len(values))])
+        if self.exact:
+            return Outcome(cell, bool(values.max() < self.bound), bool(values.min() > self.bound))
+        if len(values) < FEWEST:
+            return Outcome(cell)
         if not np.isfinite(values).all():
             return Outcome(cell, False)
-        if self.exact:
-            return Outcome(cell, bool(values.max() < self.bound))
         mean, error = _mean_and_error(values)
-        return Outcome(cell, bool(mean + ERRORS * error < self.bound))
+        margin = ERRORS * error
+        return Outcome(cell, bool(mean + margin < self.bound), bool(mean - margin > self.bound))
+
+
+def _counted(number: int) -> str:
+    return "one run" if number == 1 else f"{number} runs"
 
 
 def shown(values: Iterable[float]) -> str:
@@ -270,12 +280,16 @@ class Claim:
         parts = []
         if self.test is not None:
             passed = [label for label, each in outcomes.items() if each.passed]
-            failed = [label for label, each in outcomes.items() if each.passed is False]
+            failed = {label: each for label, each in outcomes.items() if each.passed is False}
+            reverse = [label for label, each in failed.items() if each.reverse]
+            open_ = [label for label, each in failed.items() if not each.reverse]
             absent = [label for label, each in outcomes.items() if each.passed is None]
             if passed and (failed or absent):
                 parts.append(f"So in {' and '.join(passed)}.")
-            if failed:
-                parts.append(f"Not so in {' and '.join(failed)}.")
+            if reverse:
+                parts.append(f"The reverse in {' and '.join(reverse)}.")
+            if open_:
+                parts.append(f"Not told apart in {' and '.join(open_)}.")
             if absent:
                 parts.append(f"Too few runs in {' and '.join(absent)}.")
         return " ".join([*parts, self.why]).strip()
