@@ -105,6 +105,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], str]] = {
     "scaling, moves": ("scaling.jsonl", "benchmarks.scaling.report:moves_table"),
     "scaling, efficiency": ("scaling.jsonl", "benchmarks.scaling.report:efficiency_table"),
     "score matching": ("score-matching.jsonl", "docs.examples.score_matching_report:table"),
+    "flat histogram": ("flat-histogram.jsonl", "docs.examples.flat_histogram_report:table"),
     "ppca": ("ppca.jsonl", "docs.examples.ppca_closed_forms:table"),
     "energy": ("energy-based-model.jsonl", "docs.examples.energy_based_report:table"),
     "out of distribution": (
