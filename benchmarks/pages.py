@@ -22,8 +22,29 @@ from benchmarks import records
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
 
-#: Of each table the file of its records and the function that makes it of them.
-TABLES: dict[str, tuple[str, str]] = {
+#: Files of the papers' records, each of which may be absent.
+SVGD_VR = ("logistic.jsonl", "regression.jsonl")
+SVN = ("bnn.jsonl", "images.jsonl")
+SCORE_VI = (
+    *("synthetic.jsonl", "score-vi.jsonl", "images.jsonl", "vision.jsonl"),
+    *("forecasting.jsonl", "posteriordb.jsonl", "noisy-scores.jsonl"),
+)
+OVERVIEWS = ("row-noise.jsonl", "linearized.jsonl", "sgmcmc.jsonl", "bnn.jsonl")
+PAPERS = tuple(dict.fromkeys((*SVGD_VR, *SVN, *SCORE_VI, *OVERVIEWS)))
+
+#: Of each table the file of its records, or files of which those count that are there, and the
+#: function that makes it of them.
+TABLES: dict[str, tuple[str | tuple[str, ...], str]] = {
+    "papers, verdicts": (PAPERS, "benchmarks.papers.page:counted"),
+    "papers, failing": (PAPERS, "benchmarks.papers.page:failing"),
+    "papers, queue": (("queue.jsonl",), "benchmarks.papers.page:left"),
+    "papers, SVGD-VR": (SVGD_VR, "benchmarks.papers.svgd_vr:table"),
+    "papers, SVGD-VR, equal gradients": (SVGD_VR, "benchmarks.papers.svgd_vr:controls"),
+    "papers, SVN": (SVN, "benchmarks.papers.svn:table"),
+    "papers, SVN, by time": (SVN, "benchmarks.papers.svn:controls"),
+    "papers, score-vi": (SCORE_VI, "benchmarks.papers.score_vi:table"),
+    "papers, overview": (OVERVIEWS, "benchmarks.papers.overviews:overview"),
+    "papers, survey": (OVERVIEWS, "benchmarks.papers.overviews:survey"),
     "batches": ("batches.jsonl", "benchmarks.batches.comparison:page_table"),
     "discrete": ("discrete.jsonl", "benchmarks.discrete.comparison:page_table"),
     "discrete, large": ("discrete.jsonl", "benchmarks.discrete.comparison:large_table"),
@@ -84,6 +105,7 @@ TABLES: dict[str, tuple[str, str]] = {
     "scaling, moves": ("scaling.jsonl", "benchmarks.scaling.report:moves_table"),
     "scaling, efficiency": ("scaling.jsonl", "benchmarks.scaling.report:efficiency_table"),
     "score matching": ("score-matching.jsonl", "docs.examples.score_matching_report:table"),
+    "flat histogram": ("flat-histogram.jsonl", "docs.examples.flat_histogram_report:table"),
     "ppca": ("ppca.jsonl", "docs.examples.ppca_closed_forms:table"),
     "energy": ("energy-based-model.jsonl", "docs.examples.energy_based_report:table"),
     "out of distribution": (
@@ -186,6 +208,14 @@ def drawn(name: str, path: Path) -> None:
     maker(runs, path)
 
 
-def _found(file: str, function: str) -> tuple[list[records.Record], Callable[..., Any]]:
+def _found(
+    files: str | tuple[str, ...], function: str
+) -> tuple[list[records.Record], Callable[..., Any]]:
     module, name = function.split(":")
-    return records.read(RESULTS / file), getattr(importlib.import_module(module), name)
+    paths = (
+        [RESULTS / files]
+        if isinstance(files, str)
+        else [RESULTS / file for file in files if (RESULTS / file).exists()]
+    )
+    runs = [run for path in paths for run in records.read(path)]
+    return runs, getattr(importlib.import_module(module), name)

@@ -31,6 +31,8 @@ PUBLISHED = {
     "naval": (-5.17, -4.93, -5.37, -5.38),
     "protein": (18.69, 22.77, 20.83, 3.24),
 }
+#: Of the page's tables.
+PARTICLES = 5
 #: Epochs of the pictures of the first ones.
 FIRST_EPOCHS = 20
 
@@ -360,29 +362,31 @@ def page_table(found: Iterable[Record]) -> str:
     rows = {}
     for speed in speed_rows(groups):
         if speed["method"] == "SVN":
-            row = rows[speed["set"]] = {"set": speed["set"].replace("_", " ")}
-            row["splits"] = speed["splits"]
+            row = rows[speed["set"], speed["backend"]] = {"set": speed["set"].replace("_", " ")}
+            row |= {"package": records.LABELS[speed["backend"]], "splits": speed["splits"]}
             row |= dict.fromkeys(NAMES.values())
             own, first = speed["reached at"], speed["SVGD first there"]
             row["`SVN` reaches `SVGD`'s end at epoch"] = own
             row["`SVGD` itself first"] = first
             row["processor time of `SVGD` over `SVN`'s"] = speed.get("of processor seconds")
     for cell, runs in groups.items():
-        if cell.data in rows and cell.method in NAMES:
+        if (cell.data, cell.backend) in rows:
             last = [run.figures["at last"]["test NLL"] for run in runs]
-            rows[cell.data][NAMES[cell.method]] = shown(last, 3)
+            rows[cell.data, cell.backend][NAMES[cell.method]] = shown(last, 3)
     return records.markdown_table(list(rows.values()))
 
 
 def _compared(found: Iterable[Record]) -> Groups:
-    return grouped(chosen(run for run in found if run.benchmark == "bnn"))
+    """The four methods of the paper with its number of particles."""
+    own = (run for run in found if run.benchmark == "bnn" and run.method in NAMES)
+    return grouped(chosen(run for run in own if run.settings["particles"] == PARTICLES))
 
 
 def best_table(found: Iterable[Record]) -> str:
     """Test NLL at the epoch with the best validation NLL, for the page."""
     rows = []
     for row in rank_rows(_compared(found)):
-        kept = {"set": row["set"].replace("_", " ")}
+        kept = {"set": row["set"].replace("_", " "), "package": records.LABELS[row["backend"]]}
         rows.append(kept | {NAMES[name]: row.get(name) for name in NAMES})
         rows[-1]["best or tied"] = ", ".join(
             NAMES[name] for name in [row["best"], *filter(None, row["tied"].split(", "))]

@@ -231,14 +231,18 @@ def overview(runs: Sequence[Record]) -> str:
     )
 
 
+#: Score evaluations of the page's runs.
+PAGE_BUDGET = 20_000
+
+
 def overview_table(runs: Sequence[Record]) -> str:
     """Posteriors against methods, each at its best step size, for the page."""
-    return _overview(best_rates(runs))[0]
+    return _overview(best_rates(_of_the_page(runs)))[0]
 
 
 def right_table(runs: Sequence[Record]) -> str:
     """On how many posteriors each method is right, for the page on choosing an engine."""
-    best = best_rates(runs)
+    best = best_rates(_of_the_page(runs))
     _, right = _overview(best)
     title = f"right, of {len(judged_posteriors(best))}"
     rows = [
@@ -253,7 +257,18 @@ def right_table(runs: Sequence[Record]) -> str:
 
 def page_curves(runs: Sequence[Record], path: Path) -> None:
     """Worst errors of a mean over evaluations, each method at its best step size."""
-    plot_curves(best_rates(runs), path, "worst mean error")
+    plot_curves(best_rates(_of_the_page(runs)), path, "worst mean error")
+
+
+def _of_the_page(runs: Sequence[Record]) -> list[Record]:
+    """NumPyro's runs without noise at the page's budget; others are of the papers' page."""
+    return [
+        run
+        for run in runs
+        if run.backend == "numpyro"
+        and run.settings["noise"] == 0.0
+        and run.settings["budget"] == PAGE_BUDGET
+    ]
 
 
 def _engine(method: str) -> str:

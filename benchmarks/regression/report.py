@@ -38,11 +38,13 @@ Groups = dict[tuple[str, str, str], list[records.Record]]
 
 
 def _grouped(runs: list[records.Record]) -> Groups:
-    groups: Groups = {}
+    """Runs that did not fail; of a split that was run again, the last one."""
+    groups: dict[tuple[str, str, str], dict[Any, records.Record]] = {}
     for run in runs:
         if not run.failed:
-            groups.setdefault((run.model, run.backend, run.method), []).append(run)
-    return groups
+            own = groups.setdefault((run.model, run.backend, run.method), {})
+            own[run.settings["split"]] = run
+    return {key: list(own.values()) for key, own in groups.items()}
 
 
 def write(runs: list[records.Record], out: Path) -> None:
@@ -126,12 +128,13 @@ NAMES = {
 
 def page_table(runs: list[records.Record]) -> str:
     """RMSE and log likelihood of the test rows, means over splits, for the page."""
-    rows: dict[str, dict[str, Any]] = {}
-    for (name, _, method), group in _grouped(runs).items():
-        row = rows.setdefault(name, {"set": name.replace("_", " ")})
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for (name, backend, method), group in _grouped(runs).items():
+        row = rows.setdefault((name, backend), {"set": name.replace("_", " ")})
+        row |= {"package": records.LABELS[backend], "splits": len(group)}
         both = ([run.figures[key][-1] for run in group] for key in FIGURES[:2])
         row[NAMES[method]] = ", ".join(map(_mean, both))
-    for name, row in rows.items():
+    for (name, _), row in rows.items():
         found = PUBLISHED.get(name, {}).get("SVGD-VR")
         row["published, `SVGDVR`"] = "–" if found is None else f"{found[0]:g}, {found[1]:g}"
     return records.markdown_table(list(rows.values()))

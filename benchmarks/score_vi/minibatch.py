@@ -97,6 +97,7 @@ def logistic_table(runs: Sequence[Record]) -> str:
         rows.append(
             {
                 "method": NAMES.get(key[0], key[0]),
+                "package": key[1],
                 "worst mean error (sd)": float(middle["worst mean error"]),
                 "sd ratios": (
                     f"{middle['smallest sd ratio']:.2f} to {middle['largest sd ratio']:.2f}"
@@ -152,13 +153,14 @@ def run_uci(arguments: argparse.Namespace) -> int:
 def uci_table(runs: Sequence[Record]) -> str:
     """Test RMSE and NLL of the networks at the best rate of each method, for the page."""
     chosen = _tuned([run for run in runs if run.benchmark == "score-vi uci"], "NLL")
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
     for found in _rows(chosen, SCORES):
-        row = rows.setdefault(found["problem"], {"set": found["problem"].replace("_", " ")})
+        row = rows.setdefault((found["problem"], found["backend"]), {})
+        row |= {"set": found["problem"].replace("_", " "), "package": found["backend"]}
         for name in SCORES:
             row[f"{name}: {NETWORK_NAMES[found['method']]}"] = found[name]
     columns = [f"{name}: {method}" for name in SCORES for method in NETWORK_NAMES.values()]
-    return records.markdown_table(list(rows.values()), ["set", *columns])
+    return records.markdown_table(list(rows.values()), ["set", "package", *columns])
 
 
 def _backends(arguments: argparse.Namespace, float64: bool) -> list[Any]:

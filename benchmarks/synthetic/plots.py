@@ -12,6 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from benchmarks.records import LABELS as PACKAGES
 from benchmarks.records import Record
 from benchmarks.synthetic.experiments import (
     ELBO_GAP,
@@ -21,6 +22,7 @@ from benchmarks.synthetic.experiments import (
     Method,
     all_experiments,
 )
+from benchmarks.synthetic.report import of_mixtures
 from benchmarks.synthetic.runs import PARAMETER_ERROR, STANDARD_ERROR, chosen_runs, final
 
 #: Line and marker of a method; those of an ablation take colours in turn.
@@ -132,7 +134,8 @@ def trajectories(experiment: Experiment, found: Sequence[Record], path: Path) ->
 
 def mixtures(found: Sequence[Record], path: Path) -> None:
     """The picture of the mixture targets on the page."""
-    trajectories(all_experiments()["fig2"], found, path)
+    own = [record for record in of_mixtures(found) if record.backend == PACKAGES["numpyro"]]
+    trajectories(all_experiments()["fig2"], own, path)
 
 
 def _paper_lines(axis: Any, case: Case) -> None:

@@ -140,16 +140,23 @@ MIXTURES = {
 def mixtures_table(found: Sequence[Record]) -> str:
     """Forward KL on the mixture targets, median and greatest over the seeds, for the page."""
     table = []
-    for case in all_experiments()["fig2"].cases:
-        row = {"target": f"{case.title}, {case.budget:,} scores"}
-        for method in case.methods:
-            chosen = chosen_runs(found, case, method) if method.name in MIXTURES else []
-            if chosen:
-                greatest = max(final(record, FORWARD) for record in chosen)
-                middle = median_final(chosen, FORWARD)
-                row[MIXTURES[method.name]] = f"{_short(middle)}, {_short(greatest)}"
-        table.append(row)
-    return records.markdown_table(table, ["target", *MIXTURES.values()])
+    for label in dict.fromkeys(record.backend for record in of_mixtures(found)):
+        own = [record for record in of_mixtures(found) if record.backend == label]
+        for case in all_experiments()["fig2"].cases:
+            row = {"target": f"{case.title}, {case.budget:,} scores", "package": label}
+            for method in case.methods:
+                chosen = chosen_runs(own, case, method) if method.name in MIXTURES else []
+                if chosen:
+                    greatest = max(final(record, FORWARD) for record in chosen)
+                    middle = median_final(chosen, FORWARD)
+                    row[MIXTURES[method.name]] = f"{_short(middle)}, {_short(greatest)}"
+            table.append(row)
+    return records.markdown_table(table, ["target", "package", *MIXTURES.values()])
+
+
+def of_mixtures(found: Sequence[Record]) -> list[Record]:
+    """The records of the mixture targets."""
+    return [record for record in found if record.settings["experiment"] == "fig2"]
 
 
 def section(experiment: Experiment, backend: str, found: Sequence[Record]) -> str:

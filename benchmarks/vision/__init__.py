@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--first", type=count, default=600, help="steps to the given weights")
     parser.add_argument("--steps", type=count, default=200, help="of each method")
     parser.add_argument("--draws", type=count, default=10)
+    parser.add_argument("--seeds", type=count, default=1, help="of the fits")
 
 
 def main(arguments: argparse.Namespace) -> int:

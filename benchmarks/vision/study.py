@@ -70,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         if "steps" in arguments.parts:
             for network in arguments.step_networks:
                 runs += _steps(path, backend, network, arguments)
-        if "fits" in arguments.parts:
-            runs += _fits(path, backend, arguments)
+        for seed in range(arguments.seeds if "fits" in arguments.parts else 0):
+            runs += _fits(path, backend, arguments, seed)
     text = _table(runs)
     records.write_text(arguments.out / "vision.md", text)
     print(text)
@@ -124,11 +124,11 @@ def _start(backend: str, method: str, plan: Plan, size: int) -> Started:
 # -- fits --------------------------------------------------------------------------------------
 
 
-def _fits(path: Path, backend: str, arguments: argparse.Namespace) -> list[Any]:
+def _fits(path: Path, backend: str, arguments: argparse.Namespace, seed: int) -> list[Any]:
     module = importlib.import_module(f"benchmarks.vision.{backend}_methods")
     x, y, x_test, y_test = rows_of(arguments.images, arguments.test_images)
     plan = Plan(arguments.network, len(np.unique(y)), arguments.batch, arguments.steps)
-    plan = replace(plan, draws=arguments.draws)
+    plan = replace(plan, draws=arguments.draws, seed=seed)
     weights = given_weights(module, plan, arguments, x, y)
     runs = []
     for method in arguments.methods or FIT_METHODS:
@@ -207,12 +207,19 @@ def steps_table(runs: list[records.Record]) -> str:
 
 
 def fits_table(runs: list[records.Record]) -> str:
-    """Error, likelihood, calibration and seconds of every fit."""
-    rows = []
+    """Error, likelihood, calibration and seconds of every method's fits, means over the seeds."""
+    groups: dict[tuple[str, str], list[records.Record]] = {}
     for each in _of(runs, "fits"):
-        row: dict[str, Any] = {"package": records.LABELS[each.backend], "method": each.method}
-        row |= {name: each.figures.get(name) for name in ("error", "NLL", "ECE", "seconds")}
-        rows.append(row | ({"failed": each.error} if each.failed else {}))
+        groups.setdefault((each.backend, each.method), []).append(each)
+    rows = []
+    for (backend, method), group in groups.items():
+        fine = [each.figures for each in group if not each.failed]
+        row: dict[str, Any] = {"package": records.LABELS[backend], "method": method}
+        row["seeds"] = len(fine)
+        for name in ("error", "NLL", "ECE", "seconds"):
+            row[name] = float(np.mean([found[name] for found in fine])) if fine else None
+        failed = next((each.error for each in group if each.failed), None)
+        rows.append(row | ({"failed": failed} if failed else {}))
     return records.markdown_table(rows)
 
 

@@ -135,7 +135,7 @@ GROUPS = {
         Room(
             "curvature",
             "Curvature",
-            "Gauss-Newton matrices of any program; see :doc:`/newton`.",
+            "Gauss-Newton matrices of programs without discrete latents; see :doc:`/newton`.",
             ("fisher_information", "outer_products"),
         ),
         Room(

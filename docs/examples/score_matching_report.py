@@ -33,7 +33,8 @@ class Options:
     """Settings of the training and of the sampling.
 
     Noise has `levels` standard deviations, from `widest` to `narrowest`. At each of them chains
-    take `langevin_steps` steps of size `step_size`, in units of the noise.
+    take `langevin_steps` steps of size `step_size`, in units of the noise. With `predicts` each
+    level begins with a step of the reversed diffusion from the one before.
     """
 
     data: str
@@ -46,6 +47,7 @@ class Options:
     levels: int
     langevin_steps: int
     step_size: float
+    predicts: bool
     seed: int
     out: Path
 
@@ -70,10 +72,18 @@ def read_options(description: str, argv: Sequence[str] | None) -> Options:
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
     parser.add_argument("--data", choices=("moons", "digits"), default="moons")
+    parser.add_argument(
+        "--sampler",
+        choices=("langevin", "predictor-corrector"),
+        default="langevin",
+        help="many Langevin steps at few levels of noise, or one at each of many, after a step of "
+        "the reversed diffusion",
+    )
     parser.add_argument("--small", action="store_true", help="a run of seconds")
     parser.add_argument("--steps", type=count, help="steps of the optimiser")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(argv)
+    predicts = given.sampler == "predictor-corrector"
     return Options(
         data=given.data,
         steps=given.steps or (1000 if given.small else 4000),
@@ -82,9 +92,10 @@ def read_options(description: str, argv: Sequence[str] | None) -> Options:
         rate=5e-3 if given.data == "moons" else 2e-3,
         widest=2.0 if given.data == "moons" else 4.0,
         narrowest=0.1 if given.data == "moons" else 0.2,
-        levels=10,
-        langevin_steps=20 if given.small else 50,
+        levels=200 if predicts else 10,
+        langevin_steps=1 if predicts else (20 if given.small else 50),
         step_size=0.1,
+        predicts=predicts,
         seed=given.seed,
         out=given.out,
     )
@@ -131,7 +142,8 @@ def report(
         "energy_distance_of_normal": pure,
         "seconds": seconds,
     }
-    recorded("score-matching", "SGLD", host, options.data, options, figures)
+    method = "predictor-corrector" if options.predicts else "SGLD"
+    recorded("score-matching", method, host, options.data, options, figures)
     print(markdown_table([{"host": host, "data": options.data, **figures}]))
     path = options.out / f"score-matching-{options.data}-{host}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +158,9 @@ def table(runs: Sequence[Record]) -> str:
         "energy_distance_99": "99 % point",
         "energy_distance_of_normal": "of a standard Normal",
     }
-    return markdown_table([{"data": run.model, **row_of(run, headings)} for run in runs])
+    return markdown_table(
+        [{"data": run.model, "sampler": run.method, **row_of(run, headings)} for run in runs]
+    )
 
 
 def _draw_moons(data: Floats, samples: Floats, path: Path) -> None:

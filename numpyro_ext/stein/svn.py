@@ -1,4 +1,5 @@
-"""Stein variational Newton (``SVN``), with the Gauss-Newton curvature of any program."""
+"""Stein variational Newton (``SVN``), with the Gauss-Newton curvature of programs without
+discrete latents."""
 
 from __future__ import annotations
 
@@ -115,8 +116,9 @@ class SVN(ParticleEngine):
 
     A step solves a linear system for the move of all particles that would be Newton's in the
     kernel's space (Detommaso et al. 2018), with the curvature of the prior and the Gauss-Newton
-    matrix of the likelihood, found for any program from its observed distributions. It converges
-    in tens of steps where SVGD takes thousands. Damping adapts to how well the quadratic model
+    matrix of the likelihood, found from the program's observed distributions; a program with
+    discrete latent sites, or with a factor in its likelihood, is refused. It converges in tens of
+    steps where SVGD takes thousands. Damping adapts to how well the quadratic model
     foretells the density, and steps that would lower it against the model are not taken.
 
     Parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from benchmarks import records
 from benchmarks.datasets import Images, shipped
 from docs.examples import out_of_distribution_report as report
+from docs.examples import score_matching_report as score_matching
 from tests import arviz_support as support
 
 # xarray uses what NumPy has deprecated.
@@ -41,6 +43,41 @@ def test_samples_by_learnt_scores_cannot_be_told_from_the_moons(host: str, tmp_p
     # Without a tilt the loss is that of the Normal: the mean of s^2 (x - s e)^2 over both parts.
     assert found["loss"] < 1.6
     assert (tmp_path / f"score-matching-moons-{host}.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("corrections", [0, 1])
+def test_a_known_diffusion_is_reversed(host: str, corrections: int, tmp_path: Path) -> None:
+    """Without a tilt the data are a standard Normal, and every step's variance is known."""
+    example = importlib.import_module(f"docs.examples.{host}_examples.score_matching")
+    options = score_matching.read_options("", ["--small", "--sampler", "predictor-corrector"])
+    options = dataclasses.replace(options, levels=20, langevin_steps=corrections, out=tmp_path)
+    if host == "numpyro":
+        import jax
+
+        parameters = example.initial_parameters(jax.random.key(0), 2, 8)
+        parameters[-1] = (0.0 * parameters[-1][0], parameters[-1][1])
+        samples = example.generate(options, parameters, 2, jax.random.key(1))
+    else:
+        import torch
+
+        torch.manual_seed(0)
+        parameters = example.initial_parameters(2, 8)
+        parameters[-1] = (0.0 * parameters[-1][0], parameters[-1][1])
+        samples = example.generate(options, parameters, 2)
+    levels = np.array(options.noise_levels())
+    variance = 1.0 + levels[0] ** 2
+    for wide, narrow in zip((levels[0], *levels[:-1]), levels, strict=True):
+        lost = wide**2 - narrow**2
+        variance = variance * (1.0 - lost / (1.0 + wide**2)) ** 2 + lost
+        for _ in range(corrections):
+            step = options.step_size * narrow**2
+            variance = variance * (1.0 - 0.5 * step / (1.0 + narrow**2)) ** 2 + step
+    found = np.asarray(samples, np.float64).var(axis=0)
+    # Of 1,000 draws the variance has a relative error of 0.045.
+    np.testing.assert_allclose(found, variance, rtol=4.0 * (2.0 / len(samples)) ** 0.5)
+    # Nor is it far from that of the data with the noise of the last level.
+    assert abs(variance / (1.0 + levels[-1] ** 2) - 1.0) < 0.2
 
 
 def stand_in(name: str) -> Images:

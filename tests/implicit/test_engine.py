@@ -154,3 +154,70 @@ def test_options_out_of_range_are_refused(backend: Any) -> None:
     for options in ({name: value} for name, values in wrong.items() for value in values):
         with pytest.raises(ArgumentError, match="Expected"):
             make(model, **options)
+
+
+def hypernetwork(backend: Any, noise: int, rows: int, columns: int) -> Any:
+    """A module that makes each row of a matrix by one network, from noise and an embedding."""
+    size, embedded = 16, 4
+    if backend.is_pyro:
+        import torch
+
+        class Rows(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.embeddings = torch.nn.Parameter(torch.randn(rows, embedded))
+                self.first = torch.nn.Linear(noise + embedded, size)
+                self.second = torch.nn.Linear(size, columns)
+
+            def forward(self, x: Any) -> Any:
+                shape = (*x.shape[:-1], rows, -1)
+                embeddings = self.embeddings.expand(*x.shape[:-1], rows, embedded)
+                inputs = torch.cat([x.unsqueeze(-2).expand(shape), embeddings], -1)
+                return self.second(torch.tanh(self.first(inputs))).flatten(-2)
+
+        torch.manual_seed(0)
+        return Rows()
+    nnx, jnp = pytest.importorskip("flax.nnx"), backend.xp
+
+    class Layers(nnx.Module):
+        def __init__(self, rngs: Any) -> None:
+            self.embeddings = nnx.Param(rngs.params.normal((rows, embedded)))
+            self.first = nnx.Linear(noise + embedded, size, rngs=rngs)
+            self.second = nnx.Linear(size, columns, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            shape = (*x.shape[:-1], rows)
+            embeddings = jnp.broadcast_to(self.embeddings[...], (*shape, embedded))
+            inputs = jnp.broadcast_to(x[..., None, :], (*shape, x.shape[-1]))
+            made = self.second(jnp.tanh(self.first(jnp.concatenate([inputs, embeddings], -1))))
+            return made.reshape(*x.shape[:-1], -1)
+
+    return Layers(nnx.Rngs(0))
+
+
+@pytest.mark.slow
+def test_a_hypernetwork_fits_a_known_posterior(backend: Any) -> None:
+    """Of the weights of a linear layer, from a start off and half as wide."""
+    rows, columns, deviation = 2, 3, 0.5
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(20, columns))
+    y = x @ generator.normal(size=(columns, rows)) + deviation * generator.normal(size=(20, rows))
+    covariance = np.linalg.inv(x.T @ x / deviation**2 + np.eye(columns))
+    mean = (covariance @ x.T @ y / deviation**2).T.ravel()
+    scale = np.tile(np.sqrt(np.diag(covariance)), rows)
+    given = backend.arrays((x, y))
+
+    def model() -> None:
+        prior = backend.dist.Normal(backend.array(np.zeros((rows, columns))), 1.0)
+        weights = backend.host.sample("weights", prior.to_event(2))
+        mean = given[0] @ weights.T
+        backend.host.sample("y", backend.dist.Normal(mean, deviation).to_event(2), obs=given[1])
+
+    wide = np.kron(np.eye(rows), covariance)
+    start = Start((Mode(mean + 2.0 * scale, 0.5 * np.linalg.cholesky(wide), 0.0, 0.0),), 0)
+    dim = rows * columns
+    sampler = PushForward(hypernetwork(backend, dim + 2, rows, columns), extra_noise=2)
+    _, _, draws = fitted(backend, model, sampler, 600, start, num_samples=50)
+    # What 600 steps with 50 draws leave, in standard deviations; the start is off by 2 and 0.5.
+    np.testing.assert_allclose((draws.mean(0) - mean) / scale, 0.0, atol=0.3)
+    np.testing.assert_allclose(draws.std(0) / scale, 1.0, atol=0.25)

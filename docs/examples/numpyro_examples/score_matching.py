@@ -8,7 +8,10 @@ of
 
 is least where -grad E is the score of the noisy data. Samples begin at the widest noise and take
 steps of Langevin dynamics at each level in turn (Y. Song and S. Ermon 2019; W. Chen, B. Li, R.
-Zhang and Y. Li, "Bayesian Computation in Deep Learning", sections 3.1.2 and 3.2).
+Zhang and Y. Li, "Bayesian Computation in Deep Learning", sections 3.1.2 and 3.2). With
+``--sampler predictor-corrector`` they follow the diffusion that adds the noise, dx = g(t) dw,
+backwards in time: a step of that stochastic differential equation from each of many levels to the
+next, and one of Langevin dynamics there (Y. Song et al. 2021).
 
 The energy is a program: a Normal prior, which is the noise's and the data's spread, and a factor.
 Its latent is u = x / s, so that one `SGLD` with one step size serves all levels; the level and the
@@ -95,18 +98,30 @@ def train(options: shared.Options, data: Array, key: Array) -> tuple[Parameters,
     return parameters, float(losses[-200:].mean())
 
 
+def predicted(parameters: Parameters, x: Array, wide: Array, narrow: Array, key: Array) -> Array:
+    """A step of the reversed diffusion of x (n, D) from one level of noise to the next."""
+    lost = wide**2 - narrow**2
+    score = -jax.vmap(jax.grad(energy, 1), (None, 0, None))(parameters, x, wide)
+    return x + lost * score + jnp.sqrt(lost) * random.normal(key, x.shape)
+
+
 def generate(options: shared.Options, parameters: Parameters, dim: int, key: Array) -> Array:
     """Samples (SAMPLES, D): chains that go through all levels."""
     levels = jnp.array(options.noise_levels())
+    before = jnp.append(levels[:1], levels[:-1])
     kernel = nx.SGLD(program, options.step_size)
-    place, key = random.split(key)
+    place, forecast, key = random.split(key, 3)
     start = jnp.sqrt(1.0 + levels[0] ** 2) * random.normal(place, (shared.SAMPLES, dim))
     keys = random.split(key, shared.SAMPLES)
     begin = {"u": start / levels[0]}
     state = kernel.init(keys, 0, begin, (parameters, levels[0], dim), {})
 
-    def at_level(carry: tuple[Any, Array], level: Array) -> tuple[tuple[Any, Array], None]:
-        state, x = carry
+    def at_level(
+        carry: tuple[Any, Array], given: tuple[Array, Array, Array]
+    ) -> tuple[tuple[Any, Array], None]:
+        (state, x), (wide, level, key) = carry, given
+        if options.predicts:
+            x = predicted(parameters, x, wide, level, key)
         state = state._replace(z={"u": x / level})
 
         def langevin(_: int, state: Any) -> Any:
@@ -115,7 +130,8 @@ def generate(options: shared.Options, parameters: Parameters, dim: int, key: Arr
         state = lax.fori_loop(0, options.langevin_steps, langevin, state)
         return (state, level * state.z["u"]), None
 
-    return jax.jit(lambda carry: lax.scan(at_level, carry, levels)[0][1])((state, start))
+    given = (before, levels, random.split(forecast, len(levels)))
+    return jax.jit(lambda carry: lax.scan(at_level, carry, given)[0][1])((state, start))
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, float]:

@@ -8,7 +8,10 @@ of
 
 is least where -grad E is the score of the noisy data. Samples begin at the widest noise and take
 steps of Langevin dynamics at each level in turn (Y. Song and S. Ermon 2019; W. Chen, B. Li, R.
-Zhang and Y. Li, "Bayesian Computation in Deep Learning", sections 3.1.2 and 3.2).
+Zhang and Y. Li, "Bayesian Computation in Deep Learning", sections 3.1.2 and 3.2). With
+``--sampler predictor-corrector`` they follow the diffusion that adds the noise, dx = g(t) dw,
+backwards in time: a step of that stochastic differential equation from each of many levels to the
+next, and one of Langevin dynamics there (Y. Song et al. 2021).
 
 The energy is a program: a Normal prior, which is the noise's and the data's spread, and a factor.
 Its latent is u = x / s, so that one `SGLD` with one step size serves all levels; the level and the
@@ -87,18 +90,27 @@ def train(options: shared.Options, data: Tensor) -> tuple[Parameters, float]:
     return [(w.detach(), b.detach()) for w, b in parameters], float(np.mean(losses[-200:]))
 
 
+def predicted(parameters: Parameters, x: Tensor, wide: Tensor, narrow: Tensor) -> Tensor:
+    """A step of the reversed diffusion of x (n, D) from one level of noise to the next."""
+    lost = wide**2 - narrow**2
+    x = x.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(energy(parameters, x, wide).sum(), x)
+    return (x - lost * gradient + torch.sqrt(lost) * torch.randn(x.shape)).detach()
+
+
 def generate(options: shared.Options, parameters: Parameters, dim: int) -> Tensor:
     """Samples (SAMPLES, D): chains that go through all levels."""
     kernel = px.SGLD(program, options.step_size)
     levels = torch.tensor(options.noise_levels())
     x = torch.sqrt(1.0 + levels[0] ** 2) * torch.randn(shared.SAMPLES, dim)
-    for level in levels:
+    for wide, level in zip((levels[0], *levels[:-1]), levels, strict=True):
+        if options.predicts:
+            x = predicted(parameters, x, wide, level)
         kernel.initial_params = {"u": x / level}
         # The model is checked and traced the first time only; later calls bind another level.
         kernel.setup_chains(shared.SAMPLES, 0, parameters, level, dim)
         for _ in range(options.langevin_steps):
-            state = kernel.draw()
-        x = level * state.z
+            x = level * kernel.draw().z
     return x
 
 
