@@ -28,6 +28,7 @@ from numpyro_ext.gradients import SVRG
 from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.sharding import Sharding, on_own_axes
 from numpyro_ext.start import pieces_of
+from ppl_ext.arguments import entry
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, Sample, passes_of, total_rows
 from ppl_ext.documented import documented
@@ -72,6 +73,7 @@ EngineOf = Callable[[Callable[..., Any], LogDensity], "Engine | None"]
     engine="Engine",
     randomness="rng_key : array\n        JAX random key.",
 )
+@entry
 @on_own_axes
 def fit(
     rng_key: Array,
@@ -149,6 +151,7 @@ def fit(
 
 
 @documented(LOAD_DOCUMENTATION, host="NumPyro")
+@entry
 def load_fit(
     path: str | os.PathLike[str],
     model: Callable[..., Any] | None = None,

@@ -17,6 +17,7 @@ from numpyro_ext.draws import check_key
 from numpyro_ext.fit import seed_of, ways_of
 from numpyro_ext.guides.flat_density import check_has_flat_density, check_same_layout
 from numpyro_ext.start import GUIDE_FORM, is_guide, piece_of, started
+from ppl_ext.arguments import entry
 from ppl_ext.documented import documented
 from ppl_ext.fit import warm
 from ppl_ext.fit.fit import Fit
@@ -41,6 +42,7 @@ GIVEN = f"{GUIDE_FORM}, a pair (engine, result)"
     "with the host's 0.8 it often has seven.",
     mcmc="numpyro.infer.MCMC",
 )
+@entry
 def warm_chains(
     rng_key: Array,
     model: Callable[..., Any],

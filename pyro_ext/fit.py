@@ -17,6 +17,7 @@ from pyro.infer.autoguide import (
 )
 from torch import Tensor
 
+from ppl_ext.arguments import entry
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, Sample, passes_of, total_rows
 from ppl_ext.documented import documented
@@ -72,6 +73,7 @@ EngineOf = Callable[[Callable[..., Any], LogDensity], "Engine | None"]
     engine="Engine",
     randomness="seed : int\n        Of the random numbers; see below.",
 )
+@entry
 def fit(
     model: Callable[..., Any],
     *args: Any,
@@ -151,6 +153,7 @@ def fit(
 
 
 @documented(LOAD_DOCUMENTATION, host="Pyro")
+@entry
 def load_fit(
     path: str | os.PathLike[str],
     model: Callable[..., Any] | None = None,

@@ -14,6 +14,7 @@ from pyro.infer.autoguide import AutoContinuous
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 
+from ppl_ext.arguments import entry
 from ppl_ext.documented import documented
 from ppl_ext.fit import warm
 from ppl_ext.fit.fit import Fit
@@ -41,6 +42,7 @@ ACCEPTANCE = 0.8
     acceptance="Default: 0.8.",
     mcmc="pyro_ext.MCMC, which is a pyro.infer.MCMC",
 )
+@entry
 def warm_chains(
     model: Callable[..., Any],
     start_or_fit: Any,

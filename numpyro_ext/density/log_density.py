@@ -153,7 +153,7 @@ class LogDensity(LogDensityShell[Array, Data]):
             as_init_strategy(init_strategy), likelihood_temperature, particle_chunk, data_chunk
         )
         self.sharding = sharding
-        data = self._on_automatic_axes(as_data(model, args, dict(kwargs or {})))
+        data = self._on_automatic_axes(as_data(model, args, dict(kwargs or {}), anew=True))
         structure = structure_of_model(model, rng_key, data, init_strategy, engine, checked=check)
         structure = resolve_plates(
             model,

@@ -36,6 +36,7 @@ from numpyro_ext.diagnostics.host_fit import HostFit
 from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import Sharding, on_own_axes
+from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
@@ -79,6 +80,7 @@ Array = NDArray[Any]
             Key of the posterior and posterior predictive draws. Default: ``jax.random.key(0)``.
         """,
 )
+@entry
 @on_own_axes
 def to_arviz(
     engine: Any,

@@ -24,6 +24,7 @@ from numpyro_ext.laplace.likelihood import LikelihoodCurvature
 from numpyro_ext.laplace.prior import ConditionalPrior
 from numpyro_ext.programs import Program, concretely
 from numpyro_ext.stein import DirectionEngine
+from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.laplace.laplace_ggn import (
     DRAWS,
@@ -138,6 +139,7 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
 
     # -- the Gaussian -------------------------------------------------------------------------
 
+    @entry
     def fit_curvature(
         self, state: EngineState, *args: Any, batches: Iterable[Any] | None = None, **kwargs: Any
     ) -> Precision:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ppl_ext.arguments import check_same
 from ppl_ext.errors import ArgumentError
 
 #: Bytes of each array that a digest looks at.
@@ -114,6 +115,18 @@ def as_batch(given: Any) -> Batch:
             f"{sorted(axes)} in one. Give arguments that hold no rows by keyword."
         )
     return batch
+
+
+def check_placed(given: Batch, placed: Batch) -> None:
+    """See that the arrays of a loader's first batch are the same as a package's.
+
+    Raises
+    ------
+    ArgumentError
+        One was masked, or was rounded by more than an answer may depend on unseen.
+    """
+    for (name, before), (_, after) in zip(given.leaves(), placed.leaves(), strict=True):
+        check_same(name.strip("'"), before, after)
 
 
 def check_form(batch: Batch, form: Mapping[str, str], number: int, epoch: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ppl_ext.batches.batch import Batch, as_batch, check_form
+from ppl_ext.batches.batch import Batch, as_batch, check_form, check_placed
 from ppl_ext.batches.order import Order
 from ppl_ext.batches.prefetch import prefetched
 from ppl_ext.batches.stream import check_no_arguments
@@ -90,6 +90,9 @@ class Passes:
                 break
             else:
                 raise self._empty()
+            placed = self._raw.map(place)
+            check_placed(self._raw, placed)
+            return placed
         return self._raw.map(place)
 
     def seen(self, place: Place) -> Batch:
@@ -111,10 +114,12 @@ class Passes:
         began, kept, number, size = clock(), list[Batch](), 0, 0
         iterator = self.order.begin(0)
         for given in iterator:
-            batch = as_batch(given).map(place)
+            raw = as_batch(given)
+            batch = raw.map(place)
             if kept:
                 check_form(batch, kept[0].form(), len(kept), 0)
             else:
+                check_placed(raw, batch)
                 self._raw, first = batch, clock()
             kept.append(batch)
             number, size = number + batch.rows, size + batch.nbytes
