@@ -240,7 +240,7 @@ def ways_of(
 
     own = _by_engine(engine_of, model, target, data, strategy_key, passes, of_all)
     rows = rows_of(target, data)
-    options = strategy_key, generator, rows, digest, own
+    options = strategy_key, generator, rows, digest, own, passes is not None
     yield _problem("as written", target, target, data, as_written, *options)
     other = None if target.plates or rows.every else noncentered(target, data)
     if other is None:
@@ -256,7 +256,8 @@ def ways_of(
 
     name = f"with {', '.join(other[1])} non-centred"
     own = _by_engine(engine_of, other[0], moved, moved_data, strategy_key, passes, of_all)
-    options = strategy_key, generator, rows_of(moved, moved_data), digest, own
+    rows = rows_of(moved, moved_data)
+    options = strategy_key, generator, rows, digest, own, passes is not None
     yield _problem(name, moved, target, moved_data, of_sites, *options)
 
 
@@ -344,6 +345,7 @@ def _problem(
     rows: Rows,
     digest: Callable[[], str],
     approximate: Approximate | None,
+    has_loader: bool,
 ) -> Problem:
     def by_strategy(number: int) -> np.ndarray:
         return np.asarray(target.initial_positions(number, rng_key, data), np.float64)
@@ -369,4 +371,5 @@ def _problem(
         constrain,
         unconstrain,
         approximate,
+        has_loader,
     )

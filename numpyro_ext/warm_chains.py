@@ -121,6 +121,7 @@ def _meet(
     check_start(source, is_given, GIVEN)
     ways = ways_of(model, args, kwargs, seed_of(rng_key), generator, "warm_chains")
     way = next(ways)
+    way.observed.warn()
     target: LogDensity = way.own
     warm.check_whole(target.plates)
     if isinstance(source, Fit) and source.has_program:

@@ -39,6 +39,8 @@ class LogDensityShell(ABC, Generic[Array, Data]):
     bound: BoundModelShell[Array]
     #: Where ``initial_positions`` are drawn; None is the init strategy.
     start: Started | None = None
+    #: Whether the program has observed sites or factors.
+    sees_data: bool
     #: All rows, where they come from a loader; None where arguments hold them.
     passes: Passes | None = None
 

@@ -231,7 +231,7 @@ def ways_of(
 
     engine = _by_engine(engine_of, model, target, data, passes, of_all)
     rows = rows_of(target, data)
-    options = rng, generator, rows, digest, engine
+    options = rng, generator, rows, digest, engine, passes is not None
     yield _problem("as written", target, target, data, as_written, *options)
     other = None if target.plates or rows.every else noncentered(target, data)
     if other is None:
@@ -248,7 +248,7 @@ def ways_of(
     name = f"with {', '.join(other[1])} non-centred"
     engine = _by_engine(engine_of, other[0], moved, moved_data, passes, of_all)
     rows = rows_of(moved, moved_data)
-    options = rng, generator, rows, digest, engine
+    options = rng, generator, rows, digest, engine, passes is not None
     yield _problem(name, moved, target, moved_data, of_sites, *options)
 
 
@@ -331,6 +331,7 @@ def _problem(
     rows: Rows,
     digest: Callable[[], str],
     approximate: Approximate | None,
+    has_loader: bool,
 ) -> Problem:
     def by_strategy(number: int) -> np.ndarray:
         return target.initial_positions(number, rng, data).double().cpu().numpy()
@@ -357,4 +358,5 @@ def _problem(
         constrain,
         unconstrain,
         approximate,
+        has_loader,
     )

@@ -215,6 +215,7 @@ class _Met(NamedTuple):
         check_start(source, is_guide, GUIDE_FORM)
         ways = ways_of(model, args, kwargs, seed, generator)
         way = next(ways)
+        way.observed.warn()
         target: LogDensity = way.own
         warm.check_whole(target.plates)
         data = target.bind(*args, **kwargs)

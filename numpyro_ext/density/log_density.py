@@ -175,6 +175,7 @@ class LogDensity(LogDensityShell[Array, Data]):
         )
         self._assemble(Arguments(bound, self.init_strategy).traced_or_constant(data))
         self._check_options(structure.has_likelihood)
+        self.sees_data = structure.sees_data
         if check:
 
             def judge(attempt: Attempt) -> None:

@@ -170,7 +170,7 @@ class Fit:
         share = 1.0 if chains > 1 or correction is None else correction.share
         judged = climbed.ordered_draws
         sites = {name: _figures(np.asarray(judged[name]), chains, share) for name in draws}
-        verdict = replace(climbed.verdict, by_site=sites)
+        verdict = climbed.problem.observed.judged(replace(climbed.verdict, by_site=sites))
         return cls(draws, verdict, chains, climbed, generator, seed)
 
     @property
@@ -424,6 +424,7 @@ def fit(
         meter = Meter(budget or BUDGET, seconds or SECONDS, bar, clock=clock)
         wanted = policy.Wanted(float(target_ess), exact, meter.seconds, has_engine)
         ways = problems()
+        ways[0].observed.warn()
         found = Fit.of(climb(ways, generator, wanted, meter), generator, seed)
         if has_engine and found.num_chains > 1:
             found = _of_engine(ways[0], found, meter)
@@ -450,5 +451,6 @@ def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
         tuple(climbed.stages),
         confirmed=level == "approximate",
     )
+    verdict = problem.observed.judged(verdict)
     climbed = replace(climbed, problem=problem, positions=given.positions[:, None], sampled=None)
     return Fit(draws, verdict, 1, climbed, reference._generator, reference._seed)

@@ -14,6 +14,7 @@ from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Sample
 from ppl_ext.batches.stream import unscaled_error
 from ppl_ext.fit import policy
+from ppl_ext.fit.observed import Observed
 from ppl_ext.layouts import DataPlate
 from ppl_ext.settling import Settling
 from ppl_ext.start.paths import Evaluate
@@ -189,6 +190,8 @@ class Problem:
         minibatches and many dimensions. None where no engine can.
     maps : tuple of callable, optional
         From positions (P, D) to the values of the sites that are evaluated, and back.
+    observed : Observed
+        What of the data the program sees.
     """
 
     name: str
@@ -209,6 +212,7 @@ class Problem:
     parts: Callable[[], Sequence[Evaluate]] = tuple
     approximate: Approximate | None = None
     maps: Maps | None = None
+    observed: Observed = field(default_factory=Observed)
 
     @property
     def is_whole(self) -> bool:
@@ -250,6 +254,7 @@ def problem_of(
     constrain: Callable[[Positions], Mapping[str, Any]],
     unconstrain: Callable[[Mapping[str, np.ndarray]], Any],
     approximate: Approximate | None = None,
+    has_loader: bool = False,
 ) -> Problem:
     """The problem of a target, which is ``written`` or another way to write the same."""
     points = starting_points(rows.few, target.dim, generator, by_strategy, has_strategy=False)
@@ -272,6 +277,7 @@ def problem_of(
         rows.parts,
         approximate,
         maps_of(target.layout.names, constrain, unconstrain),
+        Observed(written.sees_data, {} if has_loader else dict(written.batch_plates)),
     )
 
 

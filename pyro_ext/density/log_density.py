@@ -163,6 +163,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         check_enumeration(bound, data)
         self._set_model(bound)
         self._check_options(structure.has_likelihood)
+        self.sees_data = structure.sees_data
         if self._splits_batches:
             self._check_part(data)
         elif sharding is not None and sharding.row_parts > 1 and not self.plates:
