@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -218,7 +219,8 @@ def ways_of(
         clock = time.perf_counter if sharding is None else sharding.clock
         sample = passes.sample(on_host, search.MOST_ROWS, clock)
         args, kwargs = sample.batch.args, {**of_all, **sample.batch.kwargs}
-    target = LogDensity(model, key, args, kwargs, engine=engine, sharding=sharding)
+    with nullcontext() if sample is None else sample.meeting():
+        target = LogDensity(model, key, args, kwargs, engine=engine, sharding=sharding)
     fitted = {name: value for name, value in (held or {}).items() if name in target.held}
     if fitted:
         target = target.with_held({**target.held, **fitted})

@@ -15,6 +15,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeAlias, TypeVar
@@ -23,7 +24,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.errors import ArgumentError, DataWarning
-from ppl_ext.options import described
+from ppl_ext.options import as_seed, described
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -47,6 +48,8 @@ _ONE_NUMBER = 1e4
 _QUARTILES = 1.349
 #: Where an entry point's argument has its model.
 _MODELS = ("model", "sampler.model", "kernel.model", "target.model")
+#: What torch says in a ValueError of an observation that is none of its tensors.
+_WANTS_TENSOR = "must be a Tensor"
 #: How to have double precision.
 _DOUBLE = "double precision: numpyro.enable_x64() first, or dtype=torch.float64"
 
@@ -68,7 +71,13 @@ def entry(verb: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         given = own.intersection(kwargs)
         if given:
             check_own_names(_model_of(places, args, kwargs), given, verb.__name__)
-        return verb(*args, **kwargs)
+        if "seed" in given:
+            kwargs["seed"] = as_seed(kwargs["seed"])
+        try:
+            return verb(*args, **kwargs)
+        except ArgumentError as error:
+            # Its words tell all, and where it comes from is a page for each frame in a notebook.
+            raise error.with_traceback(None) from error.__cause__
 
     return entered
 
@@ -373,6 +382,44 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     slots = [key for kind in type(value).__mro__ for key in getattr(kind, "__slots__", ())]
     more = ((key, getattr(value, key)) for key in slots if hasattr(value, key))
     return ((f"{name}.{key}", each) for key, each in (*own, *more))
+
+
+@contextmanager
+def named_if_foreign(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    own: tuple[type, ...],
+    advice: str,
+) -> Iterator[None]:
+    """Context of a first run of a model, whose errors name arguments that may be to blame.
+
+    They are arrays of other kinds than a host's ``own``, such as columns of a data frame: a model
+    may make its own of them, or fail in the host's words. ``advice`` says how to make one.
+
+    Raises
+    ------
+    ArgumentError
+        The model failed, and has such arguments.
+    """
+    try:
+        yield
+    except (TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, ValueError) and _WANTS_TENSOR not in str(error):
+            raise
+        others = {
+            name: f"{type(each).__module__.partition('.')[0]}.{type(each).__name__}"
+            for name, each in named_arrays(model, args, kwargs)
+            if not isinstance(each, own)
+        }
+        if not others:
+            raise
+        told = ", ".join(f"'{name}' is a {kind}" for name, kind in list(others.items())[:_NAMED])
+        first = str(error).strip().partition("\n")[0]
+        raise ArgumentError(
+            f"The model failed with {type(error).__name__}: {first} Argument {told}, which it may "
+            f"not be made for. {advice}"
+        ) from error
 
 
 def nonfinite_arguments(

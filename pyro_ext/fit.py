@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -212,7 +213,8 @@ def ways_of(
         sample = passes.sample(placing(None), search.MOST_ROWS, clock)
         args, kwargs = sample.batch.args, {**of_all, **sample.batch.kwargs}
         loaded = tuple(sample.batch.kwargs)
-    target = LogDensity(model, args, kwargs, sharding=sharding, loaded=loaded)
+    with nullcontext() if sample is None else sample.meeting():
+        target = LogDensity(model, args, kwargs, sharding=sharding, loaded=loaded)
     data = target.bind(*args, **kwargs)
     rows_of = partial(_rows, sample=sample, passes=passes, kwargs=of_all, generator=generator)
 

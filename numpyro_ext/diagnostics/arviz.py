@@ -33,6 +33,7 @@ from numpyro_ext.density.batches import place
 from numpyro_ext.density.replay import is_quick, replay
 from numpyro_ext.diagnostics.chains import Chains
 from numpyro_ext.diagnostics.host_fit import HostFit
+from numpyro_ext.draws import key_or
 from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import Sharding, on_own_axes
@@ -155,7 +156,7 @@ def to_arviz(
     check_sharding(sharding, Sharding)
     target = engine.target if sharding is None else engine.target.with_sharding(sharding)
     data = target.bind(*args, **kwargs)
-    key = jax.random.key(0) if rng_key is None else rng_key
+    key = key_or(rng_key)
     options = {} if num_samples is None else {"num_samples": num_samples}
     given = engine.get_samples(state, rng_key=key, **options)
     draws = {name: np.asarray(given[name]) for name in target.layout.names if name in given}

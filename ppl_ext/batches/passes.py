@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,7 +15,7 @@ from ppl_ext.batches.batch import Batch, as_batch, check_form, check_placed
 from ppl_ext.batches.order import Order
 from ppl_ext.batches.prefetch import prefetched
 from ppl_ext.batches.stream import check_no_arguments
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, ModelCheckError
 
 #: What makes an array of a loader one of a package's.
 Place: TypeAlias = Callable[[Any], Any]
@@ -38,6 +39,26 @@ class Sample:
     batch: Batch
     is_all: bool
     seconds: float
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Context in which a model is met with these rows, which may be more than its plate has.
+
+        Raises
+        ------
+        ModelCheckError
+            The model cannot be fitted.
+        """
+        try:
+            yield
+        except ModelCheckError as error:
+            if self.is_all or "subsample_size" not in str(error):
+                raise
+            raise ModelCheckError(
+                "Expected a loader that ends after all rows of the model's plate, found one that "
+                f"has given {self.batch.rows} rows and goes on. Give one pass over the data, such "
+                f"as a DataLoader, or the plate the number of rows. The model says: {error}"
+            ) from error
 
     def in_parts(self, number: int) -> list[Batch]:
         """The sample in parts of one size; rows that are left over are in none."""
