@@ -121,9 +121,9 @@ def _meet(
     check_start(source, is_given, GIVEN)
     ways = ways_of(model, args, kwargs, seed_of(rng_key), generator, "warm_chains")
     way = next(ways)
-    way.observed.warn()
     target: LogDensity = way.own
-    warm.check_whole(target.plates)
+    warm.check_whole({**target.plates, **target.batch_plates})
+    way.observed.warn()
     if isinstance(source, Fit) and source.has_program:
         return warm.way_of(source, [way, *ways]).own, warm.of_fit(source)
     transport = _transport(source, target)

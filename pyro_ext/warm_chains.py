@@ -215,9 +215,9 @@ class _Met(NamedTuple):
         check_start(source, is_guide, GUIDE_FORM)
         ways = ways_of(model, args, kwargs, seed, generator)
         way = next(ways)
-        way.observed.warn()
         target: LogDensity = way.own
-        warm.check_whole(target.plates)
+        warm.check_whole({**target.plates, **target.batch_plates})
+        way.observed.warn()
         data = target.bind(*args, **kwargs)
         if isinstance(source, Fit) and source.has_program:
             chosen = warm.way_of(source, [way, *ways])
