@@ -29,12 +29,6 @@ def call(trial: Trial, verb: str, *args: Any, **options: Any) -> Any:
     return getattr(trial.public, verb)(*keys, *args, **options)
 
 
-def refused_early(trial: Trial, words: str, run: Callable[[], Any], error: str = "") -> None:
-    """See that a call is refused; no engine takes steps in it."""
-    with trial.refused(words, error or "ArgumentError"):
-        run()
-
-
 # -- keywords ------------------------------------------------------------------------------------
 
 
@@ -295,9 +289,8 @@ def _whole_of_loader(trial: Trial) -> None:
             host.sample("y", dist.Normal(mu, 1.0), obs=y)
 
     loader = [(y[rows],) for rows in np.split(np.arange(40), 4)]
-    refused_early(
-        trial, "would wrap", lambda: call(trial, "fit", model, batches=loader, progress_bar=False)
-    )
+    with trial.refused("would wrap"):
+        call(trial, "fit", model, batches=loader, progress_bar=False)
 
 
 # -- what is observed ------------------------------------------------------------------------------
@@ -370,13 +363,11 @@ fault(OBSERVED, "`fit` of `plate(subsample=index)`", NOT_TRUSTED, numpyro=None)(
 )
 
 
-@fault(
-    OBSERVED, "`warm_chains` of a minibatch as arguments", "a warning, with the rows of how many"
-)
+@fault(OBSERVED, "`warm_chains` of a minibatch as arguments")
 def _warm(trial: Trial) -> None:
     y = trial.backend.array(np.linspace(-1.0, 2.0, 20))
     options = {"num_samples": 20, "num_chains": 2, "progress_bar": False}
-    with trial.warned("arguments hold 20", trial.public.DataWarning):
+    with trial.refused("all rows, found minibatches of plate 'rows'"):
         call(trial, "warm_chains", of_index(trial.backend), _draws(trial), y, **options)
 
 
@@ -449,7 +440,8 @@ def _no_key(trial: Trial) -> None:
         lambda: public.predictive_distribution(model, _draws(trial), y, rng_key=0),
         lambda: public.calibrate(model, y),
     ):
-        refused_early(trial, words, run)
+        with trial.refused(words):
+            run()
 
 
 @fault("Data", "a column of a data frame, or arrays of the other framework")
