@@ -114,8 +114,7 @@ class LogDensityShell(ABC, Generic[Array, Data]):
         if not pairs:
             return
         stacked = {name: np.stack([each[name] for each in chosen]) for name in first}
-        position = 0.1 * np.cos(np.arange(self.dim))
-        found = self._likelihoods(np.tile(position, (len(chosen), 1)), stacked, data)
+        found = self._likelihoods(np.tile(self._near_zero(), (len(chosen), 1)), stacked, data)
         for (name, other, share), (one, two, both) in zip(pairs, found.reshape(-1, 3), strict=True):
             apart = share * one + (1.0 - share) * two
             # What is infinite or NaN tells nothing.
@@ -127,6 +126,10 @@ class LogDensityShell(ABC, Generic[Array, Data]):
                     "sites. Take out what is computed of a whole batch, such as x - x.mean(0) or "
                     "batch normalisation, or compute it of all rows before the fit."
                 )
+
+    def _near_zero(self) -> Float[np.ndarray, " D"]:
+        """A position near zero at which no two coordinates are the same."""
+        return 0.1 * np.cos(np.arange(self.dim))
 
     @abstractmethod
     def _likelihoods(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
@@ -293,27 +293,32 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         ModelCheckError
             The model computes it where torch records nothing.
         """
-        z = torch.zeros(self.dim, dtype=self.dtype, device=self.device, requires_grad=True)
-        with torch.enable_grad():
-            log_prior, log_likelihood = self.evaluate(z, data, self.bound.first_rows())
-        if not (log_prior + log_likelihood).requires_grad:
-            raise ModelCheckError(
-                "Expected a log density with a gradient, found that torch records none of it. Take "
-                "torch.no_grad or torch.inference_mode off the model, and detach() off what it "
-                "computes of latent sites."
-            )
+        # What is switched off around the call is no fault of the model.
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            suppress(torch.linalg.LinAlgError),
+        ):
+            z = torch.as_tensor(self._near_zero(), dtype=self.dtype, device=self.device)
+            parts = self.evaluate(z.requires_grad_(), data, self.bound.first_rows())
+            if not any(each.requires_grad for each in parts):
+                raise ModelCheckError(
+                    "Expected a log density with a gradient, found that torch records none of it. "
+                    "Take torch.no_grad or torch.inference_mode off the model, and detach() off "
+                    "what it computes of latent sites."
+                )
 
     def _likelihoods(
         self, z: Float[np.ndarray, "K D"], rows: Mapping[str, np.ndarray], data: Data
     ) -> Float[np.ndarray, " K"]:
         positions = torch.as_tensor(z, dtype=self.dtype, device=self.device)
         numbers = {name: torch.as_tensor(each, device=self.device) for name, each in rows.items()}
-        with torch.no_grad():
-            found = [
-                self.evaluate(each, data, {name: own[k] for name, own in numbers.items()})[1]
-                for k, each in enumerate(positions)
-            ]
-        return np.asarray([float(each) for each in found])
+        found = np.full(len(positions), np.nan)
+        with torch.no_grad(), suppress(torch.linalg.LinAlgError):
+            for k, each in enumerate(positions):
+                own = {name: rows[k] for name, rows in numbers.items()}
+                found[k] = float(self.evaluate(each, data, own)[1])
+        return found
 
     def _arguments(self, data: Data, indices: Indices | None) -> Any:
         return as_arguments(data.args, data.kwargs, self.bound.check_indices(indices))
