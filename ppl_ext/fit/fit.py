@@ -491,7 +491,7 @@ def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
     shapes = {name: np.shape(value)[1:] for name, value in reference.draws.items()}
     theirs = flat_columns(climbed.ordered_draws, shapes, reference.num_chains)
     found = compared(flat_columns(climbed.ordered(draws), shapes), theirs, problem.dim)
-    level, reasons = policy.judge_engine(given.engine, reference.verdict, found.wrong)
+    level, reasons = policy.judge_engine(given.engine, climbed.verdict, found.wrong)
     verdict = Verdict(
         level,
         (*reasons, f"Against chains, {found.worst.told}"),
