@@ -17,6 +17,7 @@ from numpyro_ext.density.replay import replay
 from numpyro_ext.density.simulate import one_run, prior_draws
 from numpyro_ext.draws import check_key
 from numpyro_ext.fit import fit
+from ppl_ext.arguments import entry
 from ppl_ext.calibrate import calibrate as shared
 from ppl_ext.calibrate.calibrate import (
     CALIBRATE_DOCUMENTATION,
@@ -39,6 +40,7 @@ from ppl_ext.fit.fit import Fit
     arguments="a key and of the model's arguments,",
     sources="what :func:`check` takes: a fit, ``(engine, result)``, ``(svi, result)``, ``mcmc``",
 )
+@entry
 def calibrate(
     rng_key: Array,
     model: Callable[..., Any],

@@ -22,6 +22,7 @@ from numpyro_ext.diagnostics.predictive import predictive_distribution
 from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
 from numpyro_ext.fit import ways_of
+from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.check import check as shared
 from ppl_ext.check.check import CHECK_DOCUMENTATION, CHECK_ESS, Program
@@ -45,6 +46,7 @@ WIDTH = 500
     ),
     randomness="rng_key : array\n        JAX random key.",
 )
+@entry
 def check(
     rng_key: Array,
     draws: Any,
@@ -83,9 +85,8 @@ def check(
     source = source_of(draws, lambda found: of_host(found, model, *first, of_source, passes))
 
     def predictions() -> str:
-        predicted = predictive_distribution(
-            model, source.draws, *held_out or (), params=source.held or None
-        )
+        held = {"params": source.held} if source.held else {}
+        predicted = predictive_distribution(model, source.draws, *held_out or (), **held)
         return told_of_predictions(predicted)
 
     generator = np.random.default_rng(np.asarray(random.bits(rng_key, (4,))))

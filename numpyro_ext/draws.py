@@ -31,6 +31,20 @@ def check_key(rng_key: Any) -> None:
         )
 
 
+def key_or(rng_key: Any, default: Any = None) -> Array:
+    """A key that may be left out, then ``default`` or ``jax.random.key(0)``.
+
+    Raises
+    ------
+    ArgumentError
+        It is something else.
+    """
+    if rng_key is None:
+        return random.key(0) if default is None else default
+    check_key(rng_key)
+    return rng_key
+
+
 def standard_normal(rng_key: Array, shape: tuple[int, ...], dtype: Any = float) -> Array:
     """The numbers of ``jax.random.normal``, drawn as one vector."""
     return random.normal(rng_key, (math.prod(shape),), dtype).reshape(shape)

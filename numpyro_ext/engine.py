@@ -56,6 +56,7 @@ from numpyro_ext.programs import Loop, Program
 from numpyro_ext.sharding import Sharding, on_own_axes
 from numpyro_ext.start import GUIDE_FORM, is_guide, started
 from ppl_ext import state_files
+from ppl_ext.arguments import entry
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import check_not_shared
 from ppl_ext.batches.stream import Stream, check_no_arguments
@@ -672,6 +673,7 @@ class Engine(EngineShell, ABC):
 
     # -- verbs --------------------------------------------------------------------------------
 
+    @entry
     @on_own_axes
     def init(self, rng_key: Array, *args: Any, start: Any = None, **kwargs: Any) -> EngineState:
         """Check the model with these arguments and return the state before the first step.
@@ -701,6 +703,7 @@ class Engine(EngineShell, ABC):
         self._bound, data = self._bind(keys, args, kwargs)
         return self._first_state(self._bound, keys, data, start)
 
+    @entry
     @on_own_axes
     def update(
         self, state: EngineState, *args: Any, **kwargs: Any
@@ -732,6 +735,7 @@ class Engine(EngineShell, ABC):
             raise self._nonfinite_error(int(state.step) + 1, state)
         return found.state._replace(batches=state.batches), found.loss
 
+    @entry
     @_reading
     @on_own_axes
     def run(
@@ -818,17 +822,7 @@ class Engine(EngineShell, ABC):
             ``batches`` are none of these, end before the run does, or change their form.
         """
         check_num_steps(num_steps, "the second argument of run, after the key")
-        self._check_run(
-            progress_bar,
-            checkpoint,
-            batches=batches,
-            init_state=init_state,
-            callback=callback,
-            callback_every=callback_every,
-            checkpoint_every=checkpoint_every,
-            keep_best=keep_best,
-            until=until,
-        )
+        self._check_run(callback, checkpoint)
         rule = rule_of(until)
         self._check_start(start, has_state=init_state is not None)
         loader: Any = batches
@@ -840,7 +834,8 @@ class Engine(EngineShell, ABC):
                 self.sharding.check_batch(stream.rows, self._digest((args, own)))
         reached = None
         if init_state is None:
-            state = self.init(rng_key, *args, start=start, **kwargs)
+            begun = {} if start is None else {"start": start}
+            state = self.init(rng_key, *args, **begun, **kwargs)
         else:
             if self._bound is None:
                 bound, _ = self._bind(_keys(rng_key), args, kwargs)
@@ -1062,6 +1057,7 @@ class Engine(EngineShell, ABC):
             state_files.save(path, self._header(plan), trees, _as_numpy)
         self.sharding.agreed(0, f"the saving of step {int(state.step)}")
 
+    @entry
     @on_own_axes
     def load(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> EngineState:
         """Read a saved state; a run with ``init_state`` goes on from it exactly.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from numpyro_ext.gradients import SVRG
 from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.sharding import Sharding, on_own_axes
 from numpyro_ext.start import pieces_of
+from ppl_ext.arguments import entry
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, Sample, passes_of, total_rows
 from ppl_ext.documented import documented
@@ -72,6 +74,7 @@ EngineOf = Callable[[Callable[..., Any], LogDensity], "Engine | None"]
     engine="Engine",
     randomness="rng_key : array\n        JAX random key.",
 )
+@entry
 @on_own_axes
 def fit(
     rng_key: Array,
@@ -147,6 +150,7 @@ def fit(
 
 
 @documented(LOAD_DOCUMENTATION, host="NumPyro")
+@entry
 def load_fit(
     path: str | os.PathLike[str],
     model: Callable[..., Any] | None = None,
@@ -213,7 +217,8 @@ def ways_of(
         clock = time.perf_counter if sharding is None else sharding.clock
         sample = passes.sample(on_host, search.MOST_ROWS, clock)
         args, kwargs = sample.batch.args, {**of_all, **sample.batch.kwargs}
-    target = LogDensity(model, key, args, kwargs, engine=engine, sharding=sharding)
+    with nullcontext() if sample is None else sample.meeting():
+        target = LogDensity(model, key, args, kwargs, engine=engine, sharding=sharding)
     fitted = {name: value for name, value in (held or {}).items() if name in target.held}
     if fitted:
         target = target.with_held({**target.held, **fitted})
@@ -235,7 +240,7 @@ def ways_of(
 
     own = _by_engine(engine_of, model, target, data, strategy_key, passes, of_all)
     rows = rows_of(target, data)
-    options = strategy_key, generator, rows, digest, own
+    options = strategy_key, generator, rows, digest, own, passes is not None
     yield _problem("as written", target, target, data, as_written, *options)
     moves = Moves() if target.plates or rows.every else moves_of(target, data)
     if not moves.latents:
@@ -250,7 +255,8 @@ def ways_of(
 
     name = f"with {', '.join(moves.latents)} non-centred"
     own = _by_engine(engine_of, program, moved, moved_data, strategy_key, passes, of_all)
-    options = strategy_key, generator, rows_of(moved, moved_data), digest, own
+    rows = rows_of(moved, moved_data)
+    options = strategy_key, generator, rows, digest, own, passes is not None
     yield _problem(name, moved, target, moved_data, of_sites, *options, moves.latents)
 
 
@@ -338,6 +344,7 @@ def _problem(
     rows: Rows,
     digest: Callable[[], str],
     approximate: Approximate | None,
+    has_loader: bool,
     latents: Mapping[str, str] | None = None,
 ) -> Problem:
     def by_strategy(number: int) -> np.ndarray:
@@ -365,4 +372,5 @@ def _problem(
         unconstrain,
         approximate,
         latents,
+        has_loader,
     )

@@ -19,6 +19,7 @@ from numpyro_ext.draws import check_key
 from numpyro_ext.fit import seed_of, ways_of
 from numpyro_ext.guides.flat_density import check_has_flat_density, check_same_layout
 from numpyro_ext.start import GUIDE_FORM, is_guide, piece_of, started
+from ppl_ext.arguments import entry
 from ppl_ext.documented import documented
 from ppl_ext.fit import warm
 from ppl_ext.fit.fit import Fit
@@ -43,6 +44,7 @@ GIVEN = f"{GUIDE_FORM}, a pair (engine, result)"
     "with the host's 0.8 it often has seven.",
     mcmc="numpyro.infer.MCMC",
 )
+@entry
 def warm_chains(
     rng_key: Array,
     model: Callable[..., Any],
@@ -123,7 +125,8 @@ def _meet(
     ways = ways_of(model, args, kwargs, seed_of(rng_key), generator, "warm_chains")
     way = next(ways)
     target: LogDensity = way.own
-    warm.check_whole(target.plates)
+    warm.check_whole({**target.plates, **target.batch_plates})
+    way.observed.warn()
     if isinstance(source, Fit) and source.has_program:
         return warm.way_of(source, itertools.chain([way], ways)).own, warm.of_fit(source)
     transport = _transport(source, target)

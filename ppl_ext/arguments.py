@@ -1,18 +1,325 @@
-"""The model's arguments by name: what an error says of the array that it may come from."""
+"""The door for a model's arguments: what is refused before anything is computed of them.
+
+Every entry point that takes a model's arguments takes them through here. :func:`entry` refuses
+keywords that an entry point and the model both have. :func:`check_call` refuses arguments that do
+not fit the model's signature, masks that would be lost, and numbers that the host's precision does
+not hold. Errors name the arrays as the model does (:func:`named_arrays`).
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
+import operator
+import warnings
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
+from jaxtyping import Float
 
-from ppl_ext.errors import ArgumentError
-from ppl_ext.options import described
+from ppl_ext.errors import ArgumentError, DataWarning
+from ppl_ext.options import as_seed, described
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+#: From the type of an array of NumPy's to the one that it gets in a host.
+Kept: TypeAlias = Callable[[np.dtype[Any]], np.dtype[Any]]
 
 #: How many arrays a message names at most.
 _NAMED = 5
+#: Containers of an argument that are looked into: objects may hold a whole program.
+_CONTAINERS = 1_000
+#: What holds no arrays.
+_PLAIN = (str, bytes, bool, int, float, complex, type, type(None))
+#: Rounding of a column, as a share of its spread, that no answer may depend on unseen.
+ROUNDED = 1e-3
+#: Entries of an array that the look at rounding takes, spread evenly, and the rows of a wide one:
+#: how large numbers are beside their spread shows in few.
+_LOOKED_AT, _ROWS = 2**14, 2**7
+#: Roundings of double precision within which the entries of a column are one number, computed.
+_ONE_NUMBER = 1e4
+#: Standard deviations of a Normal between its quartiles.
+_QUARTILES = 1.349
+#: Where an entry point's argument has its model.
+_MODELS = ("model", "sampler.model", "kernel.model", "target.model")
+#: What torch says in a ValueError of an observation that is none of its tensors.
+_WANTS_TENSOR = "must be a Tensor"
+#: How to have double precision.
+_DOUBLE = "double precision: numpyro.enable_x64() first, or dtype=torch.float64"
+
+
+def entry(verb: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """An entry point that refuses keywords which its own signature and the model's both have.
+
+    The model is its parameter ``model``, or that of its first parameter: an engine, a fit or the
+    host's ``MCMC``.
+    """
+    signature = inspect.signature(verb)
+    parameters = signature.parameters.values()
+    own = {each.name for each in parameters if each.kind not in (_ARGS, _KWARGS)}
+    by_place = [each.name for each in parameters if each.kind is _BY_PLACE]
+    places = {name: number for number, name in enumerate(by_place)}
+
+    @wraps(verb)
+    def entered(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        given = own.intersection(kwargs)
+        if given:
+            check_own_names(_model_of(places, args, kwargs), given, verb.__name__)
+        if "seed" in given:
+            kwargs["seed"] = as_seed(kwargs["seed"])
+        try:
+            return verb(*args, **kwargs)
+        except ArgumentError as error:
+            # Its words tell all, and where it comes from is a page for each frame in a notebook.
+            raise error.with_traceback(None) from error.__cause__
+
+    return entered
+
+
+_ARGS, _KWARGS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+_BY_PLACE = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+def _model_of(places: Mapping[str, int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The model of a call, or None."""
+    if kwargs.get("model") is not None:
+        return kwargs["model"]
+    if places.get("model", len(args)) < len(args):
+        return args[places["model"]]
+    owner = args[0] if args else kwargs.get(next(iter(places)))
+    for path in _MODELS:
+        try:
+            return operator.attrgetter(path)(owner)
+        except (AttributeError, ArgumentError):
+            continue
+    return None
+
+
+def check_own_names(model: Any, given: set[str], verb: str) -> None:
+    """See that keywords which an entry point takes for itself are not meant for the model.
+
+    Parameters
+    ----------
+    model : callable or None
+    given : set of str
+        Names that were given by keyword, of the entry point's own parameters.
+    verb : str
+        Its name.
+
+    Raises
+    ------
+    ArgumentError
+        The model has a parameter of one of these names.
+    """
+    parameters = getattr(_signature(model), "parameters", {})
+    bound = getattr(model, "keywords", {})
+    names = sorted(name for name in given if name in parameters and name not in bound)
+    if names:
+        raise ArgumentError(
+            f"Expected keywords that are of {verb} alone, found {names}, which are parameters of "
+            f"the model as well, so that {verb} would take them for itself. Bind the model's "
+            f"before, and give {verb} that one: functools.partial(model, {names[0]}=...)."
+        )
+
+
+def _signature(model: Any) -> inspect.Signature | None:
+    """The signature of a function or a module; None where Python cannot tell."""
+    try:
+        return inspect.signature(getattr(model, "forward", model))
+    except (TypeError, ValueError):
+        return None
+
+
+def check_call(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    kept: Kept | None = None,
+    *,
+    anew: bool = False,
+) -> None:
+    """See that a model can be called with these arguments, and that nothing of them is lost.
+
+    Parameters
+    ----------
+    model : callable
+    args, kwargs
+        Its arguments.
+    kept : callable, optional
+        What the host makes of types of NumPy's arrays; None where they stay as they are.
+    anew : bool
+        Whether arrays that were looked at before are looked at again: they may have been written
+        to.
+
+    Raises
+    ------
+    ArgumentError
+        The arguments do not fit its signature, hold masked arrays, whose mask would be lost, or
+        numbers that the host's precision does not hold.
+    """
+    signature = _signature(model)
+    named = _by_position(args, kwargs)
+    if signature is not None:
+        try:
+            named = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise ArgumentError(
+                f"The arguments do not fit the model: {error}. Expected model{signature}, found "
+                f"{len(args)} positional arguments and keywords {sorted(kwargs)}."
+            ) from None
+    for name, array in _arrays_in(named):
+        check_array(name, array, kept, anew=anew)
+
+
+def check_array(name: str, array: Any, kept: Kept | None = None, *, anew: bool = False) -> None:
+    """See that nothing of an array is lost on its way into a host; see :func:`check_call`."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise ArgumentError(
+            f"Expected arrays without a mask of NumPy's own, found a masked array in argument "
+            f"'{name}', whose mask neither host knows. Pass its data and its mask apart, and put "
+            "the mask on the observed site: with mask(mask=~hidden)."
+        )
+    if kept is None or not isinstance(array, np.ndarray | np.generic):
+        return
+    own = np.dtype(kept(array.dtype))
+    if own.kind not in "iuf" or not array.size or (_is_known(array, own) and not anew):
+        return
+    if own.kind == "f":
+        check_digits(name, array, own)
+    else:
+        check_range(name, array, own)
+        _warn_of_whole(name, array, np.dtype(kept(np.dtype(np.float64))))
+    _remember(array, own)
+
+
+def check_digits(name: str, array: np.ndarray, own: np.dtype[Any]) -> None:
+    """See that a type with a fraction holds what differs between the entries of a column.
+
+    Raises
+    ------
+    ArgumentError
+        It does not.
+    """
+    share = _rounding(array, own) if own.itemsize < array.dtype.itemsize else 0.0
+    if share > ROUNDED:
+        x = _in_formula(name)
+        raise ArgumentError(
+            f"Expected numbers that the model's precision, {own}, holds, found that rounding "
+            f"argument '{name}' to it changes entries by {share:.2g} of their spread, as of times "
+            f"in seconds since 1970. Centre it first, as {x} - {x}.mean(), or use {_DOUBLE}. Pass "
+            f"{x}.astype('{own}') where the rounding is meant."
+        )
+
+
+def check_range(name: str, array: np.ndarray, own: np.dtype[Any]) -> None:
+    """See that a type of whole numbers holds those of an array.
+
+    Raises
+    ------
+    ArgumentError
+        It does not.
+    """
+    if np.can_cast(array.dtype, own):
+        return
+    low, high, limits = int(array.min()), int(array.max()), np.iinfo(own)
+    if low < limits.min or high > limits.max:
+        x = _in_formula(name)
+        raise ArgumentError(
+            f"Expected whole numbers that {own} holds, from {limits.min} to {limits.max}, found "
+            f"{low} to {high} in argument '{name}', which would wrap to other numbers. Pass "
+            f"{x} - {x}.min(), codes from 0 on, or numbers with a fraction, {x}.astype(float); or "
+            f"use {_DOUBLE}."
+        )
+
+
+def check_same(name: str, given: Any, placed: Any) -> None:
+    """See that an array of a loader is the same after it was made one of a package's.
+
+    Raises
+    ------
+    ArgumentError
+        It was rounded by more than an answer may depend on unseen.
+    """
+    own = str(placed.dtype).removeprefix("torch.")
+    array = given.detach().cpu().numpy() if hasattr(given, "detach") else np.asarray(given)
+    check_array(name, given)
+    if array.dtype.kind == "f" and own in ("float32", "float16"):
+        check_digits(name, array, np.dtype(own))
+
+
+def _in_formula(name: str) -> str:
+    return name if name.isidentifier() else "x"
+
+
+def _warn_of_whole(name: str, array: np.ndarray, fraction: np.dtype[Any]) -> None:
+    """Say where whole numbers lose digits in a program that computes with them in a type."""
+    # Up to this whole number the type holds all.
+    whole = 2 ** (np.finfo(fraction).nmant + 1)
+    if array.dtype.itemsize < fraction.itemsize or max(-int(array.min()), int(array.max())) < whole:
+        return
+    share, x = _rounding(array, fraction), _in_formula(name)
+    if share > ROUNDED:
+        warnings.warn(
+            f"The whole numbers of argument '{name}' are large beside their spread: where the "
+            f"model computes with them in {fraction} they are rounded by {share:.2g} of it. Pass "
+            f"{x} - {x}.min(), or use {_DOUBLE}.",
+            DataWarning,
+            stacklevel=2,
+        )
+
+
+def _rounding(array: np.ndarray, kept: np.dtype[Any]) -> float:
+    """Largest share of a column's spread that rounding changes a quarter of its entries by.
+
+    Spread is that between quartiles, in standard deviations of a Normal, which a few numbers far
+    away, such as codes for missing ones, do not move; the standard deviation where that is zero.
+    """
+    if array.ndim == 0 or len(array) < 2:
+        return 0.0
+    rows = array.reshape(len(array), -1)
+    wide = max(1, math.ceil(rows.shape[1] * min(_ROWS, len(rows)) / _LOOKED_AT))
+    rows = rows[:, ::wide]
+    long = max(1, math.ceil(len(rows) * rows.shape[1] / _LOOKED_AT))
+    with np.errstate(all="ignore"):
+        columns = np.sort(rows[::long].astype(np.float64), axis=0)  # NaN come last
+        columns[~np.isfinite(columns)] = np.nan
+        counts = np.maximum(np.isfinite(columns).sum(0), 1)
+        first, third = (_at(columns, (part * (counts - 1)) // 4) for part in (1, 3))
+        spread = (third - first) / _QUARTILES
+        if (spread == 0.0).any():
+            middle = np.where(np.isfinite(columns), columns, first)
+            spread = np.where(spread > 0.0, spread, middle.std(0))
+        changed = np.sort(np.abs(columns - columns.astype(kept).astype(np.float64)), axis=0)
+        rounding = _at(changed, (3 * (counts - 1)) // 4)
+        size = np.maximum(np.abs(first), np.abs(third))
+        shares = rounding / spread
+    differs = spread > _ONE_NUMBER * np.finfo(np.float64).eps * size
+    return float(np.max(shares, where=differs & ~np.isnan(shares), initial=0.0))
+
+
+def _at(columns: Float[np.ndarray, "N K"], places: np.ndarray) -> Float[np.ndarray, " K"]:
+    return np.take_along_axis(columns, places[None], 0)[0]
+
+
+#: Arrays that were looked at, by identity, with the type that they got.
+_known: dict[int, tuple[weakref.ref[Any], np.dtype[Any]]] = {}
+
+
+def _is_known(array: Any, kept: np.dtype[Any]) -> bool:
+    known = _known.get(id(array))
+    return known is not None and known[0]() is array and known[1] == kept
+
+
+def _remember(array: Any, kept: np.dtype[Any]) -> None:
+    if isinstance(array, np.ndarray):
+        number = id(array)
+        _known[number] = weakref.ref(array, lambda _: _known.pop(number, None)), kept
 
 
 def check_callable(model: Any, host: str) -> None:
@@ -33,23 +340,86 @@ def named_arrays(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
     """The arrays among a model's arguments, also those inside of containers, with their names."""
-    try:
-        named = inspect.signature(getattr(model, "forward", model)).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):
-        named = {**{f"args[{number}]": each for number, each in enumerate(args)}, **kwargs}
+    signature = _signature(model)
+    named = _by_position(args, kwargs)
+    if signature is not None:
+        try:
+            named = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            pass
+    return _arrays_in(named)
+
+
+def _by_position(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**{f"args[{number}]": each for number, each in enumerate(args)}, **kwargs}
+
+
+def _arrays_in(named: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Arrays of mappings, sequences, records and objects that are none of a framework's."""
     for name, value in named.items():
-        yield from _arrays_in(name, value)
+        waiting, seen = deque([(name, value)]), set[int]()
+        while waiting and len(seen) < _CONTAINERS:
+            name, value = waiting.popleft()
+            if hasattr(value, "__array__") and hasattr(value, "shape"):
+                yield name, value
+            elif not isinstance(value, _PLAIN) and id(value) not in seen:
+                seen.add(id(value))
+                waiting.extend(_inside(name, value))
 
 
-def _arrays_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What a container holds, with its names."""
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _arrays_in(f"{name}[{key!r}]", each)
-    elif isinstance(value, tuple | list):
-        for number, each in enumerate(value):
-            yield from _arrays_in(f"{name}[{number}]", each)
-    elif hasattr(value, "__array__") and hasattr(value, "shape"):
-        yield name, value
+        return ((f"{name}[{key!r}]", each) for key, each in value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return ((f"{name}.{key}", getattr(value, key)) for key in value._fields)
+    if isinstance(value, tuple | list):
+        pairs = enumerate(value)
+        return ((f"{name}[{n}]", each) for n, each in pairs if not isinstance(each, _PLAIN))
+    if callable(value) and not is_dataclass(value):
+        return iter(())  # modules and distributions, whose arrays are a framework's
+    own = getattr(value, "__dict__", {}).items()
+    slots = [key for kind in type(value).__mro__ for key in getattr(kind, "__slots__", ())]
+    more = ((key, getattr(value, key)) for key in slots if hasattr(value, key))
+    return ((f"{name}.{key}", each) for key, each in (*own, *more))
+
+
+@contextmanager
+def named_if_foreign(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    own: tuple[type, ...],
+    advice: str,
+) -> Iterator[None]:
+    """Context of a first run of a model, whose errors name arguments that may be to blame.
+
+    They are arrays of other kinds than a host's ``own``, such as columns of a data frame: a model
+    may make its own of them, or fail in the host's words. ``advice`` says how to make one.
+
+    Raises
+    ------
+    ArgumentError
+        The model failed, and has such arguments.
+    """
+    try:
+        yield
+    except (TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, ValueError) and _WANTS_TENSOR not in str(error):
+            raise
+        others = {
+            name: f"{type(each).__module__.partition('.')[0]}.{type(each).__name__}"
+            for name, each in named_arrays(model, args, kwargs)
+            if not isinstance(each, own)
+        }
+        if not others:
+            raise
+        told = ", ".join(f"'{name}' is a {kind}" for name, kind in list(others.items())[:_NAMED])
+        first = str(error).strip().partition("\n")[0]
+        raise ArgumentError(
+            f"The model failed with {type(error).__name__}: {first} Argument {told}, which it may "
+            f"not be made for. {advice}"
+        ) from error
 
 
 def nonfinite_arguments(

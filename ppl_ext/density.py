@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.errors import ArgumentError, ModelCheckError
+from ppl_ext.errors import ModelCheckError
 
 Array = TypeVar("Array")
 
@@ -65,62 +64,6 @@ def tempered(
     likelihood: Any = log_likelihood
     joint: Array = prior + (likelihood if temperature == 1.0 else likelihood / temperature)
     return joint
-
-
-def check_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """See that a model can be called with these arguments.
-
-    Raises
-    ------
-    ArgumentError
-        The arguments do not fit its signature, or are masked arrays, whose mask would be lost.
-    """
-    for each in (*args, *kwargs.values()):
-        if isinstance(each, np.ma.MaskedArray):
-            raise ArgumentError(
-                "Expected arrays without a mask of NumPy's own, found a masked array, whose mask "
-                "neither host knows. Pass its data and its mask apart, and put the mask on the "
-                "observed site: with mask(mask=~hidden)."
-            )
-    try:
-        signature = inspect.signature(model)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise ArgumentError(
-            f"The arguments do not fit the model: {error}. Expected model{signature}, found "
-            f"{len(args)} positional arguments and keywords {sorted(kwargs)}."
-        ) from error
-
-
-def check_own_names(model: Callable[..., Any], given: Mapping[str, bool]) -> None:
-    """See that what a run takes for itself is not meant for the model.
-
-    Parameters
-    ----------
-    model : callable
-    given : mapping of str to bool
-        Options of the run, and whether they were given.
-
-    Raises
-    ------
-    ArgumentError
-        An option was given that the model has a parameter for, too.
-    """
-    try:
-        parameters = inspect.signature(getattr(model, "forward", model)).parameters
-    except (TypeError, ValueError):
-        return
-    bound = getattr(model, "keywords", {})
-    names = [name for name in parameters if given.get(name) and name not in bound]
-    if names:
-        raise ArgumentError(
-            f"Expected arguments of run alone, found {names}, which are parameters of the model "
-            "as well, so that run would take them for itself. Bind the model's before: "
-            f"functools.partial(model, {names[0]}=...)."
-        )
 
 
 def check_subsample_size(name: str, size: int, subsample_size: int) -> None:

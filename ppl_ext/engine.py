@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 from ppl_ext.arguments import check_callable, nonfinite_arguments
 from ppl_ext.best import LARGEST, Watch
-from ppl_ext.density import check_own_names
 from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.noncentred import Moves, Noncentred, say_before_run
@@ -260,7 +259,6 @@ class EngineShell(Documented):
         ArgumentError
             It is not.
         """
-        check_own_names(self.model, {"start": start is not None})
         check_start(start, self._is_guide, self._guide_form)
         if start is not None and has_state:
             raise ArgumentError(
@@ -268,19 +266,16 @@ class EngineShell(Documented):
                 f"{described(start)}. Leave start out, or make a new {type(self).__name__}."
             )
 
-    def _check_run(self, progress_bar: bool, checkpoint: Any, **others: Any) -> None:
-        """See that a run's options are its own, and that its checkpoint can be written.
+    def _check_run(self, callback: Any, checkpoint: Any) -> None:
+        """See that a run's callback can be called, and that its checkpoint can be written.
 
         Raises
         ------
         ArgumentError
-            The model has a parameter of an option's name, the callback cannot be called with a
-            step, the engine or its state, and figures, or the checkpoint cannot be written.
+            The callback cannot be called with a step, the engine or its state, and figures, or
+            the checkpoint cannot be written.
         """
-        given = {name: value is not None for name, value in others.items()}
-        given |= {"progress_bar": not progress_bar, "checkpoint": checkpoint is not None}
-        check_own_names(self.model, given)
-        check_callback(others.get("callback"))
+        check_callback(callback)
         if checkpoint is not None and (self.sharding is None or self.sharding.writes):
             check_can_save(checkpoint)
 

@@ -241,3 +241,20 @@ class StartWarning(UserWarning):
         ...
     ppl_ext.errors.StartWarning: told
     """
+
+
+class DataWarning(UserWarning):
+    """A model does not see the data as they were given, or not all of them; the message says what.
+
+    Examples
+    --------
+    See to it that a model sees all of its data:
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", DataWarning)
+    ...     warnings.warn("told", DataWarning)  # in place of a run
+    Traceback (most recent call last):
+        ...
+    ppl_ext.errors.DataWarning: told
+    """

@@ -9,12 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Generic, Self, TypeVar
 
+import numpy as np
 from jaxtyping import Float, Int
 
 from ppl_ext.batches.passes import Passes
 from ppl_ext.bound_model import BoundModelShell
 from ppl_ext.density import Array, Score, ScoreParts
-from ppl_ext.errors import ArgumentError, HeldParameterWarning
+from ppl_ext.errors import ArgumentError, HeldParameterWarning, ModelCheckError
 from ppl_ext.layouts import DataPlate, sweep_ranges
 from ppl_ext.options import check_count, check_number, described
 from ppl_ext.start.given import Started
@@ -23,6 +24,8 @@ Data = TypeVar("Data")
 
 #: How many parameters or networks a warning names.
 _NAMED = 6
+#: Relative difference of two sums of log likelihoods that is put down to rounding.
+APART = 1e-4
 
 
 class LogDensityShell(ABC, Generic[Array, Data]):
@@ -39,6 +42,8 @@ class LogDensityShell(ABC, Generic[Array, Data]):
     bound: BoundModelShell[Array]
     #: Where ``initial_positions`` are drawn; None is the init strategy.
     start: Started | None = None
+    #: Whether the program has observed sites or factors.
+    sees_data: bool
     #: All rows, where they come from a loader; None where arguments hold them.
     passes: Passes | None = None
 
@@ -85,6 +90,52 @@ class LogDensityShell(ABC, Generic[Array, Data]):
                 "model has no likelihood, that is neither observed sites nor factors inside a "
                 "plate. The density of a Stan program is in one piece; temper it in the program."
             )
+
+    def _check_rows_apart(self, data: Data) -> None:
+        """See that the likelihood of a row does not depend on the other rows of its batch.
+
+        A batch of two rows, each of them many times, has the mean of the likelihoods of batches of
+        either, where rows stand apart: each counts N/n times.
+
+        Raises
+        ------
+        ModelCheckError
+            It does, so that a batch is no picture of all rows.
+        """
+        first = {name: np.arange(each.subsample_size) for name, each in self.plates.items()}
+        pairs, chosen = [], []
+        for name, plate in self.plates.items():
+            if plate.subsample_size > 1:
+                for other in {1, plate.size // 2, plate.size - 1}:
+                    one, two = np.zeros_like(first[name]), np.full_like(first[name], other)
+                    both = np.where(first[name] < len(one) // 2, one, two)
+                    pairs.append((name, other, len(one) // 2 / len(one)))
+                    chosen += [{**first, name: rows} for rows in (one, two, both)]
+        if not pairs:
+            return
+        stacked = {name: np.stack([each[name] for each in chosen]) for name in first}
+        found = self._likelihoods(np.tile(self._near_zero(), (len(chosen), 1)), stacked, data)
+        for (name, other, share), (one, two, both) in zip(pairs, found.reshape(-1, 3), strict=True):
+            apart = share * one + (1.0 - share) * two
+            # What is infinite or NaN tells nothing.
+            if abs(both - apart) > APART * np.abs([one, two, both]).max():
+                raise ModelCheckError(
+                    f"The likelihood of a row of plate '{name}' depends on the other rows of its "
+                    f"minibatch: batches of rows 0 and {other} have {both:.6g} together, and "
+                    f"{apart:.6g} apart. Expected rows that are independent given the latent "
+                    "sites. Take out what is computed of a whole batch, such as x - x.mean(0) or "
+                    "batch normalisation, or compute it of all rows before the fit."
+                )
+
+    def _near_zero(self) -> Float[np.ndarray, " D"]:
+        """A position near zero at which no two coordinates are the same."""
+        return 0.1 * np.cos(np.arange(self.dim))
+
+    @abstractmethod
+    def _likelihoods(
+        self, z: Float[np.ndarray, "K D"], rows: Mapping[str, np.ndarray], data: Data
+    ) -> Float[np.ndarray, " K"]:
+        """Log likelihoods at positions, each with its own rows (K, n) of every plate."""
 
     @property
     def batch_arguments(self) -> bool:

@@ -35,6 +35,19 @@ def check_count(name: str, value: Any, least: int = 1, *, optional: bool = False
         raise ArgumentError(f"Expected {name} to be an int >= {least}, found {described(value)}.")
 
 
+def as_seed(value: Any) -> int:
+    """A seed as every generator takes it: any whole number, modulo 2^63.
+
+    Raises
+    ------
+    ArgumentError
+        It is no whole number.
+    """
+    if not is_count(value, -math.inf):
+        raise ArgumentError(f"Expected seed to be an int, found {described(value)}.")
+    return int(value) % 2**63
+
+
 def described(value: Any) -> str:
     """A value in a message: itself where that is short, else its type."""
     text = repr(value)

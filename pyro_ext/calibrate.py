@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ppl_ext.arguments import entry
 from ppl_ext.calibrate import calibrate as shared
 from ppl_ext.calibrate.calibrate import (
     CALIBRATE_DOCUMENTATION,
@@ -37,6 +38,7 @@ from pyro_ext.fit import fit
     arguments="the model's arguments,",
     sources="what :func:`check` takes: a fit, an engine, ``svi`` or its guide, ``mcmc``",
 )
+@entry
 def calibrate(
     model: Callable[..., Any],
     *args: Any,

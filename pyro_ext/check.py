@@ -12,6 +12,7 @@ import torch
 from pyro.infer import MCMC, SVI
 from torch import Tensor
 
+from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.check import check as shared
 from ppl_ext.check.check import CHECK_DOCUMENTATION, CHECK_ESS, Program
@@ -39,6 +40,7 @@ from pyro_ext.fit import ways_of
     ),
     randomness="seed : int\n        Of the random numbers; see below.",
 )
+@entry
 def check(
     draws: Any,
     model: Callable[..., Any],

@@ -43,6 +43,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ppl_ext import state_files
+from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import check_not_shared
 from ppl_ext.batches.stream import Stream, check_no_arguments, place_of
 from ppl_ext.best import Best, warn_if_lost
@@ -342,6 +343,7 @@ class Engine(EngineShell, ABC):
 
     # -- set up ------------------------------------------------------------------------------
 
+    @entry
     @_at_work
     def setup(self, *args: Any, start: Any = None, **kwargs: Any) -> None:
         """Check the model with these arguments and build the state, without taking a step.
@@ -568,6 +570,7 @@ class Engine(EngineShell, ABC):
         finally:
             del self._thread["of"]
 
+    @entry
     @_at_work
     def step(self, *args: Any, **kwargs: Any) -> float:
         """Take one step with these arguments of the model and return the loss.
@@ -628,6 +631,7 @@ class Engine(EngineShell, ABC):
         if self._stream is not None:
             self._stream.taken(update.finite)
 
+    @entry
     @_at_work
     @_reading
     def run(
@@ -709,16 +713,7 @@ class Engine(EngineShell, ABC):
         check_num_steps(num_steps, "the first argument of run")
         sharding = self.sharding
         is_first = sharding is None or sharding.writes
-        self._check_run(
-            progress_bar,
-            checkpoint if is_first else None,
-            batches=batches,
-            callback=callback,
-            callback_every=callback_every,
-            checkpoint_every=checkpoint_every,
-            keep_best=keep_best,
-            until=until,
-        )
+        self._check_run(callback, checkpoint if is_first else None)
         rule = rule_of(until)
         self._check_start(start, self._has_state())
         cadence = Cadence.of(

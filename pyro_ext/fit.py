@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from pyro.infer.autoguide import (
 )
 from torch import Tensor
 
+from ppl_ext.arguments import entry
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, Sample, passes_of, total_rows
 from ppl_ext.documented import documented
@@ -72,6 +74,7 @@ EngineOf = Callable[[Callable[..., Any], LogDensity], "Engine | None"]
     engine="Engine",
     randomness="seed : int\n        Of the random numbers; see below.",
 )
+@entry
 def fit(
     model: Callable[..., Any],
     *args: Any,
@@ -149,6 +152,7 @@ def fit(
 
 
 @documented(LOAD_DOCUMENTATION, host="Pyro")
+@entry
 def load_fit(
     path: str | os.PathLike[str],
     model: Callable[..., Any] | None = None,
@@ -207,7 +211,8 @@ def ways_of(
         sample = passes.sample(placing(None), search.MOST_ROWS, clock)
         args, kwargs = sample.batch.args, {**of_all, **sample.batch.kwargs}
         loaded = tuple(sample.batch.kwargs)
-    target = LogDensity(model, args, kwargs, sharding=sharding, loaded=loaded)
+    with nullcontext() if sample is None else sample.meeting():
+        target = LogDensity(model, args, kwargs, sharding=sharding, loaded=loaded)
     data = target.bind(*args, **kwargs)
     rows_of = partial(_rows, sample=sample, passes=passes, kwargs=of_all, generator=generator)
 
@@ -226,7 +231,7 @@ def ways_of(
 
     engine = _by_engine(engine_of, model, target, data, passes, of_all)
     rows = rows_of(target, data)
-    options = rng, generator, rows, digest, engine
+    options = rng, generator, rows, digest, engine, passes is not None
     yield _problem("as written", target, target, data, as_written, *options)
     moves = Moves() if target.plates or rows.every else moves_of(target, data)
     if not moves.latents:
@@ -242,7 +247,7 @@ def ways_of(
     name = f"with {', '.join(moves.latents)} non-centred"
     engine = _by_engine(engine_of, program, moved, moved_data, passes, of_all)
     rows = rows_of(moved, moved_data)
-    options = rng, generator, rows, digest, engine
+    options = rng, generator, rows, digest, engine, passes is not None
     yield _problem(name, moved, target, moved_data, of_sites, *options, moves.latents)
 
 
@@ -325,6 +330,7 @@ def _problem(
     rows: Rows,
     digest: Callable[[], str],
     approximate: Approximate | None,
+    has_loader: bool,
     latents: Mapping[str, str] | None = None,
 ) -> Problem:
     def by_strategy(number: int) -> np.ndarray:
@@ -353,4 +359,5 @@ def _problem(
         unconstrain,
         approximate,
         latents,
+        has_loader,
     )

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from pyro.infer.autoguide import AutoContinuous, AutoGuide
 
+from ppl_ext.arguments import entry
 from ppl_ext.errors import ArgumentError
 from ppl_ext.start.given import DRAWS, HOST, SEARCH, Space, Started
 from ppl_ext.start.search import InPieces, Piece, begin, rows_of, starts_by_host
@@ -23,6 +24,7 @@ from pyro_ext.guides.flat_density import flat_density
 GUIDE_FORM = "a Pyro autoguide that has its parameters"
 
 
+@entry
 def find_start(model: Callable[..., Any], *args: Any, seed: int = 0, **kwargs: Any) -> Start:
     """Find where runs of a model's engines may start: Normals near the modes of its density.
 

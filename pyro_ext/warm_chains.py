@@ -15,6 +15,7 @@ from pyro.infer.autoguide import AutoContinuous
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 
+from ppl_ext.arguments import entry
 from ppl_ext.documented import documented
 from ppl_ext.fit import warm
 from ppl_ext.fit.fit import Fit
@@ -42,6 +43,7 @@ ACCEPTANCE = 0.8
     acceptance="Default: 0.8.",
     mcmc="pyro_ext.MCMC, which is a pyro.infer.MCMC",
 )
+@entry
 def warm_chains(
     model: Callable[..., Any],
     start_or_fit: Any,
@@ -215,7 +217,8 @@ class _Met(NamedTuple):
         ways = ways_of(model, args, kwargs, seed, generator)
         way = next(ways)
         target: LogDensity = way.own
-        warm.check_whole(target.plates)
+        warm.check_whole({**target.plates, **target.batch_plates})
+        way.observed.warn()
         data = target.bind(*args, **kwargs)
         if isinstance(source, Fit) and source.has_program:
             chosen = warm.way_of(source, itertools.chain([way], ways))

@@ -27,7 +27,7 @@ from numpyro_ext.density.handlers import (
 )
 from numpyro_ext.density.index_use import index_use
 from numpyro_ext.density.layout import Data, DataPlate, Indices
-from ppl_ext.density import check_call
+from ppl_ext.arguments import check_call
 from ppl_ext.discrete import enumeration_error, steering_error
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from ppl_ext.fingerprint import Fingerprint
@@ -41,15 +41,21 @@ _OF_INTEGERS = re.compile(r"with shape (u?int|bool)")
 MAX_PROGRAMS = 256
 
 
-def as_data(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Data:
-    """Arguments of one call, checked against the model's signature.
+def as_data(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    anew: bool = False,
+) -> Data:
+    """Arguments of one call, as they go through the door of :func:`ppl_ext.arguments.check_call`.
 
     Raises
     ------
     ArgumentError
-        The arguments do not fit the signature of the model.
+        The arguments do not fit the signature of the model, or something of them would be lost.
     """
-    check_call(model, args, kwargs)
+    check_call(model, args, kwargs, jax.dtypes.canonicalize_dtype, anew=anew)
     return Data(args, kwargs)
 
 

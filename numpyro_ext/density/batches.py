@@ -16,6 +16,7 @@ from jax.experimental import io_callback
 from numpyro_ext.callbacks import remembered
 from numpyro_ext.density.arguments import Arguments
 from numpyro_ext.density.layout import Data
+from ppl_ext.arguments import check_range
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, total_rows
 
@@ -28,7 +29,10 @@ _ALIGNED = 64
 def on_host(leaf: Any) -> np.ndarray:
     """An array of a loader as one of NumPy's of its own, in JAX's precision."""
     array = np.asarray(leaf.detach().cpu() if hasattr(leaf, "detach") else leaf)
-    return np.array(array, jax.dtypes.canonicalize_dtype(array.dtype), order="C")
+    own = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
+    if own.kind in "iu" and array.size:
+        check_range("of a batch", array, own)
+    return np.array(array, own, order="C")
 
 
 def place(leaf: Any) -> Array:

@@ -22,6 +22,7 @@ from numpyro import handlers
 from numpyro.infer import init_to_uniform
 
 from numpyro_ext.density.handlers import (
+    LOG_DETERMINANT,
     InitialStates,
     PlateRecorder,
     Site,
@@ -29,6 +30,7 @@ from numpyro_ext.density.handlers import (
     belongs_to_prior,
     handling,
     is_enumerated,
+    is_factor,
     is_latent,
     is_observation,
     site_log_prob,
@@ -153,6 +155,8 @@ class Structure:
         Observed sites other than factors.
     has_likelihood : bool
         Whether there are observed sites or factors inside a plate.
+    sees_data : bool
+        Whether there are observed sites or factors.
     enumerated : tuple of str
         Discrete latent sites, which are summed out.
     nesting : int
@@ -174,6 +178,7 @@ class Structure:
     batch_plates: dict[str, DataPlate] = field(default_factory=dict)
     latent_values: dict[str, jax.ShapeDtypeStruct] = field(default_factory=dict)
     has_likelihood: bool = True
+    sees_data: bool = True
     enumerated: tuple[str, ...] = ()
     nesting: int = 0
 
@@ -227,6 +232,11 @@ def structure_of(run: FirstRun) -> Structure:
         latent_values=latent_values,
         has_likelihood=any(
             site["type"] == "sample" and not belongs_to_prior(site) for site in run.trace.values()
+        ),
+        sees_data=any(
+            is_observation(site) or (is_factor(site) and LOG_DETERMINANT not in site["infer"])
+            for site in run.trace.values()
+            if site["type"] == "sample"
         ),
         enumerated=tuple(name for name, site in run.trace.items() if is_enumerated(site)),
         nesting=max(

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float
 
@@ -38,12 +39,14 @@ from numpyro_ext.density.start import Attempt, StartingPositions, numbers_of_key
 from numpyro_ext.density.sweep import sum_over_rows
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import Sharding
-from ppl_ext.arguments import check_callable
+from ppl_ext.arguments import check_callable, named_if_foreign
 from ppl_ext.batches.passes import Passes
 from ppl_ext.discrete import check_curvature
 from ppl_ext.errors import ArgumentError
 from ppl_ext.log_density import LogDensityShell, warn_of_held_parameters
 from ppl_ext.options import check_count
+
+_ADVICE = "Pass arrays of JAX or NumPy, as y.to_numpy() of a column or tensor.numpy() gives."
 
 
 class LogDensity(LogDensityShell[Array, Data]):
@@ -153,8 +156,11 @@ class LogDensity(LogDensityShell[Array, Data]):
             as_init_strategy(init_strategy), likelihood_temperature, particle_chunk, data_chunk
         )
         self.sharding = sharding
-        data = self._on_automatic_axes(as_data(model, args, dict(kwargs or {})))
-        structure = structure_of_model(model, rng_key, data, init_strategy, engine, checked=check)
+        data = self._on_automatic_axes(as_data(model, args, dict(kwargs or {}), anew=True))
+        with named_if_foreign(model, args, kwargs or {}, (jax.Array, np.ndarray), _ADVICE):
+            structure = structure_of_model(
+                model, rng_key, data, init_strategy, engine, checked=check
+            )
         structure = resolve_plates(
             model,
             structure,
@@ -175,6 +181,7 @@ class LogDensity(LogDensityShell[Array, Data]):
         )
         self._assemble(Arguments(bound, self.init_strategy).traced_or_constant(data))
         self._check_options(structure.has_likelihood)
+        self.sees_data = structure.sees_data
         if check:
 
             def judge(attempt: Attempt) -> None:
@@ -184,6 +191,8 @@ class LogDensity(LogDensityShell[Array, Data]):
             evaluated = self.arguments.as_evaluated(data)
             self._start.check(rng_key, evaluated, judge)
             check_enumeration(bound, evaluated)
+            if sharding is None:  # positions are fewer than devices may be
+                self._check_rows_apart(data)
         warn_of_held_parameters(
             held_without_prior(structure),
             "initial",
@@ -268,6 +277,13 @@ class LogDensity(LogDensityShell[Array, Data]):
         self, z: Float[Array, " D"], data: Data, indices: Mapping[str, Array] | None = None
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         return self._evaluation.value(data, dict(indices or {}), z)
+
+    def _likelihoods(
+        self, z: Float[np.ndarray, "K D"], rows: Mapping[str, np.ndarray], data: Data
+    ) -> Float[np.ndarray, " K"]:
+        one = partial(self._evaluation.batch, self._evaluation.value)
+        positions, arguments = jnp.asarray(z, self.dtype), self.arguments.as_evaluated(data)
+        return np.asarray(Program(one, rarely=True)(positions, arguments, dict(rows))[1])
 
     def forget_programs(self) -> None:
         """Let go of the programs that looked for a start and at it; a network's are large."""

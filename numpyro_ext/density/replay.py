@@ -42,6 +42,7 @@ from numpyro_ext.density.layout import Data
 from numpyro_ext.density.linearized import linearized
 from numpyro_ext.density.log_density import LogDensity
 from numpyro_ext.density.prediction import prediction_of
+from numpyro_ext.draws import key_or
 from numpyro_ext.programs import Program
 from ppl_ext.diagnostics.replay import (
     DATA_CHUNK,
@@ -333,7 +334,7 @@ def replay(
         check_draw_shape(name, value.shape, described[name].shape)
     recorder = Recorder(described, groups, len(next(iter(values.values()))), target.plates)
     if groups:
-        key = random.key(0) if rng_key is None else rng_key
+        key = key_or(rng_key)
         rows = data_chunk or target.data_chunk or DATA_CHUNK
         most = discrete == "most probable"
         unseen, size = frozenset(missing), draw_chunk or DRAW_CHUNK

@@ -33,9 +33,11 @@ from numpyro_ext.density.batches import place
 from numpyro_ext.density.replay import is_quick, replay
 from numpyro_ext.diagnostics.chains import Chains
 from numpyro_ext.diagnostics.host_fit import HostFit
+from numpyro_ext.draws import key_or
 from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import Sharding, on_own_axes
+from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
@@ -79,6 +81,7 @@ Array = NDArray[Any]
             Key of the posterior and posterior predictive draws. Default: ``jax.random.key(0)``.
         """,
 )
+@entry
 @on_own_axes
 def to_arviz(
     engine: Any,
@@ -153,7 +156,7 @@ def to_arviz(
     check_sharding(sharding, Sharding)
     target = engine.target if sharding is None else engine.target.with_sharding(sharding)
     data = target.bind(*args, **kwargs)
-    key = jax.random.key(0) if rng_key is None else rng_key
+    key = key_or(rng_key)
     options = {} if num_samples is None else {"num_samples": num_samples}
     given = engine.get_samples(state, rng_key=key, **options)
     draws = {name: np.asarray(given[name]) for name in target.layout.names if name in given}

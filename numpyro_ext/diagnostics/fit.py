@@ -18,6 +18,7 @@ from jaxtyping import Float
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.replay import is_quick
+from numpyro_ext.draws import key_or
 from numpyro_ext.engine import EngineState, RunResult
 from numpyro_ext.guides.flat_density import (
     FlatDensity,
@@ -126,7 +127,7 @@ def fitted_guide(
         check_fits_a_guide(fit)
         state = state_of_engine(fit, state)
         target, data = target_of_engine(fit, model, args, kwargs, passes)
-        key = state.rng_key if rng_key is None else rng_key
+        key = key_or(rng_key, state.rng_key)
         if hasattr(fit, "approximation"):
             density, parameters = fit.approximation(state)
             return FittedGuide(density, parameters, target, data, key)
@@ -156,7 +157,7 @@ def fitted_guide(
             f"Expected the parameters of {type(fit).__name__}, as svi.get_params(state) gives "
             f"them, found none of the name {missing} among {sorted(params)}."
         )
-    key = random.key(0) if rng_key is None else rng_key
+    key = key_or(rng_key)
     return FittedGuide(density, density.from_host(params), target, data, key)
 
 

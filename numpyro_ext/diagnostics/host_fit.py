@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jax import Array, random
+from jax import Array
 from jaxtyping import Float
 from numpyro.infer import Predictive
 
 from numpyro_ext.density import Data
 from numpyro_ext.diagnostics.fit import FittedGuide, fitted_guide, target_of_model
+from numpyro_ext.draws import key_or
 from numpyro_ext.guides.flat_density import Parameters, check_has_flat_density
 from numpyro_ext.programs import Program
 from ppl_ext.batches.passes import Passes
@@ -72,7 +73,7 @@ class HostFit:
         self, params: Mapping[str, Any], rng_key: Array | None = None, num_samples: int = HOST_DRAWS
     ) -> dict[str, Array]:
         """Draws of the latent sites, leading dimension = draws."""
-        key = random.key(0) if rng_key is None else rng_key
+        key = key_or(rng_key)
         if self.fitted is not None:
             density, target = self.fitted.density, self.target
 

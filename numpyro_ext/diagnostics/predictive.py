@@ -13,6 +13,7 @@ from numpyro_ext.density.replay import replay
 from numpyro_ext.diagnostics.fit import target_of_model
 from numpyro_ext.engine import Engine
 from numpyro_ext.sharding import Sharding, on_own_axes
+from ppl_ext.arguments import entry
 from ppl_ext.diagnostics.predictive_data import (
     PREDICTIVE_DOCUMENTATION,
     discrete_latents,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         """,
     one_by_one="",
 )
+@entry
 @on_own_axes
 def predictive_distribution(
     model: Callable[..., Any],

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.descent import DescentEngine
-from numpyro_ext.draws import standard_normal
+from numpyro_ext.draws import key_or, standard_normal
 from numpyro_ext.engine import EngineState, Plan, key_of_draws
 from numpyro_ext.guides.arrays import JaxFunctions
 from numpyro_ext.networks.modules import take_apart
@@ -199,7 +199,7 @@ class SteinDiscrepancyVI(Shell, DescentEngine):
         def draw(state: EngineState, key: Array, data: Data) -> Array:
             return self._drawn(plan, state, state.algorithm.parameters, key, number, data)[0]
 
-        key = key_of_draws(state) if rng_key is None else rng_key
+        key = key_or(rng_key, key_of_draws(state))
         state = state._replace(batches=None)
         drawn: Array = Program(draw, rarely=True)(state, key, self.data)
         return drawn

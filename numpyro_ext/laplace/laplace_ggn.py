@@ -17,13 +17,14 @@ from numpyro_ext.curvature import Curvature, GaussNewton, row_structure
 from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import place
-from numpyro_ext.draws import standard_normal
+from numpyro_ext.draws import key_or, standard_normal
 from numpyro_ext.engine import EngineState, Plan, key_of_draws
 from numpyro_ext.laplace.gaussian import Precision, precision_of
 from numpyro_ext.laplace.likelihood import LikelihoodCurvature
 from numpyro_ext.laplace.prior import ConditionalPrior
 from numpyro_ext.programs import Program, concretely
 from numpyro_ext.stein import DirectionEngine
+from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.laplace.laplace_ggn import (
     DRAWS,
@@ -139,6 +140,7 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
 
     # -- the Gaussian -------------------------------------------------------------------------
 
+    @entry
     def fit_curvature(
         self, state: EngineState, *args: Any, batches: Iterable[Any] | None = None, **kwargs: Any
     ) -> Precision:
@@ -166,7 +168,7 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
         self.check_state(state)
         mode = self.particles(state)[0]
         _, precision = self._fit(mode)
-        key = key_of_draws(state) if rng_key is None else rng_key
+        key = key_or(rng_key, key_of_draws(state))
         return plan.posterior.draws(precision, mode, key, number)
 
     def approximation(self, state: EngineState) -> tuple[GaussianDensity, Any]:

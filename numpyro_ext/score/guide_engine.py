@@ -24,6 +24,7 @@ from numpyro.infer.autoguide import AutoGuide
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Layout
 from numpyro_ext.descent import ADAM, DescentEngine, adam_step
+from numpyro_ext.draws import key_or
 from numpyro_ext.engine import EngineState, Plan, key_of_draws
 from numpyro_ext.guides.flat_density import (
     FlatDensity,
@@ -156,7 +157,7 @@ class GuideEngine(GuideShell, DescentEngine):
         number = DRAWS if num_samples is None else num_samples
         check_count("num_samples", number)
         draw = _compiled_draws(plan.density, number, rng_key is None)
-        return draw(state, state.rng_key if rng_key is None else rng_key)
+        return draw(state, key_or(rng_key, state.rng_key))
 
     # -- the fit ------------------------------------------------------------------------------
 

@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ppl_ext.arguments import check_same
 from ppl_ext.errors import ArgumentError
 
 #: Bytes of each array that a digest looks at.
 _LOOKED_AT = 2**16
+#: An odd number whose bits are as good as random (that of splitmix64), which mixes words.
+_MIXED = np.uint64(0xBF58476D1CE4E5B9)
 
 
 class Batch(NamedTuple):
@@ -58,6 +61,24 @@ class Batch(NamedTuple):
             except TypeError:  # of a kind that NumPy does not have
                 digest.update(str(part).encode())
         return digest.hexdigest()
+
+    def mark(self) -> int:
+        """A number by which rows are known again in any order: that of several is their sum.
+
+        Each row is hashed by itself, by a sum of its words times random numbers, which is mixed.
+        Arrays of objects are not looked at.
+        """
+        generator, total = np.random.default_rng(0), np.zeros(self.rows, np.uint64)
+        for _, leaf in self.leaves():
+            if not len(leaf.shape):
+                continue
+            words = _words(leaf)
+            factors = generator.integers(2**63, size=words.shape[1], dtype=np.uint64)
+            # Odd, so that no bit is lost.
+            total = total * _MIXED + words @ (factors * np.uint64(2) + np.uint64(1))
+        total ^= total >> np.uint64(31)
+        total *= _MIXED
+        return int((total ^ (total >> np.uint64(29))).sum())
 
     def form(self) -> dict[str, str]:
         """Kind and shape of each array without its rows, in words."""
@@ -116,6 +137,18 @@ def as_batch(given: Any) -> Batch:
     return batch
 
 
+def check_placed(given: Batch, placed: Batch) -> None:
+    """See that the arrays of a loader's first batch are the same as a package's.
+
+    Raises
+    ------
+    ArgumentError
+        One was masked, or was rounded by more than an answer may depend on unseen.
+    """
+    for (name, before), (_, after) in zip(given.leaves(), placed.leaves(), strict=True):
+        check_same(name.strip("'"), before, after)
+
+
 def check_form(batch: Batch, form: Mapping[str, str], number: int, epoch: int) -> None:
     """See that a batch has the form of those before it.
 
@@ -134,6 +167,21 @@ def check_form(batch: Batch, form: Mapping[str, str], number: int, epoch: int) -
         f"those before it had {was}. Make the loader give arrays of the same names, types and "
         "axes; the number of rows alone may differ, in the last one."
     )
+
+
+def _words(leaf: Any) -> np.ndarray:
+    """Rows of an array as whole numbers of 64 bits (rows, K)."""
+    if hasattr(leaf, "detach"):
+        own = leaf.detach().cpu()
+        # NumPy has no bfloat16, which float32 holds.
+        array = (own.float() if _kind(leaf) == "bfloat16" else own).numpy()
+    else:
+        array = np.asarray(leaf)
+    if array.dtype == object:
+        return np.zeros((len(array), 1), np.uint64)
+    flat = np.ascontiguousarray(array.reshape(len(array), -1))
+    size = next(each for each in (8, 4, 2, 1) if flat.shape[1] * flat.itemsize % each == 0)
+    return flat.view(np.uint8).view(f"u{size}").astype(np.uint64, copy=False)
 
 
 def _kind(leaf: Any) -> str:

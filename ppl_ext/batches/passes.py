@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ppl_ext.batches.batch import Batch, as_batch, check_form
+from ppl_ext.batches.batch import Batch, as_batch, check_form, check_placed
 from ppl_ext.batches.order import Order
 from ppl_ext.batches.prefetch import prefetched
 from ppl_ext.batches.stream import check_no_arguments
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, ModelCheckError
 
 #: What makes an array of a loader one of a package's.
 Place: TypeAlias = Callable[[Any], Any]
@@ -38,6 +39,26 @@ class Sample:
     batch: Batch
     is_all: bool
     seconds: float
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Context in which a model is met with these rows, which may be more than its plate has.
+
+        Raises
+        ------
+        ModelCheckError
+            The model cannot be fitted.
+        """
+        try:
+            yield
+        except ModelCheckError as error:
+            if self.is_all or "subsample_size" not in str(error):
+                raise
+            raise ModelCheckError(
+                "Expected a loader that ends after all rows of the model's plate, found one that "
+                f"has given {self.batch.rows} rows and goes on. Give one pass over the data, such "
+                f"as a DataLoader, or the plate the number of rows. The model says: {error}"
+            ) from error
 
     def in_parts(self, number: int) -> list[Batch]:
         """The sample in parts of one size; rows that are left over are in none."""
@@ -70,6 +91,8 @@ class Passes:
             )
         self._raw: Batch | None = None
         self._seen: Batch | None = None
+        # Marks of the rows of the first two whole passes.
+        self._marks: list[int] = []
 
     @property
     def loader(self) -> Iterable[Any]:
@@ -90,6 +113,9 @@ class Passes:
                 break
             else:
                 raise self._empty()
+            placed = self._raw.map(place)
+            check_placed(self._raw, placed)
+            return placed
         return self._raw.map(place)
 
     def seen(self, place: Place) -> Batch:
@@ -108,13 +134,15 @@ class Passes:
         ArgumentError
             There is none, or batches differ in form.
         """
-        began, kept, number, size = clock(), list[Batch](), 0, 0
+        began, kept, number, size, mark = clock(), list[Batch](), 0, 0, 0
         iterator = self.order.begin(0)
         for given in iterator:
-            batch = as_batch(given).map(place)
+            raw = as_batch(given)
+            batch, mark = raw.map(place), mark + raw.mark()
             if kept:
                 check_form(batch, kept[0].form(), len(kept), 0)
             else:
+                check_placed(raw, batch)
                 self._raw, first = batch, clock()
             kept.append(batch)
             number, size = number + batch.rows, size + batch.nbytes
@@ -126,7 +154,39 @@ class Passes:
         # The first batch of a loader may wait for its processes to start.
         last, after = clock(), number - kept[0].rows
         seconds = (last - first) / after if after else (first - began) / number
-        return Sample(_joined(kept), next(iterator, None) is None, seconds)
+        sample = Sample(_joined(kept), next(iterator, None) is None, seconds)
+        if sample.is_all:
+            # They may be read no more, so that nobody would see what another pass gives.
+            self._look(mark)
+            self._look(sum(batch.mark() for batch in self._again(number)))
+        return sample
+
+    def _again(self, rows: int) -> Iterator[Batch]:
+        """The batches of another pass, and no more once they are more than so many rows."""
+        found = 0
+        for given in self.order.begin(0):
+            batch = as_batch(given)
+            found += batch.rows
+            yield batch
+            if found > rows:
+                return
+
+    def _look(self, mark: int) -> None:
+        """Hold the rows of a whole pass against those of the first.
+
+        Raises
+        ------
+        ArgumentError
+            They are others.
+        """
+        self._marks = [*self._marks[:1], mark % 2**64]
+        if len(set(self._marks)) > 1:
+            raise ArgumentError(
+                "Expected a loader that gives the same rows on each pass, in any order, found "
+                "others on the second: rows that are changed at random or drawn with replacement "
+                "have no one posterior. Give fixed rows, such as list(loader), or run an engine, "
+                "which takes each batch as it comes: run(..., batches=loader)."
+            )
 
     @staticmethod
     def _empty() -> ArgumentError:
@@ -143,12 +203,19 @@ class Passes:
             Batches differ in form, or it gives more rows, or fewer.
         """
         form = self.first(place).form()
-        items = prefetched(as_batch(given).map(place) for given in self.order.begin(0))
-        rows = 0
+        rows, mark, is_looked_at = 0, 0, len(self._marks) > 1
+
+        def placed() -> Iterator[tuple[Batch, int]]:
+            for given in self.order.begin(0):
+                raw = as_batch(given)
+                yield raw.map(place), 0 if is_looked_at else raw.mark()
+
+        items = prefetched(placed())
         try:
-            for number, batch in enumerate(items):
+            for number, (batch, of_batch) in enumerate(items):
                 check_form(batch, form, number, 0)
                 rows += batch.rows
+                mark += of_batch
                 if size is not None and rows > size:
                     self._refuse(size, f"more than {size}")
                 yield batch
@@ -156,6 +223,8 @@ class Passes:
             items.close()
         if size is not None and rows != size:
             self._refuse(size, str(rows))
+        if not is_looked_at:
+            self._look(mark)
 
     @staticmethod
     def _refuse(size: int, found: str) -> None:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
-from ppl_ext.batches.batch import Batch, as_batch, check_form
+from ppl_ext.batches.batch import Batch, as_batch, check_form, check_placed
 from ppl_ext.batches.codec import decoded, encoded
 from ppl_ext.batches.order import Order
 from ppl_ext.batches.prefetch import prefetched
@@ -91,6 +91,7 @@ class Stream:
         self.together = 1
         self._sizes: list[int] = []
         self._form: dict[str, str] = {}
+        self._is_looked_at = False
         self._plates: list[int] = []
         self._items: Generator[_Item, None, None] | None = None
         # What was read and not yet taken, and an error that came after it.
@@ -168,7 +169,12 @@ class Stream:
         return order.begin(epoch + 1), epoch + 1, 0, 0
 
     def _placed(self, given: Any) -> Batch:
-        return self._place(as_batch(given))
+        batch = as_batch(given)
+        placed = self._place(batch)
+        if not self._is_looked_at:
+            check_placed(batch, placed)
+            self._is_looked_at = True
+        return placed
 
     def _read(
         self, iterator: Iterator[Any], epoch: int, number: int, rows: int

@@ -249,10 +249,15 @@ def sample(
 
 
 @np.errstate(all="ignore")
-def go_on(sampled: Sampled, transitions: int, generator: np.random.Generator) -> Sampled:
-    """The same with so many further transitions of each chain."""
+def go_on(
+    sampled: Sampled,
+    transitions: int,
+    generator: np.random.Generator,
+    has_budget: Callable[[], bool] = lambda: True,
+) -> Sampled:
+    """The same with so many further transitions of each chain, fewer where the budget ends."""
     chains, window = _window(
-        sampled.kernel, sampled.chains, transitions, generator, lambda: True, tuning=False
+        sampled.kernel, sampled.chains, transitions, generator, has_budget, tuning=False
     )
     joined = Window.joined([sampled.window, window])
     return replace(sampled, window=joined, chains=chains)

@@ -27,6 +27,7 @@ from ppl_ext.check.touched import untouched
 from ppl_ext.fit import policy
 from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
 from ppl_ext.fit.ladder import OF_MODE, staged
+from ppl_ext.fit.observed import Observed
 from ppl_ext.fit.problem import Meter, Positions, Problem, timed
 from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
@@ -225,7 +226,8 @@ def check(
             left = max(1, int(FOR_FIT * (meter.budget - meter.evaluations)))
             time_left = max(1.0, FOR_FIT * (meter.seconds - meter.elapsed))
             return fit(
-                program.ways,
+                # What they see of the data is said once, of the draws.
+                lambda: [replace(way, observed=Observed()) for way in program.ways()],
                 generator,
                 seed,
                 budget=left,
@@ -235,7 +237,9 @@ def check(
                 progress_bar=False,
             )
 
-        found = _heard(source, program, generator, hearing, reference or made)
+        observed = program.written.observed
+        observed.warn()
+        found = observed.judged(_heard(source, program, generator, hearing, reference or made))
         bar.set_description("agrees" if found.trusted else found.level)
     return found
 

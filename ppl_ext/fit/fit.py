@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,6 +29,8 @@ from ppl_ext.options import check_choice, check_count, check_number
 BUDGET = 300_000
 #: Seconds likewise.
 SECONDS = 600.0
+#: Evaluations that nobody reaches.
+NO_BUDGET = 2**62
 #: Machine epsilons, as a share of the largest, by which a density of a saved fit may differ from
 #: what it is now: other processors sum in another order.
 ROUNDING = 1e4
@@ -159,6 +162,8 @@ class Fit:
     ) -> None:
         self.draws, self.verdict, self.num_chains = draws, verdict, num_chains
         self._climbed, self._generator, self._seed = climbed, generator, seed
+        # Of the data as they were fitted.
+        self._arguments = "" if climbed is None else climbed.problem.digest()
         # The rest of a file that was read without its program.
         self._unbound = unbound
 
@@ -170,7 +175,7 @@ class Fit:
         share = 1.0 if chains > 1 or correction is None else correction.share
         judged = climbed.ordered_draws
         sites = {name: _figures(np.asarray(judged[name]), chains, share) for name in draws}
-        verdict = replace(climbed.verdict, by_site=sites)
+        verdict = climbed.problem.observed.judged(replace(climbed.verdict, by_site=sites))
         return cls(draws, verdict, chains, climbed, generator, seed)
 
     @property
@@ -232,27 +237,70 @@ class Fit:
         kind = "MCMC draws" if self.num_chains > 1 else "independent draws"
         return {"sample_kind": kind, **self.verdict.attributes()}
 
-    def more(self, num_draws: int) -> Fit:
+    def more(
+        self,
+        num_draws: int,
+        *,
+        budget: int | None = None,
+        seconds: float | None = None,
+        progress_bar: bool = True,
+    ) -> Fit:
         """So many further draws of the chains, and the verdict on all; returns the fit itself.
+
+        Parameters
+        ----------
+        num_draws : int
+            Fewer are made where the budget or the time ends before.
+        budget : int, optional
+            Evaluations of the score at most, about. Default: what the draws take.
+        seconds : float, optional
+            Wall time at most, about. Default: what the draws take.
+        progress_bar : bool
+            Show what is done.
 
         Raises
         ------
         ArgumentError
-            The fit has no chains to go on with.
+            The fit has no chains to go on with, or its data were changed since. The fit is as it
+            was then, as after any other exception.
         """
         check_count("num_draws", num_draws)
-        climbed = self.climbed
-        if climbed.sampled is None or self._generator is None:
+        check_count("budget", budget, optional=True)
+        check_number("seconds", seconds, optional=True)
+        check_choice("progress_bar", progress_bar, (True, False))
+        climbed, generator = self.climbed, self._generator
+        if climbed.sampled is None or generator is None:
             raise ArgumentError(
                 f"Expected a fit with chains, found one that ended {self.verdict.level!r} without. "
                 "Fit again with exact=True and a larger budget."
             )
-        meter = Meter(BUDGET, SECONDS)
-        climbed.sampled.kernel.evaluate = meter.of(climbed.problem.evaluate)
-        longer = go_on(climbed.sampled, -(-num_draws // self.num_chains), self._generator)
-        climbed = with_chains(climbed, longer)
-        climbed.stages.append(Stage("more chains", meter.evaluations, meter.elapsed))
-        vars(self).update(vars(Fit.of(climbed, self._generator, self._seed)))
+        problem, sampled = climbed.problem, climbed.sampled
+        if problem.digest() != self._arguments:
+            raise ArgumentError(
+                "Expected the data that were fitted, found other numbers in the model's arguments: "
+                "they were changed in place since. Fit again for those, or give the model a copy "
+                "of data that are to change."
+            )
+        before = generator.bit_generator.state, problem.evaluate.calls
+        try:
+            check_density(problem, sampled.chains)
+            problem.evaluate.calls = before[1]
+            with tqdm(desc="more", unit=" scores", disable=not progress_bar) as bar:
+                meter = Meter(budget or NO_BUDGET, seconds or math.inf, bar)
+                kernel = replace(sampled.kernel, evaluate=meter.of(problem.evaluate))
+                wanted = -(-num_draws // self.num_chains)
+                known = replace(sampled, kernel=kernel)
+                longer = go_on(known, wanted, generator, meter.allows)
+                made = len(longer.draws) - len(sampled.draws)
+                note = "" if made == wanted else f"{made} of {wanted} transitions of each chain"
+                found = with_chains(climbed, longer)
+                found.stages.append(Stage("more chains", meter.evaluations, meter.elapsed, note))
+                made_anew = Fit.of(found, generator, self._seed)
+                bar.set_description(made_anew.verdict.level)
+        except BaseException:
+            generator.bit_generator.state, problem.evaluate.calls = before
+            raise
+        vars(self).update(vars(made_anew))
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -279,7 +327,7 @@ class Fit:
         sampled = climbed.sampled
         return {
             "way": climbed.problem.name,
-            "arguments": climbed.problem.digest(),
+            "arguments": self._arguments,
             "calls": climbed.problem.evaluate.calls,
             "seed": self._seed,
             "generator": dict(generator.bit_generator.state),
@@ -425,6 +473,7 @@ def fit(
         wanted = policy.Wanted(float(target_ess), exact, meter.seconds, has_engine)
         ways = problems()
         written = next(ways)
+        written.observed.warn()
         climbed = climb(written, ways, generator, wanted, meter)
         found = Fit.of(climbed, generator, seed)
         if has_engine and found.num_chains > 1:
@@ -444,7 +493,7 @@ def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
     shapes = {name: np.shape(value)[1:] for name, value in reference.draws.items()}
     theirs = flat_columns(climbed.ordered_draws, shapes, reference.num_chains)
     found = compared(flat_columns(climbed.ordered(draws), shapes), theirs, problem.dim)
-    level, reasons = policy.judge_engine(given.engine, reference.verdict, found.wrong)
+    level, reasons = policy.judge_engine(given.engine, climbed.verdict, found.wrong)
     verdict = Verdict(
         level,
         (*reasons, f"Against chains, {found.worst.told}"),
@@ -452,5 +501,6 @@ def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
         tuple(climbed.stages),
         confirmed=level == "approximate",
     )
+    verdict = problem.observed.judged(verdict)
     climbed = replace(climbed, problem=problem, positions=given.positions[:, None], sampled=None)
     return Fit(draws, verdict, 1, climbed, reference._generator, reference._seed)

@@ -14,6 +14,7 @@ from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Sample
 from ppl_ext.batches.stream import unscaled_error
 from ppl_ext.fit import policy
+from ppl_ext.fit.observed import Observed
 from ppl_ext.layouts import DataPlate
 from ppl_ext.settling import Settling
 from ppl_ext.start.paths import Evaluate
@@ -193,6 +194,8 @@ class Problem:
         By site that is non-centred, the latent site that stands for it.
     other_forms : tuple of str
         Sites that another way to write the program has in another form, such as non-centred.
+    observed : Observed
+        What of the data the program sees.
     """
 
     name: str
@@ -215,6 +218,7 @@ class Problem:
     maps: Maps | None = None
     latents: Mapping[str, str] = field(default_factory=dict)
     other_forms: tuple[str, ...] = ()
+    observed: Observed = field(default_factory=Observed)
 
     @property
     def is_whole(self) -> bool:
@@ -267,6 +271,7 @@ def problem_of(
     unconstrain: Callable[[Mapping[str, np.ndarray]], Any],
     approximate: Approximate | None = None,
     latents: Mapping[str, str] | None = None,
+    has_loader: bool = False,
 ) -> Problem:
     """The problem of a target, which is ``written`` or another way to write the same."""
     points = starting_points(rows.few, target.dim, generator, by_strategy, has_strategy=False)
@@ -289,7 +294,8 @@ def problem_of(
         rows.parts,
         approximate,
         maps_of(target.layout.names, constrain, unconstrain),
-        latents or {},
+        latents=latents or {},
+        observed=Observed(written.sees_data, {} if has_loader else dict(written.batch_plates)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -51,7 +51,7 @@ class Parameter:
         return math.prod(size for axis, size in enumerate(self.shape) if axis not in self.units)
 
 
-def names_of(parameters: Mapping[str, Parameter]) -> str:
+def names_of(parameters: Iterable[str]) -> str:
     """The names for a message, the first of many."""
     names = list(parameters)
     more = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""

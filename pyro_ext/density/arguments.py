@@ -8,21 +8,21 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ppl_ext.density import check_call
+from ppl_ext.arguments import check_call
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.handlers import SiteHandler, without_host_checks
 from pyro_ext.density.layout import Data
 
 
 def as_data(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Data:
-    """Arguments of one call, checked against the model's signature.
+    """Arguments of one call, as they go through the door of :func:`ppl_ext.arguments.check_call`.
 
     Raises
     ------
     ArgumentError
-        The arguments do not fit the signature of the model.
+        The arguments do not fit the signature of the model, or something of them would be lost.
     """
-    check_call(model.forward if isinstance(model, torch.nn.Module) else model, args, kwargs)
+    check_call(model, args, kwargs)
     if any(_of_inference(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
         # Tensors made in torch.inference_mode cannot be differentiated through, nor copied in it.
         with torch.inference_mode(False):

@@ -170,6 +170,7 @@ def check_model(
         observed_sites=observed,
         has_likelihood=bool(observed)
         or any(is_factor(site) and plate_frames(site) for site in handler.sites.values()),
+        sees_data=bool(observed) or any(map(is_factor, handler.sites.values())),
         parameters=first.parameters,
         parameter_names=tuple(dict.fromkeys(handler.parameter_names)),
         device=_device(handler),

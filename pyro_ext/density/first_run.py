@@ -52,6 +52,7 @@ class Structure:
     local_sites: tuple[str, ...]
     observed_sites: tuple[str, ...]
     has_likelihood: bool
+    sees_data: bool
     parameters: Any
     parameter_names: tuple[str, ...]
     device: torch.device

@@ -16,20 +16,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.arguments import check_callable
+from ppl_ext.arguments import check_callable, named_if_foreign
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.stream import unscaled_error
 from ppl_ext.density import tempered
 from ppl_ext.discrete import check_curvature
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.fingerprint import Fingerprint, digest_of
 from ppl_ext.log_density import LogDensityShell, warn_of_held_parameters
 from ppl_ext.options import check_count
@@ -47,6 +48,8 @@ from pyro_ext.density.spaces import check_values, constrain, unconstrain
 from pyro_ext.density.start import StartingPositions
 from pyro_ext.density.sweep import sum_over_rows
 from pyro_ext.sharding import Sharding
+
+_ADVICE = "Pass tensors, as torch.as_tensor(y) gives, or torch.as_tensor(y.to_numpy()) of a column."
 
 
 class LogDensity(LogDensityShell[Tensor, Data]):
@@ -139,14 +142,15 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             )
         check_callable(model, "Pyro")
         data = as_data(model, args, dict(kwargs or {}))
-        structure = check_model(
-            model,
-            data.args,
-            data.kwargs,
-            allow_local_latents=allow_local_latents,
-            parameters=held,
-            dtype=dtype,
-        )
+        with named_if_foreign(model, args, kwargs or {}, (Tensor,), _ADVICE):
+            structure = check_model(
+                model,
+                data.args,
+                data.kwargs,
+                allow_local_latents=allow_local_latents,
+                parameters=held,
+                dtype=dtype,
+            )
         self.bound = bound = BoundModel(
             model,
             structure.layout,
@@ -163,6 +167,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         check_enumeration(bound, data)
         self._set_model(bound)
         self._check_options(structure.has_likelihood)
+        self.sees_data = structure.sees_data
         if self._splits_batches:
             self._check_part(data)
         elif sharding is not None and sharding.row_parts > 1 and not self.plates:
@@ -193,6 +198,8 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         )
         self._start = StartingPositions(self._evaluation, init_strategy)
         constrained = self._evaluation.shortened(partial(constrain, bound))
+        self._check_differentiable(data)
+        self._check_rows_apart(data)
         self._constrain = self._evaluation.lift(differentiated(constrained), constrained)
         self._unconstrain = BatchedFunction(
             differentiated(partial(unconstrain, bound)), "handlers", particle_chunk
@@ -277,6 +284,41 @@ class LogDensity(LogDensityShell[Tensor, Data]):
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         with without_host_checks():
             return self._evaluation.value(z, self._arguments(data, indices))
+
+    def _check_differentiable(self, data: Data) -> None:
+        """See that the log density has a gradient.
+
+        Raises
+        ------
+        ModelCheckError
+            The model computes it where torch records nothing.
+        """
+        # What is switched off around the call is no fault of the model.
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            suppress(torch.linalg.LinAlgError),
+        ):
+            z = torch.as_tensor(self._near_zero(), dtype=self.dtype, device=self.device)
+            parts = self.evaluate(z.requires_grad_(), data, self.bound.first_rows())
+            if not any(each.requires_grad for each in parts):
+                raise ModelCheckError(
+                    "Expected a log density with a gradient, found that torch records none of it. "
+                    "Take torch.no_grad or torch.inference_mode off the model, and detach() off "
+                    "what it computes of latent sites."
+                )
+
+    def _likelihoods(
+        self, z: Float[np.ndarray, "K D"], rows: Mapping[str, np.ndarray], data: Data
+    ) -> Float[np.ndarray, " K"]:
+        positions = torch.as_tensor(z, dtype=self.dtype, device=self.device)
+        numbers = {name: torch.as_tensor(each, device=self.device) for name, each in rows.items()}
+        found = np.full(len(positions), np.nan)
+        with torch.no_grad(), suppress(torch.linalg.LinAlgError):
+            for k, each in enumerate(positions):
+                own = {name: rows[k] for name, rows in numbers.items()}
+                found[k] = float(self.evaluate(each, data, own)[1])
+        return found
 
     def _arguments(self, data: Data, indices: Indices | None) -> Any:
         return as_arguments(data.args, data.kwargs, self.bound.check_indices(indices))

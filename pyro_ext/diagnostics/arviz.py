@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from pyro.infer import MCMC
 from pyro.infer.mcmc import StreamingMCMC
 
+from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
@@ -72,6 +73,7 @@ Array = NDArray[Any]
             Seed of the posterior predictive draws, and of the draws of a guide.
         """,
 )
+@entry
 def to_arviz(
     engine: Any,
     *args: Any,

@@ -23,6 +23,7 @@ from ppl_ext.diagnostics.fit import (
     target_of_engine,
 )
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
+from ppl_ext.options import as_seed
 from ppl_ext.process import swapped
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import seeded_generator
@@ -151,4 +152,4 @@ def target_of_model(
 
 def diagnostic_generator(seed: int | None) -> torch.Generator:
     """A generator apart from every engine's and from torch's global one."""
-    return seeded_generator(0 if seed is None else seed, _STREAM)
+    return seeded_generator(0 if seed is None else as_seed(seed), _STREAM)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ppl_ext.arguments import entry
 from ppl_ext.diagnostics.predictive_data import (
     PREDICTIVE_DOCUMENTATION,
     discrete_latents,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     draw_chunk="",
     one_by_one=" Draws are evaluated one after another.",
 )
+@entry
 def predictive_distribution(
     model: Callable[..., Any],
     draws: Any,

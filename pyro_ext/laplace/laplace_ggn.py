@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.laplace.laplace_ggn import (
     DRAWS,
@@ -108,6 +109,7 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
 
     # -- the Gaussian -------------------------------------------------------------------------
 
+    @entry
     def fit_curvature(
         self, *args: Any, batches: Iterable[Any] | None = None, **kwargs: Any
     ) -> Precision:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakSet
 
 import pyro
 import pyro.distributions as dist
@@ -11,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ppl_ext.documented import documented
-from ppl_ext.networks.parameters import Parameter
+from ppl_ext.errors import HeldParameterWarning
+from ppl_ext.networks.parameters import Parameter, names_of
 from ppl_ext.networks.random_module import DOCUMENTATION, draw_parameters, expandable
 from pyro_ext.networks.modules import take_apart
 
@@ -44,10 +47,29 @@ def random_module(name: str, module: torch.nn.Module, prior: Any) -> Callable[..
     [[1.0, -1.0]]
     """
     parameters, with_values = take_apart(module)
-    found: Callable[..., Any] = with_values(
-        draw_parameters(name, parameters, prior, Host(), _is_distribution)
-    )
+    values = draw_parameters(name, parameters, prior, Host(), _is_distribution)
+    _warn_of_frozen(name, module, values)
+    found: Callable[..., Any] = with_values(values)
     return found
+
+
+#: Modules of which it was said that they have frozen parameters: a model is run many times.
+_told: WeakSet[torch.nn.Module] = WeakSet()
+
+
+def _warn_of_frozen(name: str, module: torch.nn.Module, values: Mapping[str, Any]) -> None:
+    """Say that parameters which torch would not train have priors."""
+    frozen = {path: each for path, each in module.named_parameters() if not each.requires_grad}
+    drawn = [path for path in frozen if path in values]
+    if drawn and module not in _told:
+        _told.add(module)
+        warnings.warn(
+            f"Parameters of '{name}' that have requires_grad=False get priors, and are inferred, "
+            f"as all others: {names_of(drawn)}. To hold them at their values, give "
+            f"None as their prior: prior={{'{drawn[0]}': None, '*': ...}}.",
+            HeldParameterWarning,
+            stacklevel=3,
+        )
 
 
 def _is_distribution(value: Any) -> bool:

@@ -185,17 +185,6 @@ def _classes(trial: Trial) -> None:
             trial.run(trial.svgd(model), 3, trial.backend.array(seen))
 
 
-@fault("Data", "arrays of the other framework", OWN)
-def _other_framework(trial: Trial) -> None:
-    import jax.numpy as jnp
-    import torch
-
-    y = jnp.asarray(Y) if trial.is_pyro else torch.as_tensor(Y)
-    with pytest.raises(TypeError):
-        trial.run(trial.svgd(slope(trial.backend)), 3, y, y)
-    assert not trial.steps
-
-
 @fault("Data", "a mask that hides every observation", "runs; the posterior is the prior")
 def _hidden(trial: Trial) -> None:
     host, dist, xp = trial.backend.host, trial.backend.dist, trial.backend.xp

@@ -143,6 +143,61 @@ def test_without_chains_the_best_is_corrected(backend: Any) -> None:
         fit.more(10)
 
 
+def test_more_draws_end_with_their_budget(backend: Any) -> None:
+    model, args, _ = from_zoo(backend, "conjugate_normal")
+    fit = fit_of(backend, model, *args)
+    before = len(numbers(backend, fit)[next(iter(fit.draws))])
+    fit.more(10**7, budget=5_000, progress_bar=False)
+    # A transition of all chains ends what it has begun.
+    assert 0 < fit.history[-1].evaluations < 10_000
+    assert "transitions of each chain" in fit.history[-1].note
+    assert len(numbers(backend, fit)[next(iter(fit.draws))]) > before
+    for name, value in {"budget": 0, "seconds": -1.0, "progress_bar": "no"}.items():
+        with pytest.raises(backend.public.ArgumentError, match=f"Expected {name}"):
+            fit.more(10, **{name: value})
+
+
+def test_a_fit_is_whole_after_more_has_failed(backend: Any) -> None:
+    model, args, _ = from_zoo(backend, "conjugate_normal")
+    fit, other = fit_of(backend, model, *args), fit_of(backend, model, *args)
+    problem = fit.climbed.problem
+    piece, calls = problem.evaluate._piece, 0
+
+    def failing(z: np.ndarray, before: int) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 12:
+            raise KeyboardInterrupt
+        return piece(z, before)
+
+    verdict = str(fit.verdict)
+    problem.evaluate._piece = failing
+    with pytest.raises(KeyboardInterrupt):
+        fit.more(64, progress_bar=False)
+    problem.evaluate._piece = piece
+    assert str(fit.verdict) == verdict and fit.history == other.history
+    # It goes on to the last bit as one that has not failed.
+    longer = numbers(backend, other.more(64, progress_bar=False))
+    for name, each in numbers(backend, fit.more(64, progress_bar=False)).items():
+        np.testing.assert_array_equal(each, longer[name])
+
+
+def test_a_density_that_has_changed_is_refused_before_more(backend: Any) -> None:
+    model, args, _ = from_zoo(backend, "conjugate_normal")
+    fit = fit_of(backend, model, *args)
+    evaluate = fit.climbed.problem.evaluate
+    piece = evaluate._piece
+
+    def of_other_data(z: np.ndarray, before: int) -> Any:
+        # As where a model takes numbers out of an object that was changed.
+        values, scores = piece(z, before)
+        return np.asarray(values) + 1.0, scores
+
+    evaluate._piece = of_other_data
+    with pytest.raises(backend.public.ArgumentError, match="another density"):
+        fit.more(10, progress_bar=False)
+
+
 def rows_of_a_normal(backend: Any) -> tuple[Any, Any, float, float]:
     """A mean with many rows in minibatches; its posterior mean and standard deviation."""
     host, dist = backend.host, backend.dist

@@ -1521,6 +1521,65 @@ def _neutral() -> Iterator[Mutation]:
         "next(iter(places), None)",
         "stan",
     )
+    for name, file, old, new, tests in [
+        (
+            "rounding is that of the entry that it moves least",
+            "arguments.py",
+            "rounding = _at(changed, (3 * (counts - 1)) // 4)",
+            "rounding = _at(changed, 0 * counts)",
+            "faults",
+        ),
+        (
+            "numbers that differ by rounding alone have a spread",
+            "arguments.py",
+            "differs = spread > _ONE_NUMBER *",
+            "differs = spread > 0.0 *",
+            "faults",
+        ),
+        (
+            "rows of a batch count as often as the batch is part of all",
+            "fit/observed.py",
+            "{each.size / each.subsample_size:.3g} times",
+            "{each.subsample_size / each.size:.3g} times",
+            "faults",
+        ),
+        (
+            "rows that depend on each other are held against themselves",
+            "log_density.py",
+            "apart = share * one + (1.0 - share) * two",
+            "apart = both",
+            "faults",
+        ),
+        (
+            "the second look at a loader's rows is the first again",
+            "batches/passes.py",
+            "self._look(sum(batch.mark() for batch in self._again(number)))",
+            "self._look(mark)",
+            "faults",
+        ),
+        (
+            "a loader's rows are known in one order alone",
+            "batches/batch.py",
+            "return int((total ^ (total >> np.uint64(29))).sum())",
+            "return int((total * np.arange(len(total), dtype=np.uint64)).sum())",
+            "faults",
+        ),
+        (
+            "more draws do not look at the data",
+            "fit/fit.py",
+            "if problem.digest() != self._arguments:",
+            "if not problem.digest():",
+            "faults",
+        ),
+        (
+            "more draws that failed have used up random numbers",
+            "fit/fit.py",
+            "generator.bit_generator.state, problem.evaluate.calls = before",
+            "_, problem.evaluate.calls = before",
+            "test_fit",
+        ),
+    ]:
+        yield from neutral(name, file, old, new, tests)
     yield from neutral(
         "a saved fit goes on with other random numbers",
         "fit/fit.py",

@@ -11,7 +11,7 @@ from scipy import stats
 from ppl_ext.errors import ArgumentError
 from ppl_ext.networks import priors
 from ppl_ext.networks.parameters import Parameter, prior_by_pattern
-from tests.backends import use_float64
+from tests.backends import backend_of, use_float64
 from tests.networks import networks
 
 use_float64()
@@ -234,3 +234,27 @@ def test_scales_may_be_latent(backend: Any) -> None:
     given = {name.removeprefix("net."): value for name, value in values.items()}
     output = networks.output({**networks.weights(library), **given}, library, X)
     np.testing.assert_allclose(found, expected + normal(Y, output, 0.5), rtol=1e-10)
+
+
+def test_weights_that_torch_would_not_train_are_told() -> None:
+    import torch
+
+    backend = backend_of("pyro")
+    host, dist = backend.host, backend.dist
+    network = torch.nn.Linear(3, 1)
+    network.bias.requires_grad_(False)
+
+    def model(x: Any, y: Any, prior: Any) -> None:
+        net = backend.public.random_module("net", network, prior)
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(net(x)[:, 0], 1.0), obs=y)
+
+    own = dist.Normal(0.0, 1.0)
+    data = (backend.array(X), backend.array(Y))
+    held, _ = backend.target(model, (*data, {"weight": own, "bias": None}))
+    assert held.layout.names == ("net.weight",)
+    with pytest.warns(backend.public.HeldParameterWarning, match=r"requires_grad=False.*'bias'"):
+        target, _ = backend.target(model, (*data, own))
+    assert target.layout.names == ("net.weight", "net.bias")
+    # Said once.
+    backend.target(model, (*data, own))
