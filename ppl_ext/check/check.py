@@ -227,7 +227,7 @@ def check(
             time_left = max(1.0, FOR_FIT * (meter.seconds - meter.elapsed))
             return fit(
                 # What they see of the data is said once, of the draws.
-                lambda: [replace(way, observed=Observed()) for way in program.ways()],
+                lambda: (replace(way, observed=Observed()) for way in program.ways()),
                 generator,
                 seed,
                 budget=left,
