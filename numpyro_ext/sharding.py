@@ -112,6 +112,11 @@ class Sharding(ShardingShell):
     def _whole(self, leaf: Any) -> Array:
         return _laid(leaf, NamedSharding(self._auto, PartitionSpec()))
 
+    def alone(self, tree: Any) -> Any:
+        """The same arrays, whole on the first device alone."""
+        first = jax.sharding.SingleDeviceSharding(self._auto.devices.flat[0])
+        return jax.tree.map(lambda leaf: put(leaf, first), tree)
+
     def split(self, tree: Any, number: int | None = None) -> Any:
         """The same arrays, of which the first axis is split over the axis of particles.
 

@@ -104,6 +104,9 @@ def started(
     """Where a run of a target starts; see :func:`ppl_ext.start.search.begin`."""
     if starts_by_host(given, usual, target.dim):
         return None
+    # A search branches on what it finds, and would end elsewhere where sums are taken in another
+    # order. It evaluates few positions, for which one device is enough.
+    target, data = target.on_one_device(data)
     # JAX would compile a program for each thing done to a key.
     generator = np.random.default_rng(numbers_of_key(rng_key))
 
