@@ -211,7 +211,10 @@ def of_start(name: str, seed: str, layout: str) -> dict[str, Any]:
         engine = ENGINES[name](linear, **options)
         return engine.run(jax.random.key(0), STEPS, X, y, progress_bar=False).params
 
-    return {"particles": distance(started(sharding=sharding(layout)), started())}
+    split = sharding(layout)
+    with jax.set_mesh(split.mesh):
+        found = started(sharding=split)
+    return {"particles": distance(found, started())}
 
 
 def of_after(name: str, model: str, layout: str) -> dict[str, Any]:
