@@ -97,6 +97,15 @@ class Sharding(ShardingShell):
         explicit = any(kind != AxisType.Auto for kind in present.axis_types) and not is_tracing()
         return jax.set_mesh(self._auto) if explicit else nullcontext()
 
+    def on_first_device(self) -> AbstractContextManager[Any]:
+        """A context in which arrays that lie on the first device alone may be used.
+
+        A mesh that is set around a run counts as where its programs run.
+        """
+        if jax.sharding.get_abstract_mesh().empty:
+            return nullcontext()
+        return jax.set_mesh(Mesh(self._auto.devices.flatten()[:1], ("first",)))
+
     def of_rows_alone(self) -> Sharding | None:
         """The same for rows alone; None where they are not split."""
         if self.rows is None:
@@ -111,6 +120,11 @@ class Sharding(ShardingShell):
 
     def _whole(self, leaf: Any) -> Array:
         return _laid(leaf, NamedSharding(self._auto, PartitionSpec()))
+
+    def alone(self, tree: Any) -> Any:
+        """The same arrays, whole on the first device alone."""
+        first = jax.sharding.SingleDeviceSharding(self._auto.devices.flat[0])
+        return jax.tree.map(lambda leaf: put(leaf, first), tree)
 
     def split(self, tree: Any, number: int | None = None) -> Any:
         """The same arrays, of which the first axis is split over the axis of particles.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -106,8 +107,20 @@ def started(
     """Where a run of a target starts; see :func:`ppl_ext.start.search.begin`."""
     if starts_by_host(given, usual, target.dim):
         return None
+    # A search branches on what it finds, and would end elsewhere where sums are taken in another
+    # order. It evaluates few positions, for which one device is enough.
+    sharding = target.sharding
+    target, data = target.on_one_device(data)
+    place: Callable[[], AbstractContextManager[Any]] = nullcontext
+    if sharding is not None and target.sharding is None:
+        place = sharding.on_first_device
     # JAX would compile a program for each thing done to a key.
     generator = np.random.default_rng(numbers_of_key(rng_key))
+    piece = piece_of(target, data, rows_of(target.plates, generator))
+
+    def evaluated(z: np.ndarray, before: int) -> tuple[Any, Any]:
+        with place():
+            return piece(z, before)
 
     def by_strategy(number: int) -> np.ndarray:
         return np.asarray(target.initial_positions(number, rng_key, data), np.float64)
@@ -119,10 +132,11 @@ def started(
         lambda values: np.asarray(target.unconstrain(jax.device_put(values), data)),
         lambda given: of_guide(given, target, rng_key, data),
         GUIDE_FORM,
-        InPieces(piece_of(target, data, rows_of(target.plates, generator))),
+        InPieces(evaluated),
         float(jnp.finfo(target.dtype).eps),
     )
-    return begin(given, space, generator, by_strategy, has_strategy=has_strategy)
+    with place():
+        return begin(given, space, generator, by_strategy, has_strategy=has_strategy)
 
 
 def is_guide(given: Any) -> bool:

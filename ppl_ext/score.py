@@ -38,9 +38,8 @@ class GradientSteps:
     optim : optimizer or mapping, optional
         The host's optimizer of the inner steps, whose state goes on over the iterations; a
         schedule, if it has one, counts inner steps. Default: Adam with a learning rate that falls
-        from 0.01 to 0 along a cosine over the run; from 0.001 with Normals that are not diagonal,
-        0.005 with planar flows and mixtures with "low_rank" covariances, 0.002 with the host's
-        flows and guides of other kinds. A rate that falls matters: scores are noisy.
+        from 0.01 to 0 along a cosine over the run; from 0.005 or 0.002 where ``num_samples`` is 8
+        or 16 by default. A rate that falls matters: scores are noisy.
 
         A mapping from patterns of site names to optimizers, such as
         ``{"*.bias": Adam(...), "*": Adam(...)}``, gives sites rates of their own. A site belongs
@@ -69,7 +68,7 @@ class GradientSteps:
     clip_norm : float, optional
         The gradient of an inner step, in all of the guide's parameters as one vector, is
         shortened to this length where it is longer. Default: not; with the default optimizer 1
-        for planar flows, mixtures with "low_rank" covariances, the host's flows and other kinds.
+        where ``num_samples`` is 8 or more by default.
 
     Raises
     ------
@@ -253,20 +252,18 @@ class StepDefaults(NamedTuple):
     clip_norm: float | None = None
 
 
-GuideKind = Literal["diagonal", "normal", "mixture", "flexible", "other"]
+GuideKind = Literal["diagonal", "mixture", "flexible", "other"]
 STEPS: dict[GuideKind, StepDefaults] = {
     # Diagonal Normals: the paper's.
     "diagonal": StepDefaults(1, 2),
-    # Other Normals: what fits two draws closely follows the noise of a minibatch along directions
-    # that they say nothing of. On a regression of eight weights, 2,000 rows, 20,000 scores, this
-    # ends at a KL divergence of 0.006 from the posterior; two draws with twenty steps at 0.01 end
-    # at 5e4, and at 1e4 without any noise; eight draws with two steps at 0.005 at 0.09.
-    "normal": StepDefaults(8, 2, 1e-3),
-    # Mixtures of them, whose components have a way to go from where they start.
+    # Mixtures with "full" and "diag" covariances, whose components have a way to go from where they
+    # start.
     "mixture": StepDefaults(2, 20),
-    # Planar flows and mixtures with low-rank covariances, which can bend to fit a few draws in a
-    # few large steps, and have draws far out, whose scores would rule the optimizer's averages for
-    # long.
+    # Other Normals, planar flows and mixtures with low-rank covariances, which can bend to fit a few
+    # draws in a few large steps, and have draws far out, whose scores would rule the optimizer's
+    # averages for long. A full Normal on a regression of eight weights with 2,000 rows ends at a KL
+    # divergence of 0.1 from the posterior after 20,000 scores by minibatches of 64. Two draws with
+    # twenty steps at 0.01 end at 5e4, and at 1e4 with all rows.
     "flexible": StepDefaults(8, 2, 5e-3, clip_norm=1.0),
     # All others, such as the host's flows, which break down with those.
     "other": StepDefaults(16, 1, 2e-3, clip_norm=1.0),
@@ -288,9 +285,7 @@ def kind_of(structure: str | None, mixture: str | None, planar_flow: bool) -> Gu
         return "diagonal"
     if mixture is not None:
         return "flexible" if mixture == "low_rank" else "mixture"
-    if planar_flow:
-        return "flexible"
-    return "other" if structure is None else "normal"
+    return "flexible" if planar_flow or structure is not None else "other"
 
 
 def match_sites(patterns: Sequence[str], sites: Mapping[str, Any]) -> dict[str, str]:

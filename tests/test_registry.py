@@ -58,8 +58,27 @@ def test_every_public_engine_has_a_row(backend: Any) -> None:
     assert engines == {row.engine for row in REGISTRY.values()}
 
 
+#: A row for each engine, with the first model that it claims.
+ENGINES = {row.engine: name for name, row in reversed(REGISTRY.items())}
+OF_EACH_ENGINE = [
+    pytest.param(row, marks=[] if row in ROWS_IN_BOTH else [pytest.mark.in_one_package], id=row)
+    for row in ENGINES.values()
+]
+
+
 @pytest.mark.parametrize(("row", "name"), CLAIMS)
 def test_moments(backend: Any, row: str, name: str) -> None:
+    check_moments(backend, row, name)
+
+
+@pytest.mark.library_start
+@pytest.mark.parametrize("row", OF_EACH_ENGINE)
+def test_moments_from_the_start_that_users_have(backend: Any, row: str) -> None:
+    check_moments(backend, row, next(iter(REGISTRY[row].bias)))
+
+
+def check_moments(backend: Any, row: str, name: str) -> None:
+    """See that a row's draws have the moments of a model's posterior, but for the bias allowed."""
     chosen = REGISTRY[row]
     model, args, options = from_zoo(backend, name)
     engine, verbs = chosen.made(backend.name, model, chosen.steps), Verbs(backend, args, **options)

@@ -231,7 +231,7 @@ class GradientForm(_ByAdam):
     """
 
     name = "gradient form"
-    INNER_STEPS = STEPS["normal"].num_inner_steps or 1
+    INNER_STEPS = STEPS["flexible"].num_inner_steps or 1
 
     def step(
         self, state: AdamState, standard: Array, theta: Array, score: Array, now: Now

@@ -101,7 +101,7 @@ def _engine(method: str, model: Any, guide: Any) -> tuple[Any, int]:
     if method == "BaM":
         return nx.BaM(model, guide, num_samples=2), 2
     if method == "ours, gradient":
-        return nx.ProximalScoreVI(model, guide, solver=nx.GradientSteps(num_samples=1)), 1
+        return nx.ProximalScoreVI(model, guide, solver="gradient"), 8
     return nx.ProximalScoreVI(model, guide), 2
 
 

@@ -88,9 +88,7 @@ def _engine(method: str, model: Any, guide: Any, seed: int) -> tuple[Any, int]:
     if method == "BaM":
         return px.BaM(model, guide, num_samples=2, seed=seed), 2
     if method == "ours, gradient":
-        return px.ProximalScoreVI(
-            model, guide, solver=px.GradientSteps(num_samples=1), seed=seed
-        ), 1
+        return px.ProximalScoreVI(model, guide, solver="gradient", seed=seed), 8
     return px.ProximalScoreVI(model, guide, seed=seed), 2
 
 

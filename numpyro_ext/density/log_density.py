@@ -47,6 +47,8 @@ from ppl_ext.log_density import LogDensityShell, warn_of_held_parameters
 from ppl_ext.options import check_count
 
 _ADVICE = "Pass arrays of JAX or NumPy, as y.to_numpy() of a column or tensor.numpy() gives."
+#: Bytes of arguments up to which they are taken to fit on one device beside all that it holds.
+WHOLE_UP_TO = 2**30
 
 
 class LogDensity(LogDensityShell[Array, Data]):
@@ -235,6 +237,16 @@ class LogDensity(LogDensityShell[Array, Data]):
         other.sharding = sharding
         other._assemble(self.arguments)
         return other
+
+    def on_one_device(self, data: Data) -> tuple[LogDensity, Data]:
+        """The target and its arguments on the first device of those that it is split over.
+
+        In one process, and where the arguments fit (:data:`WHOLE_UP_TO`); else as they are.
+        """
+        size = sum(np.size(each) * np.dtype(each.dtype).itemsize for each in data.arrays)
+        if self.sharding is None or self.sharding.has_processes or size > WHOLE_UP_TO:
+            return self, data
+        return self.with_sharding(None), data.with_arrays(self.sharding.alone(data.arrays))
 
     # -- arguments ----------------------------------------------------------------------------
 

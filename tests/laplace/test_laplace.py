@@ -298,6 +298,7 @@ def test_slopes_of_log_determinants_are_finite_differences(face: Any) -> None:
     network_of(face.name)
     xp = face.backend.xp
     own, precision_of = face.backend.room("curvature"), face.backend.room("laplace").precision_of
+    by_rows = face.backend.room("laplace.gaussian").RowPrecision
 
     def log_determinants(values: Any) -> Any:
         z = xp.concatenate([values, face.array(Z[2:])])
@@ -311,6 +312,7 @@ def test_slopes_of_log_determinants_are_finite_differences(face: Any) -> None:
                 curvature.diagonal + diagonal, curvature.matrix, curvature.rows, curvature.blocks
             )
             found.append(precision_of(total).log_determinant())
+        found.append(by_rows.of(total.diagonal[0], total.rows[0]).log_determinant())
         return xp.stack(found)
 
     if face.name == "numpyro":

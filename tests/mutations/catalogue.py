@@ -578,6 +578,27 @@ def _stein() -> Iterator[Mutation]:
         "newton damping",
     )
     yield from both(
+        "a density that rose is enough to take a Newton step",
+        "stein/damping.py",
+        "believed = shortfall <= REFUSED",
+        "believed = actual >= 0.0",
+        "newton damping",
+    )
+    yield from both(
+        "trust radius of a move that was taken back",
+        "stein/damping.py",
+        "NARROWING * proposal.lengths",
+        "radius",
+        "newton damping",
+    )
+    yield from both(
+        "old density of a Newton step without its temperature",
+        "stein/svn.py",
+        "old = own.log_density(target.likelihood_temperature)",
+        "old = own.log_density(1.0)",
+        "newton",
+    )
+    yield from both(
         "diagonal blocks with the kernel of the full system",
         "stein/svn.py",
         'if coupling == "block_diagonal":',
@@ -746,6 +767,20 @@ def _laplace() -> Iterator[Mutation]:
         "laplace/gaussian.py",
         "self.solve_transposed(self.factor, noise.T).T / self.scale",
         "self.solve_transposed(self.factor, noise.T).T * self.scale",
+        "laplace",
+    )
+    yield from neutral(
+        "rows summed up to a matrix before they are factorised",
+        "laplace/gaussian.py",
+        "return self.dense.of_rows(diagonal, rows)",
+        "return self.dense.of(curvature.dense()[0], (diagonal > 0.0).all())",
+        "laplace",
+    )
+    yield from neutral(
+        "half of the change of squared singular values",
+        "laplace/gaussian.py",
+        "values**2 + 2.0 * values * moved",
+        "values**2 + values * moved",
         "laplace",
     )
     yield from neutral(
@@ -1070,6 +1105,13 @@ def _sgmcmc() -> Iterator[Mutation]:
 
 
 def _engine() -> Iterator[Mutation]:
+    yield from numpyro(
+        "a search for a start with its rows split over devices",
+        "start.py",
+        "target, data = target.on_one_device(data)",
+        "pass",
+        "sharding",
+    )
     yield from numpyro(
         "a step that is not finite is taken",
         "engine.py",

@@ -40,6 +40,12 @@ def whole(X: Any, y: Any) -> None:
     numpyro.sample("y", dist.Normal(X @ w, s), obs=y)
 
 
+def linear(X: Any, y: Any) -> None:
+    w = numpyro.sample("w", dist.Normal(0, 3).expand([3]).to_event(1))
+    with numpyro.plate("rows", N):
+        numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+
 def batches(X: Any, y: Any) -> None:
     w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
     s = numpyro.sample("s", dist.HalfNormal(1.0))
@@ -196,6 +202,21 @@ def _allowed(name: str, model: str) -> dict[str, float]:
     }
 
 
+def of_start(name: str, seed: str, layout: str) -> dict[str, Any]:
+    """Particles of a run that searches for its start, against one device's."""
+    rng = np.random.default_rng(int(seed))
+    X, y = (rng.normal(size=shape).astype(np.float32) for shape in ((N, 3), (N,)))
+
+    def started(**options: Any) -> Any:
+        engine = ENGINES[name](linear, **options)
+        return engine.run(jax.random.key(0), STEPS, X, y, progress_bar=False).params
+
+    split = sharding(layout)
+    with jax.set_mesh(split.mesh):
+        found = started(sharding=split)
+    return {"particles": distance(found, started())}
+
+
 def of_after(name: str, model: str, layout: str) -> dict[str, Any]:
     """Data that lie on the mesh, a state that goes to a file and back, and what comes after."""
     split = sharding(layout)
@@ -345,6 +366,7 @@ KINDS = {
     "refused": of_refusals,
     "step": of_step,
     "engine": of_engine,
+    "start": of_start,
     "after": of_after,
     "moved": of_moved,
     "chains": of_chains,

@@ -114,6 +114,13 @@ def test_an_engine_of_each_kind_is_that_of_one_device(fast: Found, case: tuple[s
     check(fast[case], 1e-12)
 
 
+def test_a_search_for_the_start_ends_where_it_does_on_one_device(tmp_path: Path) -> None:
+    """In single precision, on four data sets: a search that sees other roundings ends elsewhere."""
+    cases = [("start", "SVGD", str(seed), layout) for seed in range(4) for layout in ("d", "pd")]
+    for found in ran(cases, tmp_path, x64=False).values():
+        check(found, 1e-6)
+
+
 def test_particles_lie_where_they_were_put(fast: Found) -> None:
     split = {case: fast[case]["split"] for case in FAST}
     assert split == {case: case[1] == "SVGD" for case in FAST}

@@ -93,8 +93,8 @@ def test_defaults_of_gradient_steps_fill_what_is_left_open() -> None:
     ("structure", "mixture", "planar_flow", "kind"),
     [
         ("diagonal", None, False, "diagonal"),
-        ("full", None, False, "normal"),
-        ("layer_low_rank", None, False, "normal"),
+        ("full", None, False, "flexible"),
+        ("layer_low_rank", None, False, "flexible"),
         (None, "full", False, "mixture"),
         (None, "diag", False, "mixture"),
         (None, "low_rank", False, "flexible"),
