@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
@@ -136,11 +136,7 @@ def program_of(
         found = target.full_score_parts(jnp.asarray(positions, target.dtype), data)
         return np.asarray(found.prior), np.asarray(found.likelihood)
 
-    def shapes() -> dict[str, tuple[int, ...]]:
-        zero = jnp.zeros((1, target.dim), target.dtype)
-        found = jax.eval_shape(lambda z: target.constrain(z, data), zero)
-        return {name: tuple(found[name].shape[1:]) for name in target.layout.names}
-
+    shapes = partial(target.value_shapes, data)
     names = list(target.held)
     return Program(written, lambda: [written, *ways], unconstrain, shapes, parts, names)
 
