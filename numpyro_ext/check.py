@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
@@ -138,11 +138,7 @@ def program_of(
         found = target.full_score_parts(jnp.asarray(positions, target.dtype), data)
         return np.asarray(found.prior), np.asarray(found.likelihood)
 
-    def shapes() -> dict[str, tuple[int, ...]]:
-        zero = jnp.zeros((1, target.dim), target.dtype)
-        found = jax.eval_shape(lambda z: target.constrain(z, data), zero)
-        return {name: tuple(found[name].shape[1:]) for name in target.layout.names}
-
+    shapes = partial(target.value_shapes, data)
     names = list(target.held)
     every = itertools.chain([written], ways)
     return Program(written, lambda: every, unconstrain, shapes, parts, names)

@@ -236,7 +236,7 @@ def ways_of(
 
     def as_written(z: np.ndarray) -> dict[str, Array]:
         found = target.constrain(jnp.asarray(z, target.dtype), data)
-        return {name: found[name] for name in target.layout.names}
+        return dict(found)
 
     own = _by_engine(engine_of, model, target, data, strategy_key, passes, of_all)
     rows = rows_of(target, data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -123,10 +124,7 @@ def program_of(
         found = target.full_score_parts(torch.as_tensor(positions, dtype=target.dtype), data)
         return found.prior.detach().cpu().numpy(), found.likelihood.detach().cpu().numpy()
 
-    def shapes() -> dict[str, tuple[int, ...]]:
-        zero = written.values(np.zeros((1, target.dim)))
-        return {name: tuple(value.shape[1:]) for name, value in zero.items()}
-
+    shapes = partial(target.value_shapes, data)
     every = itertools.chain([written], ways)
     return Program(written, lambda: every, unconstrain, shapes, parts, target.held)
 

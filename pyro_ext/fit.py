@@ -227,7 +227,7 @@ def ways_of(
 
     def as_written(z: np.ndarray) -> dict[str, Tensor]:
         found = target.constrain(torch.as_tensor(z, dtype=target.dtype), data)
-        return {name: found[name].detach() for name in target.layout.names}
+        return {name: value.detach() for name, value in found.items()}
 
     engine = _by_engine(engine_of, model, target, data, passes, of_all)
     rows = rows_of(target, data)

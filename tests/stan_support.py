@@ -42,6 +42,16 @@ generated quantities {
   real prediction = normal_rng(mu, sd);
 }
 """
+#: Generated quantities that Stan rejects in half of the draws.
+REJECTING = """
+parameters { real mu; }
+transformed parameters { real twice = 2 * mu; }
+model { mu ~ normal(2, 1); }
+generated quantities {
+  vector[2] next = rep_vector(mu + 1, 2);
+  if (mu > 2) reject("mu is high: ", mu);
+}
+"""
 #: The file of another program, with the posterior of the eight schools.
 EIGHT_SCHOOLS = (
     Path(__file__).parent.parent

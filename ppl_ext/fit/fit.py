@@ -392,8 +392,10 @@ def _way(
         The program or its arguments are others.
     """
     for problem in ways:
-        if set(problem.target.layout.names) != set(draws):
-            raise _other(f"the sites {', '.join(problem.target.layout.names)}")
+        target = problem.target
+        names = (*target.layout.names, *target.parameter_sites)
+        if set(names) != set(draws):
+            raise _other(f"the sites {', '.join(names)}")
         if problem.digest() != arguments:
             raise _other("other numbers in its arguments")
         if problem.name == name:

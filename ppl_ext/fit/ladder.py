@@ -278,7 +278,8 @@ def _endless(values: Mapping[str, np.ndarray]) -> tuple[str, ...]:
         name
         for name, each in values.items()
         if each.dtype.kind == "f"
-        and not np.abs(each).max(initial=0.0) < np.finfo(each.dtype).max ** ENDLESS
+        # Stan's generated quantities may be NaN in some draws, and no other values are.
+        and not np.nanmax(np.abs(each), initial=0.0) < np.finfo(each.dtype).max ** ENDLESS
     )
 
 

@@ -96,6 +96,8 @@ class StanDensity:
         self.name, self.seed, self.generated_quantities = name, seed, generated_quantities
         self.threads = threads or _processors()
         self.rejection: str | None = None
+        # Positions whose generated quantities were rejected, of the call that had most.
+        self._told = 0
         try:
             self._model = import_bridgestan().StanModel(library, data, seed=seed, warn=False)
         except RuntimeError as error:
@@ -200,10 +202,12 @@ class StanDensity:
     def constrain(self, z: ArrayLike) -> Floats:
         """Parameters (..., K) at positions (..., D), for :meth:`split`.
 
-        Where Stan rejects a position they are NaN.
+        Where Stan rejects a position they are NaN; where it rejects the generated quantities
+        alone these are, and a warning counts the positions and gives Stan's reason.
         """
         rows, lead = self._rows(z)
         found = np.full((len(rows), self.num_constrained), np.nan)
+        rejected = np.zeros(len(rows), bool)
 
         def work(row: int) -> None:
             generator = None
@@ -214,12 +218,41 @@ class StanDensity:
             try:
                 found[row] = self._model.param_constrain(rows[row], rng=generator, **self._include)
             except RuntimeError as error:
-                self.rejection, found[row] = _said(error, self.name), np.nan
+                self.rejection = _said(error, self.name)
+                rejected[row] = self.generated_quantities and self._without_quantities(
+                    rows[row], found[row]
+                )
 
         self._for_each(len(rows), work)
+        self._tell_of_rejected(int(rejected.sum()), len(rows))
         order = np.concatenate([places for _, places in self._places.values()])
         # Not as indexing leaves them, column after column.
         return np.ascontiguousarray(found[:, order]).reshape((*lead, len(order)))
+
+    def _without_quantities(self, row: Floats, found: Floats) -> bool:
+        """Fill in the parameters of a position alone; whether Stan has them."""
+        found[:] = np.nan
+        try:
+            values = self._model.param_constrain(row, include_tp=True, include_gq=False)
+        except RuntimeError as error:
+            self.rejection = _said(error, self.name)
+            return False
+        # Stan lists generated quantities last.
+        found[: len(values)] = values
+        return True
+
+    def _tell_of_rejected(self, count: int, positions: int) -> None:
+        """Warn of generated quantities that Stan rejects, where they are more than ever before."""
+        if count <= self._told:
+            return
+        self._told = count
+        warnings.warn(
+            f"Stan rejects the generated quantities of '{self.name}' at {count:,} of "
+            f"{positions:,} positions, where they are NaN; the parameters are kept. Stan's reason: "
+            f"{self.rejection}",
+            UserWarning,
+            stacklevel=3,
+        )
 
     def slices(self) -> dict[str, slice]:
         """Where each parameter is in what :meth:`constrain` returns, its entries in C order."""

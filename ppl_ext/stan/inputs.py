@@ -21,7 +21,7 @@ def read_program(program: str | os.PathLike[str]) -> tuple[str, str]:
     ArgumentError
         The file cannot be read.
     """
-    if isinstance(program, str) and ("{" in program or "\n" in program):
+    if isinstance(program, str) and _is_text(program):
         return program, "program"
     path = Path(program)
     return _read(path, "a Stan program"), path.name
@@ -39,7 +39,7 @@ def read_data(data: Mapping[str, Any] | str | os.PathLike[str] | None) -> str:
         return ""
     if isinstance(data, Mapping):
         return json.dumps({str(name): _plain(str(name), data[name]) for name in data})
-    if isinstance(data, str) and ("{" in data or not data.strip()):
+    if isinstance(data, str) and (_is_text(data) or not data.strip()):
         text, source = data, "the text"
     else:
         text, source = _read(Path(data), "Stan data"), f"'{os.fspath(data)}'"
@@ -58,9 +58,20 @@ def read_data(data: Mapping[str, Any] | str | os.PathLike[str] | None) -> str:
     return text
 
 
+def _is_text(given: str) -> bool:
+    """Whether a string is the text itself, and not the path of a file."""
+    if "\n" in given:
+        return True
+    try:
+        return "{" in given and not Path(given).is_file()
+    except (OSError, ValueError):
+        return True  # no path is so long, or has such characters
+
+
 def _read(path: Path, what: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        # Some editors begin a file with a byte order mark, which is no part of the text.
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise ArgumentError(f"Expected {what} in the file '{path}': {reason}.") from error

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.faults.table import Trial, fault
-from tests.stan_support import REASON
+from ppl_ext.stan.inputs import read_data
+from tests.faults.table import RUNS, Trial, fault
+from tests.stan_support import REASON, REJECTING
 
 PROGRAM = "parameters { real mu; } model { mu ~ normal(0, 1); }"
 
@@ -27,6 +28,29 @@ def _refused(options: dict[str, Any], trial: Trial) -> None:
 
 for _given, _options in TEXTS.items():
     fault("Stan programs", _given)(partial(_refused, _options))
+
+
+@fault(
+    "Stan programs", "data in a file that begins with a byte order mark, its path with `{`", RUNS
+)
+def _byte_order_mark(trial: Trial) -> None:
+    path = trial.folder / "{data}.json"
+    path.write_text('{"N": 3}', encoding="utf-8-sig")
+    assert read_data(str(path)) == '{"N": 3}'
+
+
+@fault(
+    "Stan programs",
+    "generated quantities that Stan rejects in some draws",
+    "runs: NaN there, the parameters are kept, a warning gives the count and Stan's reason",
+)
+def _rejected(trial: Trial) -> None:
+    if REASON is not None:
+        pytest.skip(REASON)
+    program = trial.public.stan.model(REJECTING, generated_quantities=True)
+    with trial.warned("at 1 of 2 positions.*the parameters are kept.*is high"):
+        found = program.constrain(trial.backend.array([[1.0], [3.0]]))
+    assert trial.backend.numpy(found["mu"]).tolist() == [1.0, 3.0]
 
 
 @fault(

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import sys
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -19,12 +20,14 @@ from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.stan import density as stan_density
 from ppl_ext.stan import inputs as stan_inputs
 from tests.backends import backend_of, use_float64
+from tests.fit.test_fit import fit_of
 from tests.gradients_support import Estimation
 from tests.stan_support import (
     B_MEANS,
     DATA,
     DIM,
     PROGRAM,
+    REJECTING,
     SHAPES,
     WHERE,
     Y,
@@ -228,6 +231,59 @@ def test_draws_and_arviz_have_stans_names(backend: Any) -> None:
     np.testing.assert_allclose(data.sample_stats["log_p"].values[0], program.log_density(z))
     # Noise of its own for each draw, the same whenever it is looked at.
     assert len(np.unique(draws["prediction"] - draws["mu"])) == 6
+
+
+@needs_stan
+def test_a_fit_has_stans_parameters(backend: Any, program: Any, tmp_path: Path) -> None:
+    fit = fit_of(backend, program)
+    assert fit.verdict.trusted
+    draws = {name: backend.numpy(value) for name, value in fit.draws.items()}
+    assert {name: draws[name].shape[1:] for name in SHAPES} == SHAPES
+    assert np.all(np.abs(flat(draws).mean(0) - MEAN) < 4.0 * DEVIATION / np.sqrt(400))
+    np.testing.assert_allclose(draws["c"], 2.0 * draws["b"].transpose(0, 2, 1))
+    fit.save(tmp_path / "fit")
+    assert set(backend.public.load_fit(tmp_path / "fit", program).draws) == set(draws)
+
+
+@needs_stan
+def test_rejected_generated_quantities_leave_the_parameters(backend: Any) -> None:
+    program = backend.public.stan.model(REJECTING, generated_quantities=True)
+    z = np.array([[1.0], [2.5], [1.5], [3.0]])
+    with pytest.warns(UserWarning, match="at 2 of 4 positions.*the parameters are kept.*is high"):
+        found = program.constrain(backend.array(z))
+    values = {name: backend.numpy(value) for name, value in found.items()}
+    np.testing.assert_array_equal(values["mu"], z[:, 0])
+    np.testing.assert_array_equal(values["twice"], 2.0 * z[:, 0])
+    expected = np.where(z > 2.0, np.nan, z + 1.0).repeat(2, 1)
+    np.testing.assert_array_equal(values["next"], expected)
+    # It is not said again of fewer.
+    program.constrain(backend.array(z[:2]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        fit = fit_of(backend, program)
+        verdict = backend.public.check(
+            *(() if backend.is_pyro else (backend.key(1),)), fit, program
+        )
+    assert fit.verdict.level == "exact" and verdict.trusted
+    draws = backend.numpy(fit.draws["mu"])
+    # Of the Normal(2, 1), within four errors of 400 draws; half of it is rejected.
+    assert abs(draws.mean() - 2.0) < 0.2 and draws.std() == pytest.approx(1.0, abs=0.15)
+    np.testing.assert_array_equal(np.isnan(backend.numpy(fit.draws["next"]))[:, 0], draws > 2.0)
+
+
+def test_files_may_have_braces_in_their_names_and_a_byte_order_mark(tmp_path: Path) -> None:
+    folder = tmp_path / "run {1}"
+    folder.mkdir()
+    program, data = folder / "m{a}.stan", folder / "data {1}.json"
+    program.write_text(REJECTING, encoding="utf-8-sig")
+    data.write_text('{"N": 3}', encoding="utf-8-sig")
+    for kind in (str, Path):
+        assert stan_inputs.read_program(kind(program)) == (REJECTING, "m{a}.stan")
+        assert stan_inputs.read_data(kind(data)) == '{"N": 3}'
+    assert stan_inputs.read_program("parameters { real mu; }")[1] == "program"
+    # Longer than a path may be.
+    long = json.dumps({"y": list(range(5_000))})
+    assert stan_inputs.read_data(long) == long
 
 
 @needs_stan
