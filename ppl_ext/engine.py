@@ -18,7 +18,7 @@ from ppl_ext.settling import Settled, SettlingWatch
 from ppl_ext.sharding import ShardingShell, check_sharding
 from ppl_ext.start.given import HOST, SEARCH, Started, check_start
 from ppl_ext.start.start import Start
-from ppl_ext.state_files import check_can_save
+from ppl_ext.whole_files import check_can_write
 
 #: What may be done about a step that is not finite.
 ON_NONFINITE = ("raise", "skip")
@@ -220,7 +220,7 @@ class EngineShell(Documented):
         check_own_names(self.model, given)
         check_callback(others.get("callback"))
         if checkpoint is not None and (self.sharding is None or self.sharding.writes):
-            check_can_save(checkpoint)
+            check_can_write(checkpoint, "checkpoint")
 
     def _watch(self, keep_best: bool | None, size: int, keep: Callable[[], Any]) -> Watch:
         """What looks at a run, whose state has ``size`` bytes and is copied by ``keep``."""

@@ -31,6 +31,8 @@ SECONDS = 600.0
 #: Machine epsilons, as a share of the largest, by which a density of a saved fit may differ from
 #: what it is now: other processors sum in another order.
 ROUNDING = 1e4
+#: Generators of random numbers that fits have, by their names in files.
+GENERATORS = {"PCG64": np.random.PCG64}
 #: Effective draws that are wanted unless told otherwise.
 TARGET_ESS = 400
 
@@ -260,6 +262,11 @@ class Fit:
 
         Draws and verdict, and the chains with their tuned kernel and generator: :func:`load_fit`
         gives them back, to go on with ``more`` where it gets the program as well.
+
+        Raises
+        ------
+        ArgumentError
+            No file can be written there, as where its folder is missing.
         """
         state = {
             "draws": {name: np.asarray(value) for name, value in self.draws.items()},
@@ -301,9 +308,10 @@ def load_fit(path: str | os.PathLike[str], ways: Ways | None) -> Fit:
     with state_files.reading(path):
         verdict = Verdict.from_json(state["verdict"])
         draws, rest, chains = dict(state["draws"]), state["rest"], int(state["num_chains"])
+        _check_draws(draws, verdict)
         if ways is None:
             return Fit(draws, verdict, chains, unbound=rest)
-        bit_generator = getattr(np.random, rest["generator"]["bit_generator"])()
+        bit_generator = GENERATORS[rest["generator"]["bit_generator"]]()
         bit_generator.state = rest["generator"]
         generator = np.random.Generator(bit_generator)
         seed, written = rest["seed"], (rest["way"], rest["arguments"])
@@ -331,6 +339,13 @@ def load_fit(path: str | os.PathLike[str], ways: Ways | None) -> Fit:
         if sampled is None:
             return Fit(draws, verdict, chains, climbed, generator, seed)
         return Fit.of(climbed, generator, seed)
+
+
+def _check_draws(draws: Mapping[str, np.ndarray], verdict: Verdict) -> None:
+    """See that draws that may be trusted are numbers."""
+    finite = {name: np.isfinite(each).all() for name, each in draws.items()}
+    if verdict.trusted:
+        state_files.check_finite(finite)
 
 
 def _way(
