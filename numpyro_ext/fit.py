@@ -320,8 +320,9 @@ def _by_engine(
             )
             return len(last.losses), last.settling
 
-        steps, settling = in_rounds(run, meter)
-        meter.evaluations += steps * engine._num_positions(engine.plan)
+        steps, settling = in_rounds(
+            run, meter, lambda step: float(step * engine._num_positions(engine.plan))
+        )
         number = number_of_draws(target.dim) if engine.makes_draws else None
         draws = engine.get_samples(last.state, num_samples=number)
         positions = np.asarray(target.unconstrain(draws, data), np.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,7 +56,10 @@ FIT_DOCUMENTATION = """
         from their names, such as a ``DataLoader`` gives again and again. The model's plate scales
         a batch up to all rows. See the page "Rows from iterators".
     budget : int, optional
-        Evaluations of the score at most, about; one for each position. Default: 300,000.
+        Evaluations of the score at most; one for each position. Default: 300,000, with which an
+        engine is bounded by ``seconds`` alone. A search takes some hundreds, corrected draws 1,000
+        more, chains about 5,000 at least. What a smaller budget cannot buy is left out, and the
+        verdict says so.
     seconds : float, optional
         Wall time at most, about. Default: 600.
     target_ess : float
@@ -85,7 +89,8 @@ FIT_DOCUMENTATION = """
     ModelCheckError
         The model cannot be fitted, or no starting point has a finite density and score.
     ArgumentError
-        An option or the arguments have no meaning for the model.
+        An option or the arguments have no meaning for the model, or the budget ended before there
+        was a start.
 
     References
     ----------
@@ -436,7 +441,10 @@ def fit(
     for name, flag in (("exact", exact), ("progress_bar", progress_bar)):
         check_choice(name, flag, (True, False))
     with tqdm(desc="fit", unit=" scores", disable=not progress_bar) as bar:
-        meter = Meter(budget or BUDGET, seconds or SECONDS, bar, clock=clock)
+        for_engines = math.inf if budget is None else budget
+        meter = Meter(
+            budget or BUDGET, seconds or SECONDS, bar, for_engines=for_engines, clock=clock
+        )
         wanted = policy.Wanted(float(target_ess), exact, meter.seconds, has_engine)
         ways = problems()
         found = Fit.of(climb(ways, generator, wanted, meter), generator, seed)

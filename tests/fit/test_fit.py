@@ -305,6 +305,21 @@ def test_damaged_files_are_refused(backend: Any, tmp_path: Path) -> None:
         load(path)
 
 
+def test_a_budget_bounds_what_is_spent(backend: Any) -> None:
+    model, args, _ = from_zoo(backend, "gaussian_one_site")
+    with pytest.raises(backend.public.ArgumentError, match="budget=10, which ended before"):
+        fit_of(backend, model, *args, budget=10)
+    for budget, level, words in (
+        (600, "not trusted", "before the draws could be corrected"),
+        (3_000, "corrected", "which take 4,608 at least. Give a larger budget"),
+        (6_200, None, "R-hat"),
+    ):
+        verdict = fit_of(backend, model, *args, budget=budget).verdict
+        assert verdict.evaluations <= budget
+        assert level is None or verdict.level == level, str(verdict)
+        assert words in " ".join(verdict.reasons)
+
+
 def test_a_folder_that_is_missing_is_said(backend: Any, tmp_path: Path) -> None:
     model, args, _ = from_zoo(backend, "gaussian_one_site")
     fit = fit_of(backend, model, *args, exact=False)
@@ -324,7 +339,7 @@ def test_saved_fits_refuse_other_programs_and_data(backend: Any, tmp_path: Path)
         return model
 
     y = backend.array([0.5, 1.0, 1.5, 2.5])
-    fit_of(backend, program(2.0), y, budget=2_000).save(tmp_path / "fit")
+    fit_of(backend, program(2.0), y, budget=8_000).save(tmp_path / "fit")
     load, refused = backend.public.load_fit, backend.public.ArgumentError
     with pytest.raises(refused, match="found the sites other"):
         load(tmp_path / "fit", program(2.0, "other"), y)
