@@ -30,6 +30,7 @@ from ppl_ext.check.source import Source, source_of
 from ppl_ext.documented import documented
 from ppl_ext.errors import HeldParameterWarning
 from ppl_ext.fit.fit import Fit
+from ppl_ext.process import entry
 
 
 @documented(
@@ -39,6 +40,7 @@ from ppl_ext.fit.fit import Fit
     arguments="a key and of the model's arguments,",
     sources="what :func:`check` takes: a fit, ``(engine, result)``, ``(svi, result)``, ``mcmc``",
 )
+@entry
 def calibrate(
     rng_key: Array,
     model: Callable[..., Any],

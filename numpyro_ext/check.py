@@ -29,6 +29,7 @@ from ppl_ext.check.source import Source, number_of_draws, source_of
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from ppl_ext.fit.verdict import Verdict
+from ppl_ext.process import entry
 
 #: Draws that are unconstrained together; fewer are filled up, so that one program serves all.
 WIDTH = 500
@@ -44,6 +45,7 @@ WIDTH = 500
     ),
     randomness="rng_key : array\n        JAX random key.",
 )
+@entry
 def check(
     rng_key: Array,
     draws: Any,

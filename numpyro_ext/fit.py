@@ -49,6 +49,7 @@ from ppl_ext.fit.problem import (
     Rows,
     problem_of,
 )
+from ppl_ext.process import entry
 from ppl_ext.settling import Settling
 from ppl_ext.sharding import check_sharding
 from ppl_ext.start import search
@@ -149,6 +150,7 @@ def fit(
 
 
 @documented(LOAD_DOCUMENTATION, host="NumPyro")
+@entry
 def load_fit(
     path: str | os.PathLike[str],
     model: Callable[..., Any] | None = None,

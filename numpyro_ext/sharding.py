@@ -30,6 +30,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.sharding import Sharding as Placement
 
 from ppl_ext.errors import ArgumentError, RankLostError
+from ppl_ext.process import between_steps
 from ppl_ext.sharding import FIRST_BATCH, ShardingShell, check_agreement, lost_rank
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
@@ -292,15 +293,17 @@ class Sharding(ShardingShell):
 def on_own_axes(verb: Verb) -> Verb:
     """Let a method of what has a ``sharding``, or a function of one, run on automatic axes.
 
-    Around it the user may have a mesh with explicit axes, which models are not written for.
+    Around it the user may have a mesh with explicit axes, which models are not written for. It is
+    an entry point: Ctrl-C waits, see :mod:`ppl_ext.process`.
     """
 
     @functools.wraps(verb)
     def on_axes(*args: Any, **kwargs: Any) -> Any:
         sharding = kwargs.get("sharding") or getattr(args[0], "sharding", None)
         if not isinstance(sharding, Sharding):
-            return verb(*args, **kwargs)
-        with sharding.on_automatic_axes():
+            with between_steps():
+                return verb(*args, **kwargs)
+        with between_steps(), sharding.on_automatic_axes():
             args, kwargs = sharding.rehomed((args, kwargs))
             return verb(*args, **kwargs)
 

@@ -19,6 +19,7 @@ from numpyro_ext.draws import check_key
 from numpyro_ext.guides.flat_density import flat_density
 from numpyro_ext.programs import Loop
 from ppl_ext.errors import ArgumentError
+from ppl_ext.process import entry
 from ppl_ext.start.given import DRAWS, HOST, SEARCH, Space, Started
 from ppl_ext.start.search import InPieces, Piece, begin, rows_of, starts_by_host
 from ppl_ext.start.start import Start
@@ -29,6 +30,7 @@ CALLS = 2_000
 GUIDE_FORM = "a pair (guide, params) of a NumPyro autoguide and its parameters"
 
 
+@entry
 def find_start(rng_key: Array, model: Callable[..., Any], *args: Any, **kwargs: Any) -> Start:
     """Find where runs of a model's engines may start: Normals near the modes of its density.
 

@@ -21,6 +21,7 @@ from ppl_ext.documented import documented
 from ppl_ext.fit import warm
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.warm import WARM_DOCUMENTATION, WARMUP
+from ppl_ext.process import entry
 from ppl_ext.start.given import check_start
 from ppl_ext.start.search import InPieces
 from ppl_ext.start.start import Start
@@ -41,6 +42,7 @@ GIVEN = f"{GUIDE_FORM}, a pair (engine, result)"
     "with the host's 0.8 it often has seven.",
     mcmc="numpyro.infer.MCMC",
 )
+@entry
 def warm_chains(
     rng_key: Array,
     model: Callable[..., Any],

@@ -23,6 +23,7 @@ from ppl_ext.check.source import Source, source_of
 from ppl_ext.documented import documented
 from ppl_ext.errors import HeldParameterWarning
 from ppl_ext.fit.fit import Fit
+from ppl_ext.process import entry
 from pyro_ext.check import of_host
 from pyro_ext.density import LogDensity
 from pyro_ext.density.replay import replay
@@ -37,6 +38,7 @@ from pyro_ext.fit import fit
     arguments="the model's arguments,",
     sources="what :func:`check` takes: a fit, an engine, ``svi`` or its guide, ``mcmc``",
 )
+@entry
 def calibrate(
     model: Callable[..., Any],
     *args: Any,

@@ -19,6 +19,7 @@ from ppl_ext.check.source import Source, number_of_draws, source_of
 from ppl_ext.documented import documented
 from ppl_ext.errors import HeldParameterWarning
 from ppl_ext.fit.verdict import Verdict
+from ppl_ext.process import entry
 from pyro_ext.density import LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.diagnostics.chains import Chains
@@ -38,6 +39,7 @@ from pyro_ext.fit import ways_of
     ),
     randomness="seed : int\n        Of the random numbers; see below.",
 )
+@entry
 def check(
     draws: Any,
     model: Callable[..., Any],

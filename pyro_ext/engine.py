@@ -539,7 +539,7 @@ class Engine(EngineShell, ABC):
             )
         quiet = nullcontext() if self.sharding is None else self.sharding.quiet()
         try:
-            with torch.inference_mode(False), quiet:
+            with between_steps(), torch.inference_mode(False), quiet:
                 yield
         finally:
             del self._thread["of"]

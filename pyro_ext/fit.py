@@ -39,6 +39,7 @@ from ppl_ext.fit.problem import (
     problem_of,
 )
 from ppl_ext.options import describe
+from ppl_ext.process import entry
 from ppl_ext.settling import Settling
 from ppl_ext.sharding import check_sharding
 from ppl_ext.start import search
@@ -72,6 +73,7 @@ EngineOf = Callable[[Callable[..., Any], LogDensity], "Engine | None"]
     engine="Engine",
     randomness="seed : int\n        Of the random numbers; see below.",
 )
+@entry
 def fit(
     model: Callable[..., Any],
     *args: Any,
@@ -151,6 +153,7 @@ def fit(
 
 
 @documented(LOAD_DOCUMENTATION, host="Pyro")
+@entry
 def load_fit(
     path: str | os.PathLike[str],
     model: Callable[..., Any] | None = None,

@@ -12,6 +12,7 @@ import torch
 from pyro.infer.autoguide import AutoContinuous, AutoGuide
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.process import entry
 from ppl_ext.start.given import DRAWS, HOST, SEARCH, Space, Started
 from ppl_ext.start.search import InPieces, Piece, begin, rows_of, starts_by_host
 from ppl_ext.start.start import Start
@@ -23,6 +24,7 @@ from pyro_ext.guides.flat_density import flat_density
 GUIDE_FORM = "a Pyro autoguide that has its parameters"
 
 
+@entry
 def find_start(model: Callable[..., Any], *args: Any, seed: int = 0, **kwargs: Any) -> Start:
     """Find where runs of a model's engines may start: Normals near the modes of its density.
 

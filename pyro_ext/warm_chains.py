@@ -18,6 +18,7 @@ from ppl_ext.documented import documented
 from ppl_ext.fit import warm
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.warm import WARM_DOCUMENTATION, WARMUP, Tuned
+from ppl_ext.process import entry
 from ppl_ext.start.given import check_start
 from ppl_ext.start.search import Piece
 from ppl_ext.start.start import Start
@@ -41,6 +42,7 @@ ACCEPTANCE = 0.8
     acceptance="Default: 0.8.",
     mcmc="pyro_ext.MCMC, which is a pyro.infer.MCMC",
 )
+@entry
 def warm_chains(
     model: Callable[..., Any],
     start_or_fit: Any,

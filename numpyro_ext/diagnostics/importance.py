@@ -28,6 +28,7 @@ from ppl_ext.diagnostics.importance import (
 )
 from ppl_ext.documented import documented
 from ppl_ext.options import check_count
+from ppl_ext.process import entry
 
 
 @documented(
@@ -39,6 +40,7 @@ from ppl_ext.options import check_count
     held="the values that they have in ``state``",
     randomness=RNG_KEY,
 )
+@entry
 def elbo(
     fit: Any,
     state: Any,
@@ -81,6 +83,7 @@ def elbo(
 @documented(
     KHAT_DOCUMENTATION, as_in_elbo="fit, state, model, args, kwargs, batches, draw_chunk, rng_key"
 )
+@entry
 def psis_khat(
     fit: Any,
     state: Any,

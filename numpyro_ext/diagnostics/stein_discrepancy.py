@@ -38,6 +38,7 @@ from ppl_ext.diagnostics.stein_discrepancy import (
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
+from ppl_ext.process import entry
 
 Metric = str | Array | np.ndarray | None
 
@@ -48,6 +49,7 @@ Metric = str | Array | np.ndarray | None
     state=f"{STATE.rstrip()} Not with positions.",
     randomness=RNG_KEY,
 )
+@entry
 def ksd(
     fit: Any,
     state: Any = None,

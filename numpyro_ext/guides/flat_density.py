@@ -35,7 +35,7 @@ from ppl_ext.guides.registry import (
     Registered,
     check_same_sites,
 )
-from ppl_ext.process import swapped
+from ppl_ext.process import entry, swapped
 
 Parameters = dict[str, Any]
 Draws = Float[Array, "num D"]
@@ -238,6 +238,7 @@ def register_flat_density(guide_class: type) -> Callable[[Registered], Registere
     return _REGISTRY.register(guide_class)
 
 
+@entry
 def flat_density(
     guide: Any,
     rng_key: Array,

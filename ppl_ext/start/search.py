@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from ppl_ext.errors import StartWarning
 from ppl_ext.layouts import DataPlate
+from ppl_ext.process import heard
 from ppl_ext.start.find import MOST_DIMENSIONS, Counted, find
 from ppl_ext.start.given import HOST, Space, Started, start_from
 from ppl_ext.start.paths import Evaluate, SpentError
@@ -62,6 +63,7 @@ class InPieces:
         filled = np.concatenate([positions, np.repeat(positions[-1:], missing, axis=0)])
         found = []
         for first in range(0, len(filled), width):
+            heard()
             found.append(self._piece(filled[first : first + width], self.calls))
             self.calls += 1
         values, scores = (

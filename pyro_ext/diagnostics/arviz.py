@@ -45,6 +45,7 @@ from ppl_ext.diagnostics.replay import Replay, joined
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
+from ppl_ext.process import entry
 from ppl_ext.sharding import check_sharding
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
@@ -72,6 +73,7 @@ Array = NDArray[Any]
             Seed of the posterior predictive draws, and of the draws of a guide.
         """,
 )
+@entry
 def to_arviz(
     engine: Any,
     *args: Any,

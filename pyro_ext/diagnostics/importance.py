@@ -24,6 +24,7 @@ from ppl_ext.diagnostics.importance import (
 )
 from ppl_ext.documented import documented
 from ppl_ext.options import check_count
+from ppl_ext.process import entry
 from pyro_ext.density.batches import placing
 from pyro_ext.diagnostics.fit import SEED, fitted_guide
 
@@ -37,6 +38,7 @@ from pyro_ext.diagnostics.fit import SEED, fitted_guide
     held="their present values",
     randomness=SEED,
 )
+@entry
 def elbo(
     fit: Any,
     *,
@@ -75,6 +77,7 @@ def elbo(
 
 
 @documented(KHAT_DOCUMENTATION, as_in_elbo="fit, model, args, kwargs, batches, draw_chunk, seed")
+@entry
 def psis_khat(
     fit: Any,
     *,

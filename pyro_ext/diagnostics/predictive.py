@@ -17,6 +17,7 @@ from ppl_ext.diagnostics.predictive_data import (
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
 from ppl_ext.options import check_count
+from ppl_ext.process import entry
 from ppl_ext.sharding import check_sharding
 from pyro_ext.density.prediction import ObserveMissing, dependent_on_missing
 from pyro_ext.density.replay import replay
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     draw_chunk="",
     one_by_one=" Draws are evaluated one after another.",
 )
+@entry
 def predictive_distribution(
     model: Callable[..., Any],
     draws: Any,

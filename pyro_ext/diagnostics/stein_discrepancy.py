@@ -29,6 +29,7 @@ from ppl_ext.diagnostics.stein_discrepancy import (
 )
 from ppl_ext.documented import documented
 from ppl_ext.options import check_count
+from ppl_ext.process import entry
 from pyro_ext.density import LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.diagnostics.fit import SEED, fitted_guide, target_of_model
@@ -37,6 +38,7 @@ Metric = str | Tensor | np.ndarray | None
 
 
 @documented(KSD_DOCUMENTATION, host="Pyro", state="", randomness=SEED)
+@entry
 def ksd(
     fit: Any,
     *,

@@ -25,7 +25,7 @@ from ppl_ext.guides.registry import (
     Registered,
     check_same_sites,
 )
-from ppl_ext.process import swapping
+from ppl_ext.process import entry, swapping
 from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.handlers import LARGE_SITE, global_generator, isolated_parameters
 from pyro_ext.density.layout import Layout
@@ -190,6 +190,7 @@ def register_flat_density(guide_class: type) -> Callable[[Registered], Registere
     return _REGISTRY.register(guide_class)
 
 
+@entry
 def flat_density(
     guide: Any,
     args: tuple[Any, ...] = (),
