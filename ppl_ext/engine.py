@@ -228,15 +228,24 @@ class EngineShell(Documented):
         return Watch(self.target.dim, self._nats, keep if keeps else None)
 
     def _until(
-        self, rule: Settled | None, cadence: Cadence, positions: Callable[[], Any]
+        self,
+        rule: Settled | None,
+        cadence: Cadence,
+        positions: Callable[[], Any],
+        saved: Any,
     ) -> SettlingWatch | None:
-        """What ends a run once it has settled by a rule, judged by its present positions."""
+        """What ends a run once it has settled by a rule, judged by its present positions.
+
+        It watches on where that of a run was that was broken off, of which ``saved`` is.
+        """
         if rule is None:
             return None
         search = math.ceil(self._search_share(self.plan) * cadence.last)
         sites = self.target.layout.slices
         first = max(cadence.first, search)
-        return SettlingWatch(rule, first, positions, sites, self._answers_apart)
+        watch = SettlingWatch(rule, first, positions, sites, self._answers_apart)
+        watch.go_on(saved)
+        return watch
 
     def _draws_to_look_at(self, plan: Any) -> int | None:
         """Number of draws by which a run's settling is judged; None for the engine's own."""
