@@ -17,6 +17,7 @@ from numpyro_ext.density.replay import replay
 from numpyro_ext.density.simulate import one_run, prior_draws
 from numpyro_ext.draws import check_key
 from numpyro_ext.fit import fit
+from numpyro_ext.sharding import entry
 from ppl_ext.calibrate import calibrate as shared
 from ppl_ext.calibrate.calibrate import (
     CALIBRATE_DOCUMENTATION,
@@ -30,7 +31,6 @@ from ppl_ext.check.source import Source, source_of
 from ppl_ext.documented import documented
 from ppl_ext.errors import HeldParameterWarning
 from ppl_ext.fit.fit import Fit
-from ppl_ext.process import entry
 
 
 @documented(

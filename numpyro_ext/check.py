@@ -21,6 +21,7 @@ from numpyro_ext.diagnostics.predictive import predictive_distribution
 from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
 from numpyro_ext.fit import ways_of
+from numpyro_ext.sharding import entry
 from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.check import check as shared
 from ppl_ext.check.check import CHECK_DOCUMENTATION, CHECK_ESS, Program
@@ -29,7 +30,6 @@ from ppl_ext.check.source import Source, number_of_draws, source_of
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from ppl_ext.fit.verdict import Verdict
-from ppl_ext.process import entry
 
 #: Draws that are unconstrained together; fewer are filled up, so that one program serves all.
 WIDTH = 500

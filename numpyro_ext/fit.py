@@ -26,7 +26,7 @@ from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
 from numpyro_ext.gradients import SVRG
 from numpyro_ext.score import ProximalScoreVI
-from numpyro_ext.sharding import Sharding, on_own_axes
+from numpyro_ext.sharding import Sharding, entry, on_own_axes
 from numpyro_ext.start import pieces_of
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, Sample, passes_of, total_rows
@@ -49,7 +49,6 @@ from ppl_ext.fit.problem import (
     Rows,
     problem_of,
 )
-from ppl_ext.process import entry
 from ppl_ext.settling import Settling
 from ppl_ext.sharding import check_sharding
 from ppl_ext.start import search

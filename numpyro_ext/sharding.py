@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -24,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
+from jax._src import xla_bridge
 from jax.experimental import multihost_utils
 from jax.extend.core import get_opaque_trace_state
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -290,15 +292,58 @@ class Sharding(ShardingShell):
         return multihost_utils.process_allgather(leaf, tiled=True)
 
 
+#: The process that first used JAX, of those that have made another by ``os.fork``.
+_used_by: int | None = None
+
+
+def _note_use() -> None:
+    global _used_by
+    if _used_by is None and xla_bridge.backends_are_initialized():
+        _used_by = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=_note_use)
+
+
+def check_not_forked() -> None:
+    """See that JAX can compute in this process: a fork has none of its threads, and waits for ever.
+
+    Raises
+    ------
+    ArgumentError
+        It cannot.
+    """
+    if _used_by not in (None, os.getpid()):
+        raise ArgumentError(
+            f"Expected a process of its own, found one that was forked from process {_used_by}, "
+            "which had used JAX: computations would wait for ever. Start processes by 'spawn', as "
+            "multiprocessing.get_context('spawn') does, or fork before anything uses JAX."
+        )
+
+
+def entry(function: Verb) -> Verb:
+    """An entry point: Ctrl-C waits (:mod:`ppl_ext.process`), and forked processes are refused."""
+
+    @functools.wraps(function)
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        check_not_forked()
+        with between_steps():
+            return function(*args, **kwargs)
+
+    return cast("Verb", entered)
+
+
 def on_own_axes(verb: Verb) -> Verb:
     """Let a method of what has a ``sharding``, or a function of one, run on automatic axes.
 
     Around it the user may have a mesh with explicit axes, which models are not written for. It is
-    an entry point: Ctrl-C waits, see :mod:`ppl_ext.process`.
+    an :func:`entry` point as well.
     """
 
     @functools.wraps(verb)
     def on_axes(*args: Any, **kwargs: Any) -> Any:
+        check_not_forked()
         sharding = kwargs.get("sharding") or getattr(args[0], "sharding", None)
         if not isinstance(sharding, Sharding):
             with between_steps():

@@ -18,8 +18,8 @@ from numpyro_ext.density.start import numbers_of_key
 from numpyro_ext.draws import check_key
 from numpyro_ext.guides.flat_density import flat_density
 from numpyro_ext.programs import Loop
+from numpyro_ext.sharding import entry
 from ppl_ext.errors import ArgumentError
-from ppl_ext.process import entry
 from ppl_ext.start.given import DRAWS, HOST, SEARCH, Space, Started
 from ppl_ext.start.search import InPieces, Piece, begin, rows_of, starts_by_host
 from ppl_ext.start.start import Start

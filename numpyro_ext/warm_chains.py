@@ -16,12 +16,12 @@ from numpyro_ext.density import LogDensity
 from numpyro_ext.draws import check_key
 from numpyro_ext.fit import seed_of, ways_of
 from numpyro_ext.guides.flat_density import check_has_flat_density, check_same_layout
+from numpyro_ext.sharding import entry
 from numpyro_ext.start import GUIDE_FORM, is_guide, piece_of, started
 from ppl_ext.documented import documented
 from ppl_ext.fit import warm
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.warm import WARM_DOCUMENTATION, WARMUP
-from ppl_ext.process import entry
 from ppl_ext.start.given import check_start
 from ppl_ext.start.search import InPieces
 from ppl_ext.start.start import Start

@@ -13,6 +13,7 @@ from jax import Array
 
 from numpyro_ext.density.batches import place
 from numpyro_ext.diagnostics.fit import RNG_KEY, STATE, fitted_guide
+from numpyro_ext.sharding import entry
 from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.importance import (
     ELBO,
@@ -28,7 +29,6 @@ from ppl_ext.diagnostics.importance import (
 )
 from ppl_ext.documented import documented
 from ppl_ext.options import check_count
-from ppl_ext.process import entry
 
 
 @documented(

@@ -19,6 +19,7 @@ from numpyro_ext.diagnostics.fit import (
     state_of_engine,
     target_of_model,
 )
+from numpyro_ext.sharding import entry
 from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.fit import target_of_engine
 from ppl_ext.diagnostics.stein_discrepancy import (
@@ -38,7 +39,6 @@ from ppl_ext.diagnostics.stein_discrepancy import (
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
-from ppl_ext.process import entry
 
 Metric = str | Array | np.ndarray | None
 

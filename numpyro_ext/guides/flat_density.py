@@ -26,6 +26,7 @@ from numpyro_ext.density.handlers import handling
 from numpyro_ext.density.layout import Data, Layout
 from numpyro_ext.guides.set_up import set_up
 from numpyro_ext.programs import Program
+from numpyro_ext.sharding import entry
 from ppl_ext.documented import documented
 from ppl_ext.guides import flat_density as shared
 from ppl_ext.guides.registry import (
@@ -35,7 +36,7 @@ from ppl_ext.guides.registry import (
     Registered,
     check_same_sites,
 )
-from ppl_ext.process import entry, swapped
+from ppl_ext.process import swapped
 
 Parameters = dict[str, Any]
 Draws = Float[Array, "num D"]
