@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
@@ -20,10 +21,8 @@ from typing import Any, BinaryIO
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import described
 
-try:
+if sys.platform != "win32":  # where nobody can remove a file that is open
     import fcntl
-except ImportError:  # Windows, where nobody can remove a file that is open
-    fcntl = None  # type: ignore[assignment]
 
 Path = str | os.PathLike[str]
 
@@ -61,8 +60,8 @@ def replaced(path: Path, name: str = "path") -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(descriptor)
-            if fcntl is None:
-                file.close()  # Windows moves no open file
+            if sys.platform == "win32":
+                file.close()  # no open file can be moved
             os.replace(temporary, target)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
@@ -154,7 +153,7 @@ def _remove_leftovers(target: str) -> None:
 
 
 def _lock(descriptor: int, *, wait: bool) -> None:
-    if fcntl is not None:
+    if sys.platform != "win32":
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
