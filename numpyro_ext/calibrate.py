@@ -17,7 +17,7 @@ from numpyro_ext.density.replay import replay
 from numpyro_ext.density.simulate import one_run, prior_draws
 from numpyro_ext.draws import check_key
 from numpyro_ext.fit import fit
-from ppl_ext.arguments import entry
+from numpyro_ext.sharding import entry
 from ppl_ext.calibrate import calibrate as shared
 from ppl_ext.calibrate.calibrate import (
     CALIBRATE_DOCUMENTATION,

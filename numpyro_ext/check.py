@@ -22,7 +22,7 @@ from numpyro_ext.diagnostics.predictive import predictive_distribution
 from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
 from numpyro_ext.fit import ways_of
-from ppl_ext.arguments import entry
+from numpyro_ext.sharding import entry
 from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.check import check as shared
 from ppl_ext.check.check import CHECK_DOCUMENTATION, CHECK_ESS, Program

@@ -67,7 +67,7 @@ from ppl_ext.fingerprint import Digest, numbers_of
 from ppl_ext.options import described
 from ppl_ext.process import hold, release, swapped
 from ppl_ext.run import LARGEST_PIECE, Cadence, Piece, check_num_steps, joined, take_steps
-from ppl_ext.settling import Settled, Settling, rule_of, warn_if_unsettled
+from ppl_ext.settling import Settled, Settling, check_saved, rule_of, warn_if_unsettled
 from ppl_ext.sharding import lost_rank
 from ppl_ext.start.given import HOST
 
@@ -116,6 +116,8 @@ class EngineState(NamedTuple):
     batches : uint8 array, optional
         The place in the loader of a run's batches after the last one, as text; None where there
         was none.
+    settling : uint8 array, optional
+        What a run that was broken off knows of whether it has settled; None where there was none.
     """
 
     algorithm: Any
@@ -127,6 +129,7 @@ class EngineState(NamedTuple):
     belongs_to: UInt32[Array, " 2"]
     data: UInt32[Array, " 2"]
     batches: UInt8[np.ndarray, " text"] | None = None
+    settling: UInt8[np.ndarray, " bytes"] | None = None
 
 
 class _Step(NamedTuple):
@@ -726,7 +729,7 @@ class Engine(EngineShell, ABC):
             state = self._with_its_data(bound, state)
         self._bound = bound
         # Its length changes from state to state: no program has it.
-        found: _Step = bound.update(state._replace(batches=None), data)
+        found: _Step = bound.update(state._replace(batches=None, settling=None), data)
         if (
             self.on_nonfinite == "raise"
             and not isinstance(found.finite, jax.core.Tracer)
@@ -832,7 +835,7 @@ class Engine(EngineShell, ABC):
             kwargs = {**kwargs, **own}
             if self.sharding is not None:
                 self.sharding.check_batch(stream.rows, self._digest((args, own)))
-        reached = None
+        reached = seen = None
         if init_state is None:
             begun = {} if start is None else {"start": start}
             state = self.init(rng_key, *args, **begun, **kwargs)
@@ -842,8 +845,8 @@ class Engine(EngineShell, ABC):
             else:
                 bound, _ = self._bind_again(self._bound, args, kwargs)
             self._check_state_of(bound, init_state)
-            reached = init_state.batches
-            laid = self._laid(bound.plan, init_state._replace(batches=None))
+            reached, seen = init_state.batches, init_state.settling
+            laid = self._laid(bound.plan, init_state._replace(batches=None, settling=None))
             state = self._with_its_data(bound, laid)
             self._bound = bound
         bound = self._require_bound()
@@ -864,11 +867,14 @@ class Engine(EngineShell, ABC):
         state = self._copied(bound.plan, state, np.int32(cadence.last))
         position = int(state.step)
         block: Block | None = None
+        settling = self._until(rule, cadence, lambda: self._positions(bound.plan, state), seen)
 
         def present() -> EngineState:
             saved = None if stream is None else stream.saved()
             text = reached if saved is None else np.frombuffer(saved.encode(), np.uint8)
-            return state._replace(batches=text)
+            return state._replace(
+                batches=text, settling=None if settling is None else settling.saved()
+            )
 
         def bind(batch: Batch) -> Data:
             return bound.plan.target.bind_batch(batch.args, {**kwargs, **batch.kwargs})
@@ -946,14 +952,14 @@ class Engine(EngineShell, ABC):
         def handed_out() -> EngineState:
             # A copy, because the loop will take the state over again.
             copied = self._copied(bound.plan, state, state.horizon)
-            return copied._replace(batches=present().batches)
+            here = present()
+            return copied._replace(batches=here.batches, settling=here.settling)
 
         def call_back(position: int, figures: Mapping[str, float]) -> bool | None:
             return None if callback is None else callback(position, handed_out(), figures)
 
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         watch = self._watch(keep_best, size, handed_out)
-        settling = self._until(rule, cadence, lambda: self._positions(bound.plan, state))
         found = take_steps(
             type(self).__name__,
             cadence,
@@ -1106,13 +1112,15 @@ class Engine(EngineShell, ABC):
             }
             leaves = {**leaves, **fresh}
         with state_files.reading(path):
-            where = leaves.pop(".batches", None)
+            where, seen = leaves.pop(".batches", None), leaves.pop(".settling", None)
+            seen = None if seen is None else np.asarray(seen, np.uint8)
+            check_saved(seen)
             state: EngineState = _in_place("state", leaves, template)
             # Text, which lies on no device.
             text = None if where is None else np.asarray(where, np.uint8)
         self._bound = bound
         laid: EngineState = self._laid(bound.plan, state)
-        return laid._replace(batches=text)
+        return laid._replace(batches=text, settling=seen)
 
 
 # -- helpers ----------------------------------------------------------------------------------

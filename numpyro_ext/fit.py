@@ -26,9 +26,8 @@ from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
 from numpyro_ext.gradients import SVRG
 from numpyro_ext.score import ProximalScoreVI
-from numpyro_ext.sharding import Sharding, on_own_axes
+from numpyro_ext.sharding import Sharding, entry, on_own_axes
 from numpyro_ext.start import pieces_of
-from ppl_ext.arguments import entry
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, Sample, passes_of, total_rows
 from ppl_ext.documented import documented
@@ -323,8 +322,9 @@ def _by_engine(
             )
             return len(last.losses), last.settling
 
-        steps, settling = in_rounds(run, meter)
-        meter.evaluations += steps * engine._num_positions(engine.plan)
+        steps, settling = in_rounds(
+            run, meter, lambda step: float(step * engine._num_positions(engine.plan))
+        )
         number = number_of_draws(target.dim) if engine.makes_draws else None
         draws = engine.get_samples(last.state, num_samples=number)
         positions = np.asarray(target.unconstrain(draws, data), np.float64)

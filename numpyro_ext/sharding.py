@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -24,12 +25,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
+from jax._src import xla_bridge
 from jax.experimental import multihost_utils
 from jax.extend.core import get_opaque_trace_state
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.sharding import Sharding as Placement
 
+from ppl_ext import arguments
 from ppl_ext.errors import ArgumentError, RankLostError
+from ppl_ext.process import between_steps
 from ppl_ext.sharding import FIRST_BATCH, ShardingShell, check_agreement, lost_rank
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
@@ -303,18 +307,62 @@ class Sharding(ShardingShell):
         return multihost_utils.process_allgather(leaf, tiled=True)
 
 
+#: The process that first used JAX, of those that have made another by ``os.fork``.
+_used_by: int | None = None
+
+
+def _note_use() -> None:
+    global _used_by
+    if _used_by is None and xla_bridge.backends_are_initialized():
+        _used_by = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=_note_use)
+
+
+def check_not_forked() -> None:
+    """See that JAX can compute in this process: a fork has none of its threads, and waits for ever.
+
+    Raises
+    ------
+    ArgumentError
+        It cannot.
+    """
+    if _used_by not in (None, os.getpid()):
+        raise ArgumentError(
+            f"Expected a process of its own, found one that was forked from process {_used_by}, "
+            "which had used JAX: computations would wait for ever. Start processes by 'spawn', as "
+            "multiprocessing.get_context('spawn') does, or fork before anything uses JAX."
+        )
+
+
+def entry(verb: Verb) -> Verb:
+    """An entry point, see :func:`ppl_ext.arguments.entry`, that refuses forked processes."""
+
+    @functools.wraps(verb)
+    def not_forked(*args: Any, **kwargs: Any) -> Any:
+        check_not_forked()
+        return verb(*args, **kwargs)
+
+    return cast("Verb", arguments.entry(not_forked))
+
+
 def on_own_axes(verb: Verb) -> Verb:
     """Let a method of what has a ``sharding``, or a function of one, run on automatic axes.
 
-    Around it the user may have a mesh with explicit axes, which models are not written for.
+    Around it the user may have a mesh with explicit axes, which models are not written for. It is
+    an :func:`entry` point as well.
     """
 
     @functools.wraps(verb)
     def on_axes(*args: Any, **kwargs: Any) -> Any:
+        check_not_forked()
         sharding = kwargs.get("sharding") or getattr(args[0], "sharding", None)
         if not isinstance(sharding, Sharding):
-            return verb(*args, **kwargs)
-        with sharding.on_automatic_axes():
+            with between_steps():
+                return verb(*args, **kwargs)
+        with between_steps(), sharding.on_automatic_axes():
             args, kwargs = sharding.rehomed((args, kwargs))
             return verb(*args, **kwargs)
 

@@ -19,7 +19,7 @@ from numpyro_ext.density.start import numbers_of_key
 from numpyro_ext.draws import check_key
 from numpyro_ext.guides.flat_density import flat_density
 from numpyro_ext.programs import Loop
-from ppl_ext.arguments import entry
+from numpyro_ext.sharding import entry
 from ppl_ext.errors import ArgumentError
 from ppl_ext.start.given import DRAWS, HOST, SEARCH, Space, Started
 from ppl_ext.start.search import InPieces, Piece, begin, rows_of, starts_by_host

@@ -18,8 +18,8 @@ from numpyro_ext.density.handlers import UNOBSERVED, with_missing_rows
 from numpyro_ext.draws import check_key
 from numpyro_ext.fit import seed_of, ways_of
 from numpyro_ext.guides.flat_density import check_has_flat_density, check_same_layout
+from numpyro_ext.sharding import entry
 from numpyro_ext.start import GUIDE_FORM, is_guide, piece_of, started
-from ppl_ext.arguments import entry
 from ppl_ext.documented import documented
 from ppl_ext.fit import warm
 from ppl_ext.fit.fit import Fit

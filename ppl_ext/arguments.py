@@ -25,6 +25,7 @@ from jaxtyping import Float
 
 from ppl_ext.errors import ArgumentError, DataWarning
 from ppl_ext.options import as_seed, described
+from ppl_ext.process import between_steps
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -55,10 +56,10 @@ _DOUBLE = "double precision: numpyro.enable_x64() first, or dtype=torch.float64"
 
 
 def entry(verb: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """An entry point that refuses keywords which its own signature and the model's both have.
+    """An entry point, in which Ctrl-C waits (:mod:`ppl_ext.process`) and names may not clash.
 
-    The model is its parameter ``model``, or that of its first parameter: an engine, a fit or the
-    host's ``MCMC``.
+    Those are keywords which its own signature and the model's both have. The model is its parameter
+    ``model``, or that of its first parameter: an engine, a fit or the host's ``MCMC``.
     """
     signature = inspect.signature(verb)
     parameters = signature.parameters.values()
@@ -74,7 +75,8 @@ def entry(verb: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         if "seed" in given:
             kwargs["seed"] = as_seed(kwargs["seed"])
         try:
-            return verb(*args, **kwargs)
+            with between_steps():
+                return verb(*args, **kwargs)
         except ArgumentError as error:
             # Its words tell all, and where it comes from is a page for each frame in a notebook.
             raise error.with_traceback(None) from error.__cause__

@@ -20,7 +20,7 @@ from ppl_ext.sharding import ShardingShell, check_sharding
 from ppl_ext.start.given import HOST, SEARCH, Started, check_start
 from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Start
-from ppl_ext.state_files import check_can_save
+from ppl_ext.whole_files import check_can_write
 
 #: What may be done about a step that is not finite.
 ON_NONFINITE = ("raise", "skip")
@@ -277,7 +277,7 @@ class EngineShell(Documented):
         """
         check_callback(callback)
         if checkpoint is not None and (self.sharding is None or self.sharding.writes):
-            check_can_save(checkpoint)
+            check_can_write(checkpoint, "checkpoint")
 
     def _watch(self, keep_best: bool | None, size: int, keep: Callable[[], Any]) -> Watch:
         """What looks at a run, whose state has ``size`` bytes and is copied by ``keep``."""
@@ -285,15 +285,24 @@ class EngineShell(Documented):
         return Watch(self.target.dim, self._nats, keep if keeps else None)
 
     def _until(
-        self, rule: Settled | None, cadence: Cadence, positions: Callable[[], Any]
+        self,
+        rule: Settled | None,
+        cadence: Cadence,
+        positions: Callable[[], Any],
+        saved: Any,
     ) -> SettlingWatch | None:
-        """What ends a run once it has settled by a rule, judged by its present positions."""
+        """What ends a run once it has settled by a rule, judged by its present positions.
+
+        It watches on where that of a run was that was broken off, of which ``saved`` is.
+        """
         if rule is None:
             return None
         search = math.ceil(self._search_share(self.plan) * cadence.last)
         sites = self.target.layout.slices
         first = max(cadence.first, search)
-        return SettlingWatch(rule, first, positions, sites, self._answers_apart)
+        watch = SettlingWatch(rule, first, positions, sites, self._answers_apart)
+        watch.go_on(saved)
+        return watch
 
     def _draws_to_look_at(self, plan: Any) -> int | None:
         """Number of draws by which a run's settling is judged; None for the engine's own."""

@@ -7,13 +7,18 @@ that engines in several threads wait for each other there, each for the length o
 and find everything as it was. What is compiled or traced already needs none of it, and does not
 wait.
 
-Ctrl-C comes between any two operations, also in the middle of a step that has written one of its
-arrays and not the other. Inside :func:`between_steps` it comes at once while a step computes, and
-after the step where it writes: between :func:`hold` and :func:`release`.
+Ctrl-C comes between any two operations: in the middle of a step that has written one of its arrays
+and not the other, or between an operation that changes a global and the line that would put it
+back, in the hosts' code as well. So it waits inside :func:`between_steps`, which every entry point
+enters and whoever swaps a global, until a place where everything is whole: after an evaluation,
+a step or a piece of a run, where the global is back, or at the end. Where no such place comes for
+:data:`LONGEST_WAIT` seconds, or Ctrl-C comes again, it is heard at once, except while something is
+half written: between :func:`hold` and :func:`release`.
 """
 
 from __future__ import annotations
 
+import _thread
 import functools
 import signal
 import sys
@@ -24,10 +29,145 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 Entered = TypeVar("Entered")
 
 #: Held by whoever uses the host's globals; the same thread may take it again.
 HOST = threading.RLock()
+#: Seconds that Ctrl-C waits at most, which a user would wait before pressing it again.
+LONGEST_WAIT = 5.0
+#: Seconds after which one who waits for another thread looks whether Ctrl-C was pressed.
+LOOK = 0.05
+
+
+class _Interrupt:
+    """Handler of Ctrl-C that can wait. Signals reach the main thread alone, so there is one."""
+
+    def __init__(self) -> None:
+        #: Contexts in which it waits, of which those that hold the lock.
+        self.depth = self.locks = 0
+        #: Whether something is half written, and whether a function of the user's runs.
+        self.held = self.at_once = False
+        self.pending: threading.Timer | None = None
+        self.frame: FrameType | None = None
+        self.previous: Callable[[int, FrameType | None], Any] | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        again = self.pending is not None
+        if again:
+            self.frame = frame
+        else:
+            self.pending, self.frame = threading.Timer(LONGEST_WAIT, self._again), frame
+            self.pending.daemon = True
+            self.pending.start()
+        if again or self.at_once:
+            self.heard()
+
+    def _again(self) -> None:
+        if self.pending is threading.current_thread():
+            _thread.interrupt_main()
+
+    def heard(self) -> None:
+        """Let one that has waited come now, where nothing is half written."""
+        if self.pending is None or self.held:
+            return
+        frame = self.frame
+        self.forget()
+        if self.previous is not None:
+            self.previous(signal.SIGINT, frame)
+
+    def forget(self) -> None:
+        """Wait no more."""
+        if self.pending is not None:
+            self.pending.cancel()
+        self.pending = self.frame = None
+
+
+_interrupt = _Interrupt()
+#: Functions that note what an exception might leave changed, and return one that puts it back.
+KEEPERS: list[Callable[[], Callable[[], None]]] = []
+
+
+def _is_main() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
+
+
+@contextmanager
+def between_steps() -> Iterator[None]:
+    """Context in which Ctrl-C waits until everything is whole; see above.
+
+    Where an exception leaves the outermost one, what :data:`KEEPERS` noted is put back. It does
+    nothing in threads other than the main one, which Ctrl-C does not reach, or where a program has
+    switched Ctrl-C off.
+    """
+    if not _is_main():
+        yield
+        return
+    if _interrupt.depth:
+        _interrupt.depth += 1
+        try:
+            yield
+        finally:
+            _interrupt.depth -= 1
+        return
+    previous = signal.getsignal(signal.SIGINT)
+    if not callable(previous):
+        yield
+        return
+    put_back, was_heard = [keep() for keep in KEEPERS], False
+    _interrupt.depth, _interrupt.locks, _interrupt.previous = 1, 0, previous
+    _interrupt.held = _interrupt.at_once = False
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    except BaseException as error:
+        _interrupt.held, was_heard = True, isinstance(error, KeyboardInterrupt)
+        for put in put_back:
+            put()
+        raise
+    finally:
+        # Another handler that was set meanwhile stays.
+        if signal.getsignal(signal.SIGINT) is _interrupt:
+            signal.signal(signal.SIGINT, previous)
+        _interrupt.depth, _interrupt.held = 0, False
+        if was_heard:
+            _interrupt.forget()
+        _interrupt.heard()
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Context for functions of the user's, in which Ctrl-C comes at once."""
+    if not _is_main():
+        yield
+        return
+    before, _interrupt.at_once = _interrupt.at_once, True
+    try:
+        heard()
+        yield
+    finally:
+        _interrupt.at_once = before
+
+
+def hold() -> bool:
+    """From here on Ctrl-C waits for :func:`release`; returns whether it did so already."""
+    if not _is_main():
+        return True
+    before, _interrupt.held = _interrupt.held, True
+    return before
+
+
+def release() -> None:
+    """Everything is whole again: a Ctrl-C that has waited is heard now."""
+    if _is_main():
+        _interrupt.held = False
+        _interrupt.heard()
+
+
+def heard() -> None:
+    """A place where everything is whole: a Ctrl-C that has waited is heard now."""
+    if _interrupt.pending is not None and _is_main():
+        _interrupt.heard()
 
 
 class _Swapped(AbstractContextManager[Entered]):
@@ -35,35 +175,49 @@ class _Swapped(AbstractContextManager[Entered]):
         self._context = context
 
     def __enter__(self) -> Entered:
-        waiting = hold()
-        HOST.acquire()
+        self._waits = between_steps()
+        self._waits.__enter__()
+        before = hold()
         try:
-            entered = self._context.__enter__()
+            while not HOST.acquire(timeout=LOOK):
+                _hold_as(before)
+                heard()
+                hold()
+            try:
+                entered = self._context.__enter__()
+            except BaseException:
+                HOST.release()
+                raise
         except BaseException:
-            HOST.release()
+            _hold_as(before)
+            self._waits.__exit__(*sys.exc_info())
             raise
-        try:
-            if not waiting:
-                release()
-        except BaseException:
-            self.__exit__(*sys.exc_info())
-            raise
+        _interrupt.locks += _is_main()
+        _hold_as(before)
         return entered
 
     def __exit__(self, *exception: Any) -> bool | None:
-        waiting = hold()
+        before = hold()
         try:
             return self._context.__exit__(*exception)
         finally:
             HOST.release()
-            if not waiting:
-                release()
+            _interrupt.locks -= _is_main()
+            _hold_as(before)
+            self._waits.__exit__(*exception)
+            if exception[0] is None and not _interrupt.locks:
+                heard()
+
+
+def _hold_as(before: bool) -> None:
+    if not before:
+        _interrupt.held = False
 
 
 def swapped(context: AbstractContextManager[Entered]) -> AbstractContextManager[Entered]:
     """A context that changes globals, and puts them back whatever happens.
 
-    Other threads wait while it is active, and Ctrl-C waits while it is entered and left.
+    Other threads wait while it is active, and Ctrl-C until the outermost such context is left.
     """
     return _Swapped(context)
 
@@ -92,61 +246,3 @@ def handling(stack: list[Any]) -> Iterator[None]:
         yield
     finally:
         del stack[depth:]
-
-
-class _Interrupt:
-    """Handler of Ctrl-C that can wait. Signals reach the main thread alone, so there is one."""
-
-    def __init__(self) -> None:
-        self.held = False
-        self.pending: FrameType | None = None
-        self.previous: Callable[[int, FrameType | None], Any] | None = None
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.held:
-            self.pending = frame
-        elif self.previous is not None:
-            self.previous(number, frame)
-
-
-_interrupt = _Interrupt()
-
-
-def _is_main() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
-
-
-@contextmanager
-def between_steps() -> Iterator[None]:
-    """Context in which Ctrl-C waits while something is half written.
-
-    It does nothing in threads other than the main one, which Ctrl-C does not reach, inside
-    itself, or where a program has switched Ctrl-C off.
-    """
-    previous = signal.getsignal(signal.SIGINT) if _is_main() else None
-    if previous is _interrupt or not callable(previous):
-        yield
-        return
-    _interrupt.held, _interrupt.pending, _interrupt.previous = False, None, previous
-    signal.signal(signal.SIGINT, _interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-def hold() -> bool:
-    """From here on Ctrl-C waits for :func:`release`; returns whether it did so already."""
-    if not _is_main():
-        return True
-    before, _interrupt.held = _interrupt.held, True
-    return before
-
-
-def release() -> None:
-    """Everything is whole again: a Ctrl-C that has waited is heard now."""
-    if _interrupt.held and _is_main():
-        _interrupt.held = False
-        frame, _interrupt.pending = _interrupt.pending, None
-        if frame is not None and _interrupt.previous is not None:
-            _interrupt.previous(signal.SIGINT, frame)

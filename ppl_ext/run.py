@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 from ppl_ext.best import LEAST_APART, LOOKS, Watch
 from ppl_ext.errors import ArgumentError, NonFiniteError, RankLostError
 from ppl_ext.options import check_count, described, is_count
-from ppl_ext.process import between_steps
+from ppl_ext.process import at_once, between_steps
 from ppl_ext.settling import SettlingWatch
 
 #: Steps of a piece at most.
@@ -300,7 +300,9 @@ def _taken(
             saved = cadence.saves(position, ends)
             if saved:
                 save()
-            if cadence.calls_back(position, ends) and call_back(position, piece.latest()):
+            with at_once():
+                stops = cadence.calls_back(position, ends) and call_back(position, piece.latest())
+            if stops:
                 break
             if ends:
                 break

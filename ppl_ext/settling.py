@@ -21,6 +21,7 @@ figures seem to rest, while many are seen to spread.
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 
 from ppl_ext.drift import judged
 from ppl_ext.errors import ArgumentError, UnsettledWarning
@@ -156,6 +157,14 @@ class Settling(NamedTuple):
         return f"{max(self.drift, self.noise):.2g} {self.unit}"
 
 
+#: What a watch knows beside its looks.
+_KEPT: dict[str, type] = {
+    **dict.fromkeys(("first", "interval", "since", "skipped", "passed"), int),
+    **dict.fromkeys(("next_test", "epsilon"), float),
+    "apart": bool,
+}
+
+
 class SettlingWatch:
     """Looks at a run until it has settled.
 
@@ -193,7 +202,37 @@ class SettlingWatch:
         # Steps that the figures rest on: those that were taken, between the looks that count.
         self._since, self._skipped = first, -1
         self._next_test, self._passed = 0.0, 0
+        self._over = False
         self.found = Settling(False, first, 0, math.nan, "", math.nan, "", rule)
+
+    def saved(self) -> UInt8[np.ndarray, " bytes"] | None:
+        """What the watch has seen, for :meth:`go_on`; None once the run is at its end."""
+        if self._over:
+            return None
+        seen = {name: getattr(self, f"_{name}") for name in _KEPT}
+        text = json.dumps({**seen, "rule": self._its_rule(), "looks": len(self._looks)})
+        looks = np.asarray(self._looks, np.float64)
+        return np.frombuffer(text.encode() + b"\n" + looks.tobytes(), np.uint8)
+
+    def go_on(self, saved: UInt8[np.ndarray, " bytes"] | None) -> None:
+        """Watch on where a watch with the same rule was that :meth:`saved` is of.
+
+        Raises
+        ------
+        ValueError
+            It is of none.
+        """
+        if saved is None:
+            return
+        seen, looks = _parsed(saved)
+        if seen["rule"] != self._its_rule():
+            return
+        for name, kind in _KEPT.items():
+            setattr(self, f"_{name}", kind(seen[name]))
+        self._looks = list(looks)
+
+    def _its_rule(self) -> list[float]:
+        return [float(self._rule.tolerance), float(self._rule.most_noise)]
 
     def next_look(self, position: int) -> int:
         """The next step after ``position`` at which to look."""
@@ -222,6 +261,7 @@ class SettlingWatch:
             self._next_test = GROWTH * length
             self._test(position)
         self.found = self.found._replace(looks=count)
+        self._over = last or self.found.settled
         return self.found.settled
 
     def _keep(self, position: int, skipped: int) -> None:
@@ -287,11 +327,34 @@ class SettlingWatch:
 
     def _sites_looked_at(self) -> np.ndarray:
         """Number of the latent site of each coordinate that is looked at."""
+        if self._chosen is None:  # a run that goes on, and has not looked yet
+            self._figures_now()
         assert self._chosen is not None
         of_all = np.zeros(max(each.stop for each in self._sites.values()), int)
         for number, where in enumerate(self._sites.values()):
             of_all[where] = number
         return of_all[self._chosen]
+
+
+def check_saved(saved: Any) -> None:
+    """See that :meth:`SettlingWatch.saved` may have given this.
+
+    Raises
+    ------
+    ValueError
+        It has not.
+    """
+    if saved is not None:
+        _parsed(saved)
+
+
+def _parsed(saved: Any) -> tuple[dict[str, Any], Float[np.ndarray, "looks M"]]:
+    text, _, numbers = np.asarray(saved, np.uint8).tobytes().partition(b"\n")
+    seen: dict[str, Any] = json.loads(text)
+    if missing := {*_KEPT, "rule", "looks"} - seen.keys():
+        raise ValueError(f"it has no {sorted(missing)}")
+    looks = np.frombuffer(numbers, np.float64)
+    return seen, looks.reshape(seen["looks"], -1) if len(looks) else looks.reshape(0, 0)
 
 
 def figures_of(positions: Float[np.ndarray, "n D"]) -> Float[np.ndarray, " M"]:

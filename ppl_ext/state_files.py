@@ -4,13 +4,12 @@ A file is a NumPy archive. ``header`` holds JSON: the format, what the state bel
 engine, its settings, the model's latent sites), and the state itself, a tree of dictionaries,
 lists, tuples, numbers, strings and None, in which arrays stand by their numbers; ``array0``,
 ``array1`` and so on hold them. A package says how its own arrays become NumPy's, and how it gets
-them back.
+them back. ``digest`` is one of all the others.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import hashlib
 import json
 import os
@@ -24,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from ppl_ext.errors import ArgumentError, ModelCheckError, ResumeWarning
-from ppl_ext.options import described
+from ppl_ext.whole_files import Path, replaced
 
-FORMAT = 3
+FORMAT = 4
 #: Entries of a header, and what they are.
 _ENTRIES: dict[str, type] = {
     "engine": str,
@@ -38,7 +37,6 @@ _ENTRIES: dict[str, type] = {
 #: What comes up where a tree is not what it is taken for.
 _UNFIT = (KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError, AssertionError)
 
-Path = str | os.PathLike[str]
 #: A package's array as NumPy's, with what its own needs besides, in words and numbers.
 ToArray = Callable[[Any], tuple[np.ndarray, dict[str, Any]]]
 FromArray = Callable[[np.ndarray, dict[str, Any]], Any]
@@ -56,56 +54,35 @@ def save(path: Path, belongs_to: Mapping[str, Any], state: Any, to_array: ToArra
     state : tree
     to_array : callable
         For every leaf that is no number, string or None.
-    """
-    arrays: dict[str, np.ndarray] = {}
-    header = {"format": FORMAT, **belongs_to, "state": _encoded(state, arrays, to_array)}
-    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    path = os.fspath(path)
-    temporary = _temporary(path)
-    try:
-        with open(temporary, "wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-
-
-def _temporary(path: str) -> str:
-    # One name for each file: what a process that was killed has left, the next write takes over.
-    return f"{path}.part"
-
-
-def check_can_save(path: Path) -> None:
-    """See that a state can be written there, before there is anything to lose.
 
     Raises
     ------
     ArgumentError
-        It cannot.
+        No file can be written there.
     """
-    try:
-        path = os.fspath(path)
-    except TypeError:
-        raise ArgumentError(
-            f"Expected checkpoint to be the path of a file, found {described(path)}."
-        ) from None
-    try:
-        if not path:
-            raise FileNotFoundError("it is empty")
-        if os.path.isdir(path):
-            raise IsADirectoryError(f"{path} is a folder")
-        with open(_temporary(path), "wb"):
-            pass
-        os.unlink(_temporary(path))
-    except OSError as error:
-        raise ArgumentError(
-            f"Expected checkpoint to be a file that can be written, found '{path}' ({error}). "
-            "Make its folder, or give another path."
-        ) from error
+    arrays: dict[str, np.ndarray] = {}
+    header = {"format": FORMAT, **belongs_to, "state": _encoded(state, arrays, to_array)}
+    with replaced(path) as file:
+        np.savez(file, allow_pickle=False, **signed(header, arrays))
+
+
+def signed(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The entries of a file: the arrays, the header, and a digest of both.
+
+    The digest tells damage, also by a tool that wrote the file anew. It is no seal: whoever changes
+    a file on purpose can make another.
+    """
+    text = json.dumps(header).encode()
+    entries = {**arrays, "header": np.frombuffer(text, np.uint8)}
+    return {**entries, "digest": _digest(entries)}
+
+
+def _digest(entries: Mapping[str, np.ndarray]) -> np.ndarray:
+    found = hashlib.blake2b(digest_size=16)
+    for name, array in sorted(entries.items()):
+        found.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return np.frombuffer(found.digest(), np.uint8)
 
 
 def load(path: Path, engine: str, from_array: FromArray) -> tuple[dict[str, Any], Any]:
@@ -122,6 +99,9 @@ def load(path: Path, engine: str, from_array: FromArray) -> tuple[dict[str, Any]
             f"Expected a state of format {FORMAT}, which this version reads, found format "
             f"{header['format']} in {os.fspath(path)}. Load it with the version that saved it."
         )
+    own = arrays.pop("digest", None)
+    if own is None or not np.array_equal(own, _digest(arrays)):
+        raise _damaged(path, "its numbers or its header are not those that were saved")
     missing = [name for name in _ENTRIES if name not in header]
     if missing:
         raise _damaged(path, f"its header has no {missing}")

@@ -52,7 +52,14 @@ from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
 from ppl_ext.options import describe, described, is_count
 from ppl_ext.process import between_steps, hold, release, swapped
 from ppl_ext.run import Cadence, Piece, check_num_steps, take_steps
-from ppl_ext.settling import Settled, Settling, rule_of, warn_if_unsettled
+from ppl_ext.settling import (
+    Settled,
+    Settling,
+    SettlingWatch,
+    check_saved,
+    rule_of,
+    warn_if_unsettled,
+)
 from ppl_ext.sharding import FIRST_BATCH
 from ppl_ext.start.given import HOST
 from pyro_ext.density import Data, LogDensity
@@ -289,6 +296,9 @@ class Engine(EngineShell, ABC):
         self._stream: Stream | None = None
         self._place: str | None = None
         self._horizon: int | None = None
+        # What ends a run once it has settled, and what that of a run has seen that was broken off.
+        self._watching: SettlingWatch | None = None
+        self._seen: np.ndarray | None = None
 
     @property
     def losses(self) -> list[float]:
@@ -565,7 +575,7 @@ class Engine(EngineShell, ABC):
             )
         quiet = nullcontext() if self.sharding is None else self.sharding.quiet()
         try:
-            with torch.inference_mode(False), quiet:
+            with between_steps(), torch.inference_mode(False), quiet:
                 yield
         finally:
             del self._thread["of"]
@@ -582,6 +592,7 @@ class Engine(EngineShell, ABC):
         """
         before = self._bound, self._estimator_state, self._generator.get_state()
         self._meet(args, kwargs, look=False)
+        self._seen = None
         try:
             with between_steps():
                 return self._step_once().loss
@@ -772,19 +783,23 @@ class Engine(EngineShell, ABC):
         fitted = tree_leaves((self._state, self._estimator_state, vars(self.plan)))
         size = sum(each.nbytes for each in fitted if isinstance(each, Tensor))
         watch = self._watch(keep_best, size, self._kept_state)
-        settling = self._until(rule, cadence, self._positions_now)
-        found = take_steps(
-            type(self).__name__,
-            cadence,
-            take,
-            state=lambda: (self.num_steps_taken, None),
-            watch=watch,
-            until=settling,
-            save=save,
-            call_back=call_back,
-            progress_bar=progress_bar and is_first,
-            shown=None if stream is None else stream.shown,
-        )
+        settling = self._until(rule, cadence, self._positions_now, self._seen)
+        self._watching, self._seen = settling, None
+        try:
+            found = take_steps(
+                type(self).__name__,
+                cadence,
+                take,
+                state=lambda: (self.num_steps_taken, None),
+                watch=watch,
+                until=settling,
+                save=save,
+                call_back=call_back,
+                progress_bar=progress_bar and is_first,
+                shown=None if stream is None else stream.shown,
+            )
+        finally:
+            self._watching, self._seen = None, self._seen_so_far()
         best = watch.end()
         warn_if_lost(type(self).__name__, best, "engine.load(result.best.state) goes back to it.")
         settled = None if settling is None else settling.found
@@ -836,6 +851,7 @@ class Engine(EngineShell, ABC):
 
     def _present_state(self) -> SavedState:
         """The present state, in part in tensors that the next step moves."""
+        seen = self._seen_so_far()
         state = {
             "steps": self.num_steps_taken,
             "skipped": self.num_skipped,
@@ -846,10 +862,15 @@ class Engine(EngineShell, ABC):
             "draws": self._draws.get_state(),
             "algorithm": self._algorithm_state(self._state),
             "batches": self._place if self._stream is None else self._stream.saved(),
+            "settling": None if seen is None else torch.from_numpy(seen.copy()),
             "memory": self._require_bound().memory,
             "rows": self._rows(self.plan),
         }
         return SavedState(self._header(self.plan), state)
+
+    def _seen_so_far(self) -> np.ndarray | None:
+        """What is known of whether the run has settled; None where none is under way."""
+        return self._seen if self._watching is None else self._watching.saved()
 
     def _estimator_of_all(self) -> Any:
         """The estimator's state for the positions of all processes."""
@@ -863,7 +884,7 @@ class Engine(EngineShell, ABC):
         return _of_its_own(self._present_state())
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "_thread": {}, "_stream": None}
+        state = {**super().__getstate__(), "_thread": {}, "_stream": None, "_watching": None}
         if self._bound is not None:
             found = self._present_state()
             kept = {"_pending": (found.header, found.state), "_state": None}
@@ -920,6 +941,9 @@ class Engine(EngineShell, ABC):
         if state["batches"] is not None:
             place_of(state["batches"])
         self._place = state["batches"]
+        seen = state["settling"]
+        self._seen = None if seen is None else seen.cpu().numpy()
+        check_saved(self._seen)
         self._generator.set_state(state["generator"])
         # An order of other rows is of no use.
         self._estimator_state = (

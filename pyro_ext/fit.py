@@ -309,8 +309,9 @@ def _by_engine(
             assert result.settling is not None
             return len(result.losses), result.settling
 
-        steps, settling = in_rounds(run, meter)
-        meter.evaluations += round(engine.gradient_evaluations - before)
+        steps, settling = in_rounds(
+            run, meter, lambda _: float(engine.gradient_evaluations) - before
+        )
         number = number_of_draws(target.dim) if engine.makes_draws else None
         draws = engine.get_samples(number)
         positions = target.unconstrain(draws, data).detach().double().cpu().numpy()

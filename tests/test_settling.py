@@ -18,6 +18,7 @@ from ppl_ext.settling import (
     Settled,
     Settling,
     SettlingWatch,
+    check_saved,
     rule_of,
     warn_if_unsettled,
 )
@@ -232,6 +233,40 @@ def test_single_answers_count_in_their_sites_size() -> None:
         assert watch.found.noise_site == "zero" and watch.found.noise > 0.1
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_watch_goes_on_where_another_was(apart: bool) -> None:
+    draws = np.random.default_rng(0)
+    path = np.exp(-TIMES / 40.0) + autoregressive(draws, 3, 0.5, 0.02)
+
+    def watch_of(rule: Settled) -> SettlingWatch:
+        sites = {"a": slice(0, 3)}
+        return SettlingWatch(rule, 5, lambda: path[position - 1] + BASE, sites, apart)
+
+    def look(watch: SettlingWatch, last: int) -> bool:
+        nonlocal position
+        while position < last:
+            position = min(watch.next_look(position), last)
+            if watch.look(position, position // 50, last=position == STEPS):
+                return True
+        return False
+
+    position, whole = 5, watch_of(Settled())
+    assert look(whole, STEPS) and whole.found.step > 300 and whole.saved() is None
+    for at in (6, 40, 150, whole.found.step - 3):
+        position, first = 5, watch_of(Settled())
+        assert not look(first, at)
+        second = watch_of(Settled())
+        second.go_on(first.saved())
+        assert look(second, STEPS) and second.found == whole.found
+    # Of another rule it begins anew.
+    other = watch_of(Settled(0.05))
+    other.go_on(first.saved())
+    assert not other._looks
+    for wrong in (b"", b"{}", b'{"first": 1}\n'):
+        with pytest.raises(ValueError, match="."):
+            check_saved(np.frombuffer(wrong, np.uint8))
+
+
 def test_rules() -> None:
     assert rule_of(None) is None and rule_of("settled") == Settled() == rule_of(Settled(0.1))
     assert Settled(0.2).most_noise == 0.2 and Settled(0.2, 0.3).most_noise == 0.3
@@ -323,6 +358,35 @@ def test_particles_settle_at_the_posterior(backend: Any, tmp_path: Any, capsys: 
     other = line.svgd()
     assert line.taken(other, line.load(other, path)) == settling.step
     assert " sd" in capsys.readouterr().err.rpartition("settling=")[2]
+
+
+def test_a_run_that_was_killed_settles_where_the_whole_one_does(
+    backend: Any, tmp_path: Any
+) -> None:
+    line, path = Line(backend), tmp_path / "state"
+    engine = line.closed_form()
+    state, whole = line.run(engine, 1_000, until="settled")
+    steps = len(whole.losses)
+    assert whole.settled and steps < 400
+
+    def kill(step: int, *_: Any) -> None:
+        if step >= at:
+            raise OSError("killed")
+
+    for at in (20, steps // 2, steps - 1):
+        options = {"until": "settled", "checkpoint": path, "checkpoint_every": 3}
+        with pytest.raises(OSError, match="killed"):
+            line.run(line.closed_form(), 1_000, callback=kill, callback_every=1, **options)
+        other = line.closed_form()
+        loaded = line.load(other, path)
+        taken = line.taken(other, loaded) if not line.is_pyro else None
+        if taken is None:
+            # Pyro's engine takes the state over in its first run.
+            taken = other.num_steps_taken
+        assert taken in range(at - 3, at + 1)
+        found, rest = line.run(other, 1_000 - taken, loaded, until="settled")
+        assert rest.settled and rest.settling == whole.settling
+        assert line.algorithm(other, found) == line.algorithm(engine, state)
 
 
 def test_the_closed_form_settles_by_itself(backend: Any) -> None:

@@ -3,7 +3,7 @@
 In each package 200 processes that save a checkpoint at every step are killed (SIGKILL) at random
 moments; each goes on from the file that the one before has left, and a run that gets to its end
 must have the very state of one that nothing has stopped. A file that cannot be loaded is counted
-as torn. An unfinished ``.part`` beside it is what the next write takes over: it may lie there after
+as torn. An unfinished ``.part`` beside it is what the next write removes: it may lie there after
 a kill and not at a run's end; any other file is litter, and so is a ``.part`` at the end. Then 50
 times Ctrl-C reaches a run in its own process: the state must be that of an engine that took as many
 steps undisturbed, and go on as that does. Written to kills.jsonl, kills.md and kills.png.
@@ -190,7 +190,8 @@ def killed(package: str, kills: int, seed: int) -> dict[str, Any]:
             until = None if last else moments.uniform(0.0, LONGEST)
             what, value = _one(context, package, paths, until)
             left = set(os.listdir(os.path.dirname(path)))
-            litter = left - ({"state"} if what == "ended" else {"state", "state.part"})
+            unfinished = {each for each in left if each.endswith(".part")}
+            litter = left - {"state"} - (set() if what == "ended" else unfinished)
             if what == "failed":
                 found["torn"] += 1
                 print(value, file=sys.stderr)
@@ -202,7 +203,7 @@ def killed(package: str, kills: int, seed: int) -> dict[str, Any]:
                 reached = 0
             else:
                 found["kills"] += 1
-                found["files at a kill"] += "state.part" in left
+                found["files at a kill"] += bool(unfinished)
                 reached = 1
             found["litter"] += bool(litter)
             found["names of litter"] += sorted(litter)

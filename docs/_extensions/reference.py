@@ -111,6 +111,7 @@ GROUPS = {
             "of your own, :doc:`/own-engine`.",
             (
                 *("run", "process", "best", "settling", "drift", "state_files"),
+                "whole_files",
                 *("descent", "optim", "draws", "operations", "programs", "callbacks", "pieces"),
             ),
         ),

@@ -23,6 +23,7 @@ from numpyro_ext.density.handlers import (
     KeyRecorder,
     PlateRecorder,
     Trace,
+    handling,
     unconstraining,
 )
 from numpyro_ext.density.index_use import index_use
@@ -126,7 +127,7 @@ class Arguments:
             It is not.
         """
         keys = KeyRecorder()
-        with keys:
+        with handling(), keys:
             found = fingerprint(self.bound, data)
         if keys.met:
             warnings.warn(

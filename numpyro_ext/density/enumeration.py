@@ -25,7 +25,7 @@ from numpyro_ext.density.handlers import (
     LOG_DETERMINANT,
     Site,
     Trace,
-    handling,
+    alone,
     is_enumerated,
     is_latent,
     is_observation,
@@ -46,6 +46,7 @@ _IMPOSSIBLE = -1e9
 _TIME, _UNPLATED = "_time", "_pyro_dim_"
 
 
+@alone
 def enumerated_trace(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], nesting: int
 ) -> Trace:
@@ -63,7 +64,7 @@ def enumerated_trace(
     from numpyro.contrib.funsor.enum_messenger import trace
     from numpyro.contrib.funsor.infer_util import plate_to_enum_plate
 
-    with handling(), plate_to_enum_plate():
+    with plate_to_enum_plate():
         every = enum(_InParallel(model), first_available_dim=-nesting - 1)
         found: Trace = trace(_OwnValues(every)).get_trace(*args, **kwargs)
     return found
@@ -151,6 +152,7 @@ def summed_sites(trace: Trace) -> dict[str, Site]:
     return found
 
 
+@alone
 def log_marginal(summed: Mapping[str, Site]) -> Float[Array, ""]:
     """Log of the sum, over all values of discrete sites, of the factors that have them.
 
@@ -184,6 +186,7 @@ def log_marginal(summed: Mapping[str, Site]) -> Float[Array, ""]:
     return total
 
 
+@alone
 def log_likelihood_of_rows(trace: Trace) -> dict[str, RowTerms]:
     """Log likelihood of what is observed with discrete sites, these summed out.
 
@@ -218,6 +221,7 @@ def log_likelihood_of_rows(trace: Trace) -> dict[str, RowTerms]:
     return found
 
 
+@alone
 def posterior_values(
     trace: Trace, shapes: Mapping[str, tuple[int, ...]], rng_key: Array | None
 ) -> dict[str, Array]:

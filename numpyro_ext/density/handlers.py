@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,8 @@ from ppl_ext.density import check_subsample_size, repeated_plates_error
 from ppl_ext.discrete import support_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 Site = dict[str, Any]
 Trace = dict[str, Site]
 
@@ -374,10 +376,24 @@ def belongs_to_prior(site: Site) -> bool:
     return is_factor(site) and not site["cond_indep_stack"]
 
 
+def alone(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """A function that runs under handlers or sums by funsor, beside which no other thread does.
+
+    funsor keeps how it computes, at once or later, in one list for the whole process.
+    """
+
+    @functools.wraps(function)
+    def made(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with handling():
+            return function(*args, **kwargs)
+
+    return made
+
+
+@alone
 def run_trace(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trace:
     """Run ``model`` and return its trace."""
-    with handling():
-        return handlers.trace(model).get_trace(*args, **kwargs)
+    return handlers.trace(model).get_trace(*args, **kwargs)
 
 
 #: How the host's name ends of the latent site of ``sample(..., obs_mask=)``.

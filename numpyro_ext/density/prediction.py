@@ -22,7 +22,7 @@ from numpyro.distributions import (
 )
 from numpyro.primitives import Messenger
 
-from numpyro_ext.density.handlers import Site, is_enumerated, is_latent
+from numpyro_ext.density.handlers import Site, is_enumerated, is_latent, run_trace
 from numpyro_ext.density.outputs import joint_mask, unwrap
 from ppl_ext.discrete import STANDS_IN, changing_sites
 from ppl_ext.outputs import prediction_terms
@@ -91,7 +91,7 @@ def dependent_on_missing(
     def densities(latents: int, missing: int) -> list[np.ndarray]:
         observing = ObserveMissing(model, given, missing)
         run = handlers.seed(handlers.substitute(observing, data=dict(values)), latents)
-        sites = handlers.trace(run).get_trace(*args, **kwargs)
+        sites = run_trace(run, args, kwargs)
         return [np.asarray(sites[name]["fn"].log_prob(sites[name]["value"])) for name in names]
 
     return changing_sites(names, densities)

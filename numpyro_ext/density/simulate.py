@@ -10,7 +10,7 @@ from jax import Array
 from numpyro import handlers
 from numpyro.infer import Predictive
 
-from numpyro_ext.density.handlers import is_factor, run_trace
+from numpyro_ext.density.handlers import alone, is_factor, run_trace
 
 
 def one_run(
@@ -23,6 +23,7 @@ def one_run(
     return {name: site["value"] for name, site in sites.items()}, factors
 
 
+@alone
 def prior_draws(
     model: Callable[..., Any],
     rng_key: Array,

@@ -36,8 +36,7 @@ from numpyro_ext.diagnostics.host_fit import HostFit
 from numpyro_ext.draws import key_or
 from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
-from numpyro_ext.sharding import Sharding, on_own_axes
-from ppl_ext.arguments import entry
+from numpyro_ext.sharding import Sharding, entry, on_own_axes
 from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,

@@ -13,6 +13,7 @@ from jax import Array
 
 from numpyro_ext.density.batches import place
 from numpyro_ext.diagnostics.fit import RNG_KEY, STATE, fitted_guide
+from numpyro_ext.sharding import entry
 from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.importance import (
     ELBO,
@@ -39,6 +40,7 @@ from ppl_ext.options import check_count
     held="the values that they have in ``state``",
     randomness=RNG_KEY,
 )
+@entry
 def elbo(
     fit: Any,
     state: Any,
@@ -81,6 +83,7 @@ def elbo(
 @documented(
     KHAT_DOCUMENTATION, as_in_elbo="fit, state, model, args, kwargs, batches, draw_chunk, rng_key"
 )
+@entry
 def psis_khat(
     fit: Any,
     state: Any,

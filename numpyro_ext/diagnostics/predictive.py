@@ -12,8 +12,7 @@ from numpyro_ext.density.prediction import ObserveMissing, dependent_on_missing
 from numpyro_ext.density.replay import replay
 from numpyro_ext.diagnostics.fit import target_of_model
 from numpyro_ext.engine import Engine
-from numpyro_ext.sharding import Sharding, on_own_axes
-from ppl_ext.arguments import entry
+from numpyro_ext.sharding import Sharding, entry, on_own_axes
 from ppl_ext.diagnostics.predictive_data import (
     PREDICTIVE_DOCUMENTATION,
     discrete_latents,

@@ -19,6 +19,7 @@ from numpyro_ext.diagnostics.fit import (
     state_of_engine,
     target_of_model,
 )
+from numpyro_ext.sharding import entry
 from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.fit import target_of_engine
 from ppl_ext.diagnostics.stein_discrepancy import (
@@ -48,6 +49,7 @@ Metric = str | Array | np.ndarray | None
     state=f"{STATE.rstrip()} Not with positions.",
     randomness=RNG_KEY,
 )
+@entry
 def ksd(
     fit: Any,
     state: Any = None,

@@ -26,6 +26,7 @@ from numpyro_ext.density.handlers import handling
 from numpyro_ext.density.layout import Data, Layout
 from numpyro_ext.guides.set_up import set_up
 from numpyro_ext.programs import Program
+from numpyro_ext.sharding import entry
 from ppl_ext.documented import documented
 from ppl_ext.guides import flat_density as shared
 from ppl_ext.guides.registry import (
@@ -238,6 +239,7 @@ def register_flat_density(guide_class: type) -> Callable[[Registered], Registere
     return _REGISTRY.register(guide_class)
 
 
+@entry
 def flat_density(
     guide: Any,
     rng_key: Array,

@@ -17,6 +17,7 @@ from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
 
+from numpyro_ext.density.handlers import alone
 from numpyro_ext.draws import standard_normal
 from numpyro_ext.guides.arrays import JaxFunctions
 from numpyro_ext.guides.flat_density import Draws, Parameters, register_flat_density
@@ -110,6 +111,7 @@ class AutoLayerLowRankNormal(shared.LayerGuide, AutoContinuous):
         )
         return LayerLowRankNormal(loc, scale, factor, self.layers)
 
+    @alone
     def get_posterior(self, params: dict[str, Any]) -> LayerLowRankNormal:
         """The posterior over the flat vector under these parameters."""
         return handlers.substitute(self._get_posterior, data=params)()

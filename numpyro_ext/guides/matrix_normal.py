@@ -20,6 +20,7 @@ from numpyro.distributions.transforms import Transform
 from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
 
+from numpyro_ext.density.handlers import alone
 from numpyro_ext.guides.arrays import JaxFunctions
 from numpyro_ext.guides.flat_density import Draws, Parameters, register_flat_density
 from numpyro_ext.guides.normal import NormalDensity
@@ -122,6 +123,7 @@ class AutoMatrixNormal(shared.MatrixGuide, AutoContinuous):
         """Median of each latent site under these parameters."""
         return self._unpack_and_constrain(params[f"{self.prefix}_loc"], params)
 
+    @alone
     def quantiles(self, params: dict[str, Any], quantiles: Any) -> dict[str, Any]:
         """Quantiles of each latent site, coordinate by coordinate, under these parameters."""
         factors = handlers.substitute(self._factors, data=params)()

@@ -15,7 +15,7 @@ from ppl_ext.chains.hamiltonian import LENGTH, Chains, Factor, Positions, trajec
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.symmetry import Symmetry
-from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.paths import Evaluate, SpentError
 
 #: Mean acceptance that a step size is searched for, and the gain of each correction.
 ACCEPTANCE, GAIN = 0.85, 1.5
@@ -209,6 +209,11 @@ def sample(
     symmetry : Symmetry, optional
         Labels that can be exchanged: the proposal's modes and the first positions have them in
         order, and draws are judged with them in order.
+
+    Raises
+    ------
+    SpentError
+        The evaluations ended before there were a few transitions.
     """
     factors = [mode.factor for mode in proposal.modes]
     first_step = 1.0 / positions.shape[1] ** 0.25
@@ -219,6 +224,10 @@ def sample(
     tuned: list[Window] = []
     while True:
         chains, window = _window(kernel, chains, length, generator, has_budget, tuning=tuning)
+        if len(window.draws) < LEAST_WINDOW:
+            # The budget has ended: too few to learn from.
+            kept += [] if tuning else [window]
+            break
         if tuning:
             discarded += len(window.draws)
             tuned.append(window)
@@ -245,7 +254,11 @@ def sample(
                 length = max(length, len(joined.draws) // 2)
         if not has_budget():
             break
-    return Sampled(Window.joined(kept or [window]), discarded, chains, kernel)
+    if sum(len(each.draws) for each in kept) < LEAST_WINDOW:
+        kept = tuned[-1:]
+    if not kept:
+        raise SpentError
+    return Sampled(Window.joined(kept), discarded, chains, kernel)
 
 
 @np.errstate(all="ignore")
@@ -277,7 +290,10 @@ def _window(
     for number in range(length):
         if number >= LEAST_WINDOW and not has_budget():
             break
-        chains, chance, share, jump = kernel(chains, generator)
+        try:
+            chains, chance, share, jump = kernel(chains, generator)
+        except SpentError:
+            break
         if tuning:
             gain = GAIN / math.sqrt(1.0 + number) * (float(chance.mean()) - ACCEPTANCE)
             kernel.step_size = min(LENGTH, kernel.step_size * math.exp(gain))
@@ -285,7 +301,13 @@ def _window(
         chances.append(chance)
         divergent.append(share)
         jumped.append(jump)
-    found = Window(np.stack(draws), np.stack(chances), np.array(divergent), np.array(jumped))
+    shape = (len(draws), *chains.positions.shape)
+    found = Window(
+        np.reshape(draws, shape),
+        np.reshape(chances, shape[:2]),
+        np.array(divergent),
+        np.array(jumped),
+    )
     return chains, found
 
 

@@ -22,7 +22,9 @@ ENGINE_SHARE, ENGINE_DRAWS, ENGINE_NUMBERS = 0.8, 1_000, 20_000_000
 
 
 def in_rounds(
-    run: Callable[[int, Callable[..., bool]], tuple[int, Settling]], meter: Meter
+    run: Callable[[int, Callable[..., bool]], tuple[int, Settling]],
+    meter: Meter,
+    spent: Callable[[int], float],
 ) -> tuple[int, Settling]:
     """Runs of an engine, one after the other, until it has settled or has spent what it may.
 
@@ -34,15 +36,24 @@ def in_rounds(
         Of a number of steps, and of a callback that tells whether to stop: a run from where the
         engine is, the steps that it took and how settled it is.
     meter : Meter
+    spent : callable
+        Evaluations that the engine has made after so many steps, which the meter gets in the end.
     """
     taken, length = 0, FIRST_STEPS
+
+    def is_over(step: int, *_: object) -> bool:
+        return not meter.allows(ENGINE_SHARE, of_engine=spent(step))
+
     with swapped(warnings.catch_warnings()):
         # The verdict says it.
         warnings.simplefilter("ignore", UnsettledWarning)
         while True:
-            steps, settling = run(length, lambda *_: not meter.allows(ENGINE_SHARE))
+            # A step takes an evaluation at least, and the run asks after a hundredth of its steps.
+            length = max(1, int(min(length, meter.for_engines)))
+            steps, settling = run(length, is_over)
             taken, length = taken + steps, 2 * length
-            if settling.settled or taken >= MOST_STEPS or not meter.allows(ENGINE_SHARE):
+            if settling.settled or taken >= MOST_STEPS or is_over(taken):
+                meter.evaluations += round(spent(taken))
                 return taken, settling
 
 

@@ -34,6 +34,8 @@ NO_BUDGET = 2**62
 #: Machine epsilons, as a share of the largest, by which a density of a saved fit may differ from
 #: what it is now: other processors sum in another order.
 ROUNDING = 1e4
+#: Generators of random numbers that fits have, by their names in files.
+GENERATORS = {"PCG64": np.random.PCG64}
 #: Effective draws that are wanted unless told otherwise.
 TARGET_ESS = 400
 
@@ -56,7 +58,10 @@ FIT_DOCUMENTATION = """
         from their names, such as a ``DataLoader`` gives again and again. The model's plate scales
         a batch up to all rows. See the page "Rows from iterators".
     budget : int, optional
-        Evaluations of the score at most, about; one for each position. Default: 300,000.
+        Evaluations of the score at most; one for each position. Default: 300,000, with which an
+        engine is bounded by ``seconds`` alone. A search takes some hundreds, corrected draws 1,000
+        more, chains about 5,000 at least. What a smaller budget cannot buy is left out, and the
+        verdict says so.
     seconds : float, optional
         Wall time at most, about. Default: 600.
     target_ess : float
@@ -86,7 +91,8 @@ FIT_DOCUMENTATION = """
     ModelCheckError
         The model cannot be fitted, or no starting point has a finite density and score.
     ArgumentError
-        An option or the arguments have no meaning for the model.
+        An option or the arguments have no meaning for the model, or the budget ended before there
+        was a start.
 
     References
     ----------
@@ -308,6 +314,11 @@ class Fit:
 
         Draws and verdict, and the chains with their tuned kernel and generator: :func:`load_fit`
         gives them back, to go on with ``more`` where it gets the program as well.
+
+        Raises
+        ------
+        ArgumentError
+            No file can be written there, as where its folder is missing.
         """
         state = {
             "draws": {name: np.asarray(value) for name, value in self.draws.items()},
@@ -349,9 +360,10 @@ def load_fit(path: str | os.PathLike[str], ways: Ways | None) -> Fit:
     with state_files.reading(path):
         verdict = Verdict.from_json(state["verdict"])
         draws, rest, chains = dict(state["draws"]), state["rest"], int(state["num_chains"])
+        _check_draws(draws, verdict)
         if ways is None:
             return Fit(draws, verdict, chains, unbound=rest)
-        bit_generator = getattr(np.random, rest["generator"]["bit_generator"])()
+        bit_generator = GENERATORS[rest["generator"]["bit_generator"]]()
         bit_generator.state = rest["generator"]
         generator = np.random.Generator(bit_generator)
         seed, written = rest["seed"], (rest["way"], rest["arguments"])
@@ -379,6 +391,13 @@ def load_fit(path: str | os.PathLike[str], ways: Ways | None) -> Fit:
         if sampled is None:
             return Fit(draws, verdict, chains, climbed, generator, seed)
         return Fit.of(climbed, generator, seed)
+
+
+def _check_draws(draws: Mapping[str, np.ndarray], verdict: Verdict) -> None:
+    """See that draws that may be trusted are numbers."""
+    finite = {name: np.isfinite(each).all() for name, each in draws.items()}
+    if verdict.trusted:
+        state_files.check_finite(finite)
 
 
 def _way(
@@ -471,7 +490,10 @@ def fit(
     for name, flag in (("exact", exact), ("progress_bar", progress_bar)):
         check_choice(name, flag, (True, False))
     with tqdm(desc="fit", unit=" scores", disable=not progress_bar) as bar:
-        meter = Meter(budget or BUDGET, seconds or SECONDS, bar, clock=clock)
+        for_engines = math.inf if budget is None else budget
+        meter = Meter(
+            budget or BUDGET, seconds or SECONDS, bar, for_engines=for_engines, clock=clock
+        )
         wanted = policy.Wanted(float(target_ess), exact, meter.seconds, has_engine)
         ways = problems()
         written = next(ways)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -17,19 +17,18 @@ from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Sampled, Window, sample
 from ppl_ext.chains.symmetry import Symmetry, find_symmetry, ordered_values
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
+from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import labels, policy
 from ppl_ext.fit.problem import Meter, Problem, timed
 from ppl_ext.fit.verdict import Stage, Verdict
 from ppl_ext.noncentred import difference, points_around
 from ppl_ext.start.find import find, is_near, more_modes
-from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Mode, Start
 
 #: Chains side by side, and the fewest transitions that are kept of each.
 CHAINS, LEAST_TRANSITIONS = 16, 24
-#: Draws that importance ratios are taken at.
-DRAWS = 1_000
 #: Further paths in each round of the search for modes, rounds at most, and how far their points
 #: lie from the first mode, in its standard deviations.
 MORE_PATHS, ROUNDS, FAR = 8, 12, (2.0, 5.0, 20.0)
@@ -124,24 +123,32 @@ def climb(
     wanted: policy.Wanted,
     meter: Meter,
 ) -> Climbed:
-    """Fit a program as it is written, or in one of the other ways to write it."""
+    """Fit a program as it is written, or in one of the other ways to write it.
+
+    Raises
+    ------
+    ArgumentError
+        The budget buys no start.
+    """
     stages: list[Stage] = []
 
     stage = partial(staged, stages, meter)
     problem, start, dropped = written, None, list[str]()
     if problem.dim <= MOST_SEARCHED:
         with stage("start") as notes:
-            problem, start = _best(written, others, generator, meter, dropped)
+            problem, start, program = _begun(written, others, generator, meter, dropped)
             notes.append(f"{problem.name}, {len(start.modes)} mode(s)")
-    program = _program(problem, start, meter)
-    evidence = policy.Evidence(program, wanted, dropped=tuple(dropped))
+    else:
+        program = _program(problem, None, meter)
+    evidence = policy.Evidence(program, wanted, dropped=tuple(dropped), left=meter.left)
     if policy.next_rung(evidence) == "all rows":
         assert start is not None
         with stage("all rows") as notes:
-            problem = problem.with_all_rows(start.draw)
-            start = _start_of(problem, generator, meter)
+            problem, start, program = _begun(
+                problem.with_all_rows(start.draw), iter(()), generator, meter, []
+            )
             notes.append(f"{len(start.modes)} mode(s)")
-        evidence = replace(evidence, program=_program(problem, start, meter))
+        evidence = replace(evidence, program=program, left=meter.left)
     if policy.next_rung(evidence) == "engine":
         assert problem.approximate is not None
         with stage("engine") as notes:
@@ -151,14 +158,16 @@ def climb(
         return Climbed(problem, found.positions[:, None], None, evidence, stages)
     assert start is not None
     if policy.next_rung(evidence) == "end":
-        drawn = start.draw(DRAWS, generator.integers(2**32, size=4).tolist())
+        drawn = start.draw(policy.DRAWS, generator.integers(2**32, size=4).tolist())
         return Climbed(problem, drawn[:, None], None, evidence, stages)
-    evaluate = meter.of(problem.evaluate)
+    evaluate = meter.of(problem.evaluate, leaves=0)
     is_affordable = policy.chains_refused(evidence) is None
     symmetry: Symmetry | None = None
     if is_affordable:
         with stage("modes") as notes:
-            start, modes, symmetry = _other_modes(evaluate, problem, start, generator)
+            kept = policy.DRAWS + policy.LEAST_CHAINS
+            limited = meter.of(problem.evaluate, leaves=kept)
+            start, modes, symmetry = _other_modes(limited, problem, start, generator)
             notes.append(f"{modes.number} mode(s)")
             if modes.number > 1 and symmetry is None:
                 modes = replace(modes, exchanged=_labels(problem, start, generator))
@@ -167,26 +176,31 @@ def climb(
         proposal, drawn, log_ratios = _ratios(evaluate, start, generator, symmetry)
         correction, weights = _correction(log_ratios, evidence.program.rounding)
         notes.append(f"k-hat {correction.khat:.2f}, effective share {correction.share:.0%}")
-    evidence = replace(evidence, correction=correction)
-    if policy.next_rung(evidence) == "end":
-        chosen = drawn[_resampled(weights, DRAWS, generator)][:, None]
-        if symmetry is not None:
-            chosen = symmetry.shuffled(chosen)
-        return Climbed(problem, chosen, None, evidence, stages, symmetry)
-    with stage("chains") as notes:
-        first = drawn[generator.choice(len(drawn), CHAINS, p=_softened(weights, log_ratios))]
+    evidence = replace(evidence, correction=correction, left=meter.left)
+    if policy.next_rung(evidence) == "chains":
+        sampled: Sampled | None = None
+        with stage("chains") as notes, suppress(SpentError):
+            first = drawn[generator.choice(len(drawn), CHAINS, p=_softened(weights, log_ratios))]
 
-        def is_enough(found: Convergence, window: Window) -> bool:
-            if len(window.draws) < LEAST_TRANSITIONS:
-                return False
-            chained = _chained(found, window, problem)
-            chained = _by_sites(chained, problem, found, window.draws, symmetry)
-            return policy.enough(chained, wanted.target_ess)
+            def is_enough(found: Convergence, window: Window) -> bool:
+                if len(window.draws) < LEAST_TRANSITIONS:
+                    return False
+                chained = _chained(found, window, problem)
+                chained = _by_sites(chained, problem, found, window.draws, symmetry)
+                return policy.enough(chained, wanted.target_ess)
 
-        sampled = sample(evaluate, proposal, first, generator, is_enough, meter.allows, symmetry)
-        notes.append(f"{len(sampled.draws)} transitions of {CHAINS} chains kept")
-    climbed = Climbed(problem, sampled.draws, sampled, evidence, stages, symmetry)
-    return with_chains(climbed, sampled)
+            sampled = sample(
+                evaluate, proposal, first, generator, is_enough, meter.allows, symmetry
+            )
+            notes.append(f"{len(sampled.draws)} transitions of {CHAINS} chains kept")
+        if sampled is not None:
+            climbed = Climbed(problem, sampled.draws, sampled, evidence, stages, symmetry)
+            return with_chains(climbed, sampled)
+        evidence = replace(evidence, left=meter.left)
+    chosen = drawn[_resampled(weights, policy.DRAWS, generator)][:, None]
+    if symmetry is not None:
+        chosen = symmetry.shuffled(chosen)
+    return Climbed(problem, chosen, None, evidence, stages, symmetry)
 
 
 def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
@@ -202,7 +216,10 @@ def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
     evidence, modes = climbed.evidence, climbed.evidence.modes
     if modes is not None and modes.exchanged:
         places = dict(modes.exchanged)
-        own = labels.orders(values, places, _density_of_sites(problem, sampled))
+        try:
+            own = labels.orders(values, places, _density_of_sites(problem, sampled))
+        except SpentError:
+            own = labels.orders(values, places, None)
         evidence = replace(evidence, modes=replace(modes, orders=own))
     found.evidence = replace(evidence, chains=chained)
     return found
@@ -331,10 +348,14 @@ def _best(
             other_forms.extend(other.latents)
             if of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER:
                 problem, start = other, of_other
+    except SpentError:
+        dropped.append(
+            "Not fitted with sites of latent scale non-centred: the budget ended before."
+        )
     except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the fit.
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         dropped.append(f"Not fitted with sites of latent scale non-centred, which failed: {reason}")
-    if problem is written:
+    if problem is written and other_forms:
         problem = replace(written, other_forms=tuple(other_forms))
     return problem, start
 
@@ -367,12 +388,39 @@ def _difference(written: Problem, other: Problem, mode: Mode, meter: Meter) -> s
     )
 
 
+def _begun(
+    written: Problem,
+    others: Iterator[Problem],
+    generator: np.random.Generator,
+    meter: Meter,
+    dropped: list[str],
+) -> tuple[Problem, Start, policy.Program]:
+    """The best way to write a program, where its draws start, and what is known of it there.
+
+    Raises
+    ------
+    ArgumentError
+        The budget ends before.
+    """
+    try:
+        problem, start = _best(written, others, generator, meter, dropped)
+        return problem, start, _program(problem, start, meter)
+    except SpentError:
+        raise ArgumentError(
+            f"Expected a budget that buys a search for a start, found budget={meter.budget:,}, "
+            f"which ended before. Searches take some 10 evaluations for each of the "
+            f"{written.dim:,} unconstrained parameters and 100 besides, often more; corrected "
+            f"draws take {policy.DRAWS:,} more, and chains {policy.LEAST_CHAINS:,} at least. Give "
+            "a larger budget."
+        ) from None
+
+
 def _program(problem: Problem, start: Start | None, meter: Meter) -> policy.Program:
     """What is known of a program, and of its density at a start."""
     has_engine = problem.approximate is not None
     if start is None:
         return policy.Program(problem.dim, problem.is_whole, 0.0, 0.0, has_engine=has_engine)
-    value, each = timed(meter.of(problem.evaluate), start.mean, meter.clock)
+    value, each = timed(meter.of(problem.evaluate, leaves=0), start.mean, meter.clock)
     return policy.Program(
         problem.dim,
         problem.is_whole,
@@ -385,7 +433,7 @@ def _program(problem: Problem, start: Start | None, meter: Meter) -> policy.Prog
 
 
 def _start_of(problem: Problem, generator: np.random.Generator, meter: Meter) -> Start:
-    evaluate = meter.of(problem.evaluate)
+    evaluate = meter.of(problem.evaluate, leaves=0)
     return find(evaluate, problem.starting_points, generator, problem.epsilon)
 
 
@@ -397,15 +445,20 @@ def _other_modes(
     Modes that are one another with labels exchanged count once.
     """
     modes, new, idle = start.modes, 0.0, 0
-    symmetry, is_known = None, False
+    symmetry, is_known, cut = None, False, False
     for _ in range(ROUNDS):
-        if len(modes) > 1 and not is_known:
-            symmetry, is_known = _symmetry(evaluate, problem, modes[0], generator), True
-            modes = _distinct(modes, (), symmetry, problem.epsilon)
-        near = problem.starting_points(MORE_PATHS // 2)
-        reach = np.resize(FAR, MORE_PATHS - len(near))[:, None] * modes[0].deviations
-        far = modes[0].mean + reach * generator.normal(size=(len(reach), problem.dim))
-        found = more_modes(evaluate, np.concatenate([near, far]), modes, generator, problem.epsilon)
+        try:
+            if len(modes) > 1 and not is_known:
+                symmetry, is_known = _symmetry(evaluate, problem, modes[0], generator), True
+                modes = _distinct(modes, (), symmetry, problem.epsilon)
+            near = problem.starting_points(MORE_PATHS // 2)
+            reach = np.resize(FAR, MORE_PATHS - len(near))[:, None] * modes[0].deviations
+            far = modes[0].mean + reach * generator.normal(size=(len(reach), problem.dim))
+            points = np.concatenate([near, far])
+            found = more_modes(evaluate, points, modes, generator, problem.epsilon)
+        except SpentError:
+            cut = True
+            break
         heaviest = max(mode.log_mass for mode in (*modes, *found))
         weighty = _distinct(
             [m for m in found if m.log_mass > heaviest + np.log(LEAST_MASS)],
@@ -422,7 +475,7 @@ def _other_modes(
     kept = Start(tuple(m for m in ordered if m is ordered[0] or m.log_mass > least), 0)
     alike = () if symmetry is None else symmetry.alike
     shares = tuple(map(float, kept.weights))
-    return kept, policy.Modes(len(kept.modes), new, shares, alike=alike), symmetry
+    return kept, policy.Modes(len(kept.modes), new, shares, alike=alike, cut=cut), symmetry
 
 
 def _symmetry(
@@ -473,7 +526,7 @@ def _ratios(
     weights = np.maximum(start.weights, LEAST_WEIGHT)
     modes: tuple[Mode, ...] = start.modes
     proposal = Proposal(modes, weights / weights.sum())
-    drawn = proposal.draw(DRAWS, generator)
+    drawn = proposal.draw(policy.DRAWS, generator)
     values, _ = evaluate(drawn)
     log_ratios = values - proposal.log_density(drawn)
     counts = np.isfinite(log_ratios)

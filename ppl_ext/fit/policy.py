@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,8 +17,11 @@ MOST_DIMENSIONS = 2_000
 #: Evaluations that a search and importance ratios take, and share of the seconds that these may
 #: take where they want all of very many rows.
 ROW_EVALUATIONS, ROW_SHARE = 2_500, 0.5
-#: Evaluations that chains may take, which must be affordable for them to be tried.
+#: Evaluations that chains may take, for which there must be time for them to be tried.
 CHAIN_EVALUATIONS = 20_000
+#: Draws that importance ratios are taken at, an evaluation each, and the evaluations that chains
+#: take at least before they are worth anything: 16 chains, 36 transitions, eight evaluations each.
+DRAWS, LEAST_CHAINS = 1_000, 4_608
 #: How far the figures of an engine that has not settled may still move, in standard deviations.
 NEARLY = 0.5
 #: Dimensions up to which an engine fits a full Normal, and one of low rank.
@@ -79,6 +83,7 @@ class Modes:
     do on the first axis; ``orders`` tells which orders of their labels draws have. ``alike`` names
     the sites of labels whose exchange leaves the density as it is, and after them the site that
     orders the labels: modes that differ by them count once, and draws have them in random orders.
+    ``cut`` tells that the budget ended before the search did.
     """
 
     number: int
@@ -87,6 +92,7 @@ class Modes:
     exchanged: tuple[tuple[str, tuple[int, ...]], ...] = ()
     orders: Orders = field(default_factory=Orders)
     alike: tuple[tuple[tuple[str, ...], str], ...] = ()
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All figures so far; ``dropped`` tells which ways to write the program were, and why."""
+    """All figures so far.
+
+    ``dropped`` tells which ways to write the program were, and why; ``left`` is what is left of the
+    budget, in evaluations.
+    """
 
     program: Program
     wanted: Wanted
@@ -158,6 +168,7 @@ class Evidence:
     chains: Chained | None = None
     engine: Engine | None = None
     dropped: tuple[str, ...] = ()
+    left: float = math.inf
 
 
 def next_rung(evidence: Evidence) -> Rung:
@@ -173,7 +184,7 @@ def next_rung(evidence: Evidence) -> Rung:
     if evidence.wanted.engine and not may_chain:
         return "engine"
     if evidence.correction is None:
-        return "correct"
+        return "correct" if evidence.left >= DRAWS else "end"
     return "chains" if may_chain else "end"
 
 
@@ -215,6 +226,11 @@ def chains_refused(evidence: Evidence) -> str | None:
             f"Chains were not run: they would take about {cost:.0f} s, more than the "
             f"{evidence.wanted.seconds:.3g} s that seconds= allows."
         )
+    if evidence.left < LEAST_CHAINS:
+        return (
+            f"Chains were not run: {max(0, evidence.left):,.0f} evaluations of the budget were "
+            f"left for them, which take {LEAST_CHAINS:,} at least. Give a larger budget."
+        )
     return None
 
 
@@ -250,11 +266,14 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     correction = evidence.correction
     if correction is None:
         left = (rows_refused(evidence), chains_refused(evidence))
-        local = (
-            "Latent sites inside a subsampled plate can be fitted with all rows only. The draws "
-            "are of the Normal at a mode, of a batch of rows. Give more seconds."
+        why = (
+            "The budget ended before the draws could be corrected: they are of the Normal at a "
+            "mode. Give a larger budget."
+            if evidence.left < DRAWS
+            else "Latent sites inside a subsampled plate can be fitted with all rows only. The "
+            "draws are of the Normal at a mode, of a batch of rows. Give more seconds."
         )
-        return "not trusted", (local, *(each for each in left if each))
+        return "not trusted", (why, *(each for each in left if each))
     refused = chains_refused(evidence) or "Chains were not run: exact=False."
     figures = (
         f"Importance weights of the approximation: Pareto k-hat {correction.khat:.2f}, effective "
@@ -330,6 +349,11 @@ def _of_modes(evidence: Evidence) -> list[str]:
     if modes is None:
         return []
     reasons = []
+    if modes.cut:
+        reasons.append(
+            "The budget ended before the search for other modes did: some may be missing. Give a "
+            "larger budget."
+        )
     if modes.last_new > NEW_MODES:
         reasons.append(
             f"{modes.number} separate modes were found, and the last paths still found new ones: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from ppl_ext.fit import policy
 from ppl_ext.fit.observed import Observed
 from ppl_ext.layouts import DataPlate
 from ppl_ext.settling import Settling
-from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.search import (
     WIDTH,
     WIDTHS,
@@ -345,24 +346,30 @@ def timed(
 
 @dataclass
 class Meter:
-    """Evaluations and seconds of a fit, against what it may spend."""
+    """Evaluations and seconds of a fit, against what it may spend.
+
+    ``for_engines`` are the evaluations that an engine may take: those that the user allows, or any.
+    """
 
     budget: int
     seconds: float
     bar: Any = None
     evaluations: int = 0
+    for_engines: float = math.inf
     clock: Callable[[], float] = time.perf_counter
     started: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.started = self.clock()
 
-    def of(self, evaluate: Evaluate) -> Evaluate:
-        """The same evaluations, counted."""
+    def of(self, evaluate: Evaluate, leaves: float = -math.inf) -> Evaluate:
+        """The same evaluations, counted; they end where fewer than ``leaves`` would be left."""
 
         def counted(
             positions: Positions,
         ) -> tuple[Float[np.ndarray, " P"], Positions]:
+            if self.left - len(positions) < leaves:
+                raise SpentError
             self.evaluations += len(positions)
             if self.bar is not None:
                 self.bar.update(len(positions))
@@ -371,10 +378,20 @@ class Meter:
         return counted
 
     @property
+    def left(self) -> int:
+        """Evaluations that may still be made."""
+        return self.budget - self.evaluations
+
+    @property
     def elapsed(self) -> float:
         """Seconds since the fit began."""
         return self.clock() - self.started
 
-    def allows(self, share: float = 1.0) -> bool:
-        """Whether less than a share of the budget and of the seconds is spent."""
-        return self.evaluations < share * self.budget and self.elapsed < share * self.seconds
+    def allows(self, share: float = 1.0, of_engine: float | None = None) -> bool:
+        """Whether less than a share of the budget and of the seconds is spent.
+
+        ``of_engine`` are evaluations of an engine beside those that are counted.
+        """
+        spent = self.evaluations + (of_engine or 0.0)
+        budget = self.budget if of_engine is None else self.for_engines
+        return spent < share * budget and self.elapsed < share * self.seconds

@@ -138,8 +138,16 @@ class Verdict:
 
     @classmethod
     def from_json(cls, text: str) -> Verdict:
-        """The verdict that was written as text."""
+        """The verdict that was written as text.
+
+        Raises
+        ------
+        ValueError
+            It has a level that there is not.
+        """
         found = json.loads(text)
+        if found["level"] not in MEANING:
+            raise ValueError(f"its level is {found['level']!r}")
         return cls(
             found["level"],
             tuple(found["reasons"]),

@@ -21,6 +21,11 @@ Evaluate = Callable[
     [Float[np.ndarray, "P D"]], tuple[Float[np.ndarray, " P"], Float[np.ndarray, "P D"]]
 ]
 
+
+class SpentError(Exception):
+    """No further evaluation may be made."""
+
+
 #: Iterations of a path, and evaluations of a line search, at most.
 ITERATIONS, TRIES = 75, 30
 #: Pairs of differences that are kept.

@@ -12,9 +12,10 @@ from jaxtyping import Float
 
 from ppl_ext.errors import StartWarning
 from ppl_ext.layouts import DataPlate
+from ppl_ext.process import heard
 from ppl_ext.start.find import MOST_DIMENSIONS, Counted, find
 from ppl_ext.start.given import HOST, Space, Started, start_from
-from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.paths import Evaluate, SpentError
 
 #: Positions that are evaluated at once; fewer are filled up, so that one program serves all.
 WIDTH = 16
@@ -62,6 +63,7 @@ class InPieces:
         filled = np.concatenate([positions, np.repeat(positions[-1:], missing, axis=0)])
         found = []
         for first in range(0, len(filled), width):
+            heard()
             found.append(self._piece(filled[first : first + width], self.calls))
             self.calls += 1
         values, scores = (
@@ -88,10 +90,6 @@ def rows_left(plates: Mapping[str, DataPlate], rows: Mapping[str, np.ndarray]) -
     return math.prod(plate.size / len(rows[name]) for name, plate in plates.items())
 
 
-class TooLongError(Exception):
-    """A search has taken too long."""
-
-
 def within(evaluate: Evaluate, seconds: float, clock: Callable[[], float]) -> Evaluate:
     """The same evaluations, which end so long after the first, the one that compiles."""
     began: list[float] = []
@@ -100,7 +98,7 @@ def within(evaluate: Evaluate, seconds: float, clock: Callable[[], float]) -> Ev
         positions: Float[np.ndarray, "P D"],
     ) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, "P D"]]:
         if began and clock() - began[0] > seconds:
-            raise TooLongError
+            raise SpentError
         found = evaluate(positions)
         began[:] = began or [clock()]
         return found
@@ -163,7 +161,7 @@ def begin(
     try:
         most_full = MOST_FULL if unasked else MOST_DIMENSIONS
         start = find(counted, points, generator, space.epsilon, most_full)
-    except TooLongError:
+    except SpentError:
         warnings.warn(
             f"The search for a start was ended after {SECONDS:g} s and {counted.evaluations} "
             "evaluations of the score: the run starts by the init strategy. Pass start='host' to "

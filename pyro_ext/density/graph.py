@@ -25,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
-from ppl_ext.process import swapped
+from ppl_ext.process import KEEPERS, swapped
 from pyro_ext.density.handlers import without_host_checks
 from pyro_ext.density.numpy_graph import numpy_replay
 from pyro_ext.density.own_buffers import OwnBuffers
@@ -529,6 +529,27 @@ def _same_memory(source: torch.fx.Node, piece: torch.fx.Node) -> bool:
     """Whether a piece, a view of its source, has the source's entries in the source's order."""
     alone = len(source.users) == (0 if source is piece else 1)
     return alone and source.meta["val"].is_contiguous() and piece.meta["val"].is_contiguous()
+
+
+def _modes_of_torch() -> Callable[[], None]:
+    """Note torch's stacks of modes, which an exception may leave too high; see ``process``."""
+    level = torch._C._functorch.get_dynamic_layer_stack_depth()
+    modes = torch._C._len_torch_dispatch_stack()
+    functions = torch._C._len_torch_function_stack()
+    differentiates = torch.is_grad_enabled()
+
+    def put_back() -> None:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(level)
+        while torch._C._len_torch_dispatch_stack() > modes:
+            torch._C._pop_torch_dispatch_stack(None)
+        while torch._C._len_torch_function_stack() > functions:
+            torch._C._pop_torch_function_stack()
+        torch.set_grad_enabled(differentiates)
+
+    return put_back
+
+
+KEEPERS.append(_modes_of_torch)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.importance import (
     ELBO,
@@ -37,6 +38,7 @@ from pyro_ext.diagnostics.fit import SEED, fitted_guide
     held="their present values",
     randomness=SEED,
 )
+@entry
 def elbo(
     fit: Any,
     *,
@@ -75,6 +77,7 @@ def elbo(
 
 
 @documented(KHAT_DOCUMENTATION, as_in_elbo="fit, model, args, kwargs, batches, draw_chunk, seed")
+@entry
 def psis_khat(
     fit: Any,
     *,

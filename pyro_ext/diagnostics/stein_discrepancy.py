@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.fit import target_of_engine
 from ppl_ext.diagnostics.stein_discrepancy import (
@@ -37,6 +38,7 @@ Metric = str | Tensor | np.ndarray | None
 
 
 @documented(KSD_DOCUMENTATION, host="Pyro", state="", randomness=SEED)
+@entry
 def ksd(
     fit: Any,
     *,

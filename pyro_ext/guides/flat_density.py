@@ -15,6 +15,7 @@ from pyro.infer.autoguide.structured import AutoStructured
 from torch import Generator, Tensor, nn
 from torch.distributions import biject_to
 
+from ppl_ext.arguments import entry
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guides import flat_density as shared
@@ -190,6 +191,7 @@ def register_flat_density(guide_class: type) -> Callable[[Registered], Registere
     return _REGISTRY.register(guide_class)
 
 
+@entry
 def flat_density(
     guide: Any,
     args: tuple[Any, ...] = (),

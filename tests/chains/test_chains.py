@@ -14,6 +14,7 @@ from ppl_ext.chains.hamiltonian import Chains, trajectory
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Kernel, go_on, sample
+from ppl_ext.start.paths import SpentError
 from ppl_ext.start.start import Mode
 
 #: An asymmetric density whose moments are known: logarithms of Gamma(2) draws.
@@ -202,3 +203,25 @@ def test_a_budget_ends_chains() -> None:
         lambda: spent < 5_000,
     )
     assert 5_000 <= spent < 8_000
+
+
+def test_chains_end_where_no_more_may_be_evaluated() -> None:
+    generator, spent = np.random.default_rng(8), 0
+
+    def counted(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        nonlocal spent
+        if spent + len(z) > most:
+            raise SpentError
+        spent += len(z)
+        return log_gamma(z)
+
+    proposal = Proposal((normal_mode([0.0, 0.0], 1.0),), np.ones(1))
+    for most in (1_500, 3_000, 5_000):
+        spent = 0
+        first = proposal.draw(16, generator)
+        found = sample(counted, proposal, first, generator, lambda *_: False, lambda: True)
+        assert most - 16 < spent <= most
+        assert len(found.draws) >= 8 and np.isfinite(found.draws).all()
+    spent = most
+    with pytest.raises(SpentError):
+        sample(counted, proposal, first, generator, lambda *_: False, lambda: True)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -14,9 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ppl_ext.process import HOST
 from tests.engine_support import Verbs
 from tests.faults.programs import mean
-from tests.faults.table import RUNS, Trial, fault
+from tests.faults.table import REFUSED, RUNS, Trial, fault
 
 GROUP = "Threads, exceptions and sharing"
 Y = np.linspace(-1.0, 2.0, 12)
@@ -290,6 +294,95 @@ def _interrupt(trial: Trial) -> None:
         assert verbs.taken(other, loaded) == verbs.taken(engine, state)
         assert goes_on_exactly(verbs, make, engine, state, MANY) > 0
     assert after is handler
+
+
+FORKED = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+import numpyro_ext as nx
+
+def model(y):
+    numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0.0, 1.0)), 1.0), obs=y)
+
+key, y = jax.random.key(0), jnp.ones(())
+engine = nx.SVGD(model, numpyro.optim.Adam(0.1), num_particles=2)
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+refused = 0
+for use in (nx.find_start, nx.fit, engine.init):
+    try:
+        use(key, *(() if use == engine.init else (model,)), y)
+    except nx.ArgumentError as error:
+        refused += "'spawn'" in str(error)
+os._exit(0 if refused == 3 else 1)
+"""
+
+
+@fault(GROUP, "a process forked from one that has used JAX", REFUSED, pyro=None)
+def _forked(trial: Trial) -> None:
+    command = [sys.executable, "-c", FORKED]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2], timeout=120)
+    trial.refusals.append(0)
+
+
+def _interrupted_at(name: str, trial: Trial) -> None:
+    """Globals are whole, and the next answer is that of a process in which nothing happened."""
+    backend, public = trial.backend, trial.public
+    model, y = mean_with_parameter(backend, 0.0), backend.array(Y)
+    key = () if trial.is_pyro else (backend.key(0),)
+
+    def begin() -> Any:
+        if name == "find_start":
+            return public.find_start(*key, model, y).mean.tolist()
+        fit = public.fit(*key, model, y, budget=7_000, progress_bar=False)
+        return backend.numpy(fit.draws["mu"]).tolist()
+
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    alarm = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    came, draws = 0, np.random.default_rng(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", public.HeldParameterWarning)
+        try:
+            expected, before = begin(), validation_of(backend)
+            began = time.perf_counter()
+            begin()
+            takes = time.perf_counter() - began
+            for _ in range(6):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, draws.uniform(0.0, takes))
+                    begin()
+                    signal.setitimer(signal.ITIMER_REAL, 0.0)
+                except KeyboardInterrupt:
+                    came += 1
+                assert validation_of(backend) == before
+                assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+                in_threads([partial(_takes, HOST)])
+            assert begin() == expected
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, alarm)
+            signal.signal(signal.SIGINT, usual)
+    assert came
+    if trial.is_pyro:
+        import torch
+
+        assert torch.func.vmap(torch.sin)(torch.zeros(3)).tolist() == [0.0] * 3
+
+
+def _takes(lock: Any) -> None:
+    assert lock.acquire(timeout=5.0)
+    lock.release()
+
+
+for _name in ("find_start", "fit"):
+    fault(
+        GROUP,
+        f"Ctrl-C at any moment of `{_name}`",
+        "the hosts' globals are as before, and the next call is right",
+        slow=_name == "fit",
+    )(partial(_interrupted_at, _name))
 
 
 @fault(GROUP, "an exception in a callback", KEPT, numpyro=KEPT_PIECE)

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine_support import Verbs
+from tests.engine_support import Change, Verbs, rewritten
 from tests.faults.table import REFUSED, Trial, fault
 from tests.stein_support import optimizer
 
 Make = Callable[[Any], Any]
-Change = Callable[[dict[str, Any], dict[str, np.ndarray]], object]
 
 Y = np.linspace(-1.0, 2.0, 12)
 STEPS = 3
@@ -255,17 +254,6 @@ def _other_schedule(trial: Trial) -> None:
 # -- damaged files ---------------------------------------------------------------------------------
 
 
-def rewritten(path: Path, change: Change) -> None:
-    """Change the header or the arrays of a saved state."""
-    with np.load(path) as archive:
-        arrays = dict(archive)
-    header = json.loads(arrays.pop("header").tobytes())
-    change(header, arrays)
-    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    with path.open("wb") as file:
-        np.savez(file, **arrays)
-
-
 def _with_nan(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     particles = [name for name, value in arrays.items() if value.shape == (5, 1)]
     for name in particles:
@@ -411,8 +399,41 @@ def _synced(trial: Trial) -> None:
     assert calls == ["fsync", "replace"]
 
 
+@fault(FILES, "a state whose numbers a tool has changed", KEPT)
+def _changed_numbers(trial: Trial) -> None:
+    verbs, path = saved(trial)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    name = next(name for name, value in arrays.items() if value.shape == (5, 1))
+    arrays[name] = arrays[name] + 0.5
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+    words = "damaged: its numbers or its header are not those that were saved"
+    refused_twice(trial, lambda b: made(b, other_optimizer(b, "Adam")), verbs, path, words)
+
+
+@fault(PLACES, "a checkpoint that is a device, a pipe or a link that leads to itself")
+def _no_files(trial: Trial) -> None:
+    pipe, link = trial.folder / "pipe", trial.folder / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(link)
+    for path in ("/dev/null", pipe, link):
+        with trial.refused("Expected checkpoint to be a file that can be written"):
+            trial.run(made(trial.backend), 5, trial.backend.array(Y), checkpoint=path)
+    assert sorted(each.name for each in trial.folder.iterdir()) == ["link", "pipe"]
+    assert pipe.is_fifo() and link.is_symlink()
+
+
+@fault(PLACES, "`save` into a folder that is absent")
+def _absent_folder(trial: Trial) -> None:
+    verbs, engine = Verbs(trial.backend, (trial.backend.array(Y),)), made(trial.backend)
+    state, _ = verbs.run(engine, 1)
+    with trial.refused("Expected path to be a file that can be written.*Make its folder"):
+        verbs.save(engine, state, trial.folder / "absent" / "state")
+
+
 @fault(PLACES, "half a file of a write that was killed", "gone after the next write")
 def _half_a_file(trial: Trial) -> None:
-    (trial.folder / "state.part").write_bytes(b"half a file")
+    (trial.folder / "state.0123456789abcdef.part").write_bytes(b"half a file")
     trial.run(made(trial.backend), 2, trial.backend.array(Y), checkpoint=trial.folder / "state")
     assert [each.name for each in trial.folder.iterdir()] == ["state"]

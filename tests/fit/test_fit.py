@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.backends import from_zoo
+from tests.engine_support import rewritten
 from tests.stein_support import check_moments
 
 
@@ -301,13 +302,84 @@ def test_options_without_meaning_are_refused(backend: Any, option: str, value: A
         fit_of(backend, model, *args, **{option: value})
 
 
+def with_level(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    text = next(value for name, value in header["state"]["dict"] if name == "verdict")
+    assert '"corrected"' in text
+    header["state"] = replaced_in(header["state"], text, text.replace("corrected", "perfect"))
+
+
+def with_generator(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    # Of this name NumPy has what is no generator.
+    header["state"] = replaced_in(header["state"], "PCG64", "RandomState")
+
+
+def with_nan(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    arrays["array0"] = arrays["array0"].copy()
+    arrays["array0"][3] = np.nan
+
+
+def replaced_in(tree: Any, old: Any, new: Any) -> Any:
+    """A tree of JSON with one value in place of another."""
+    if isinstance(tree, dict):
+        return {name: replaced_in(each, old, new) for name, each in tree.items()}
+    if isinstance(tree, list):
+        return [replaced_in(each, old, new) for each in tree]
+    return new if tree == old else tree
+
+
 def test_damaged_files_are_refused(backend: Any, tmp_path: Path) -> None:
-    model, args, _ = from_zoo(backend, "conjugate_normal")
-    path = tmp_path / "fit"
-    fit_of(backend, model, *args, exact=False).save(path)
-    path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(backend.public.ArgumentError, match="Expected a file saved"):
-        backend.public.load_fit(path)
+    model, args, _ = from_zoo(backend, "gaussian_one_site")
+    path, load, refused = tmp_path / "fit", backend.public.load_fit, backend.public.ArgumentError
+    fit = fit_of(backend, model, *args, exact=False)
+    assert fit.verdict.level == "corrected"
+    fit.save(path)
+    whole = path.read_bytes()
+    arrays = dict(np.load(path))
+    # Numbers that a tool has changed, of the draws and of whatever else there is.
+    for name in arrays.keys() - {"header", "digest"}:
+        with path.open("wb") as file:
+            np.savez(file, **{**arrays, name: arrays[name] + 5})
+        for program in ((), (model, *args)):
+            with pytest.raises(refused, match="damaged: its numbers"):
+                load(path, *program)
+    # What has no meaning is refused with a right digest as well.
+    for change, words in (
+        (with_level, "damaged.*its level is 'perfect'"),
+        (with_nan, "NaN or infinity"),
+    ):
+        path.write_bytes(whole)
+        rewritten(path, change)
+        with pytest.raises(refused, match=words):
+            load(path)
+    path.write_bytes(whole)
+    rewritten(path, with_generator)
+    with pytest.raises(refused, match="damaged: KeyError"):
+        load(path, model, *args)
+    path.write_bytes(whole[:-200])
+    with pytest.raises(refused, match="Expected a file saved"):
+        load(path)
+
+
+def test_a_budget_bounds_what_is_spent(backend: Any) -> None:
+    model, args, _ = from_zoo(backend, "gaussian_one_site")
+    with pytest.raises(backend.public.ArgumentError, match="budget=10, which ended before"):
+        fit_of(backend, model, *args, budget=10)
+    for budget, level, words in (
+        (600, "not trusted", "before the draws could be corrected"),
+        (3_000, "corrected", "which take 4,608 at least. Give a larger budget"),
+        (6_200, None, "R-hat"),
+    ):
+        verdict = fit_of(backend, model, *args, budget=budget).verdict
+        assert verdict.evaluations <= budget
+        assert level is None or verdict.level == level, str(verdict)
+        assert words in " ".join(verdict.reasons)
+
+
+def test_a_folder_that_is_missing_is_said(backend: Any, tmp_path: Path) -> None:
+    model, args, _ = from_zoo(backend, "gaussian_one_site")
+    fit = fit_of(backend, model, *args, exact=False)
+    with pytest.raises(backend.public.ArgumentError, match="Expected path to be.*Make its folder"):
+        fit.save(tmp_path / "absent" / "fit")
 
 
 def test_saved_fits_refuse_other_programs_and_data(backend: Any, tmp_path: Path) -> None:
@@ -322,7 +394,7 @@ def test_saved_fits_refuse_other_programs_and_data(backend: Any, tmp_path: Path)
         return model
 
     y = backend.array([0.5, 1.0, 1.5, 2.5])
-    fit_of(backend, program(2.0), y, budget=2_000).save(tmp_path / "fit")
+    fit_of(backend, program(2.0), y, budget=8_000).save(tmp_path / "fit")
     load, refused = backend.public.load_fit, backend.public.ArgumentError
     with pytest.raises(refused, match="found the sites other"):
         load(tmp_path / "fit", program(2.0, "other"), y)

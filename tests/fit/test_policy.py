@@ -50,6 +50,10 @@ EVIDENCE = Evidence(PROGRAM, WANTED, MODES)
         ({"correction": GOOD, "wanted": replace(WANTED, engine=True)}, "chains"),
         ({"wanted": replace(WANTED, engine=True, exact=False)}, "engine"),
         ({"correction": GOOD, "program": replace(PROGRAM, seconds_per_evaluation=1.0)}, "end"),
+        ({"correction": GOOD, "left": 4_600}, "end"),
+        ({"correction": GOOD, "left": 4_608}, "chains"),
+        ({"left": 999}, "end"),
+        ({"left": 1_000}, "correct"),
     ],
 )
 def test_next_rung(changed: dict[str, Any], rung: str) -> None:
@@ -83,6 +87,9 @@ INEXACT = replace(WANTED, exact=False)
         ({"chains": replace(RESTED, divergent=0.02, jumped=0.05)}, "not trusted", "diverged"),
         ({"chains": replace(RESTED, heavy=("scale",))}, "exact", "Tails of 'scale' are heavy"),
         ({"chains": RESTED, "modes": replace(MODES, last_new=0.5)}, "not trusted", "new ones"),
+        ({"chains": RESTED, "modes": replace(MODES, cut=True)}, "not trusted", "search for other"),
+        ({"correction": None, "left": 500}, "not trusted", "before the draws could be corrected"),
+        ({"correction": GOOD, "left": 500}, "corrected", "500 evaluations of the budget"),
         (
             {"chains": RESTED, "program": replace(PROGRAM, rounding=0.5)},
             "not trusted",

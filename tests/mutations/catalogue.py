@@ -1630,6 +1630,34 @@ def _neutral() -> Iterator[Mutation]:
         "test_fit",
     )
     yield from neutral(
+        "a saved state that was rewritten is believed",
+        "state_files.py",
+        "if own is None or not np.array_equal(own, _digest(arrays)):",
+        "if own is None:",
+        "test_fit",
+    )
+    yield from neutral(
+        "files of other writers are taken for those of killed ones",
+        "whole_files.py",
+        "fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "fcntl.LOCK_SH if wait else fcntl.LOCK_SH | fcntl.LOCK_NB",
+        "test_whole_files",
+    )
+    yield from neutral(
+        "a fit spends a batch more than its budget",
+        "fit/problem.py",
+        "if self.left - len(positions) < leaves:",
+        "if self.left < leaves:",
+        "test_fit",
+    )
+    yield from neutral(
+        "Ctrl-C is heard while a global is changed",
+        "process.py",
+        "if exception[0] is None and not _interrupt.locks:",
+        "if exception[0] is None:",
+        "test_process",
+    )
+    yield from neutral(
         "a saved fit's program is not compared with its density",
         "fit/fit.py",
         "if not np.abs(own - saved).max() <= allowed:",
@@ -1745,6 +1773,7 @@ def _settling() -> Iterator[Mutation]:
         ("windows swapped", "drift.py", "size, before, earlier =", "before, size, earlier ="),
         ("last window left out", "drift.py", "means[:-1] - means[1:]", "means[1:-1] - means[2:]"),
         ("drifts that never slow down settle", "drift.py", ">= ENDLESS", ">= 2.0 * ENDLESS"),
+        ("tests passed before a kill", "settling.py", '"skipped", "passed")', '"skipped")'),
         ("skipped steps are rest", "settling.py", "2 * missed > taken", "missed > 2 * taken"),
         ("means in wrong units", "settling.py", "= np.exp(looks[", "= np.exp(-looks["),
         (
