@@ -305,7 +305,9 @@ class Engine(EngineShell, ABC):
         data_chunk: int | None = None,
         on_nonfinite: str = "raise",
         sharding: Sharding | None = None,
+        **unknown: Any,
     ) -> None:
+        self._check_no_more(unknown)
         super().__init__(
             model,
             estimator=estimator,

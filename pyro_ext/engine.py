@@ -243,7 +243,9 @@ class Engine(EngineShell, ABC):
         seed: int | None = None,
         dtype: torch.dtype | None = None,
         sharding: Sharding | None = None,
+        **unknown: Any,
     ) -> None:
+        self._check_no_more(unknown)
         super().__init__(
             model,
             estimator=estimator,

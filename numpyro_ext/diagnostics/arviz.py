@@ -32,6 +32,7 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import place
 from numpyro_ext.density.replay import is_quick, replay
 from numpyro_ext.diagnostics.chains import Chains
+from numpyro_ext.diagnostics.fit import state_of_engine
 from numpyro_ext.diagnostics.host_fit import HostFit
 from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
@@ -131,6 +132,11 @@ def to_arviz(
         engine, state = Chains(engine, args, kwargs), None
         check_no_num_samples(num_samples)
     if isinstance(engine, Fit):
+        if isinstance(state, RunResult):
+            raise ArgumentError(
+                "Expected no result with a fit, which has its draws, found RunResult. Call "
+                "to_arviz(fit, *args) with the model's arguments."
+            )
         args, state = args if state is None else (state, *args), None
         check_no_num_samples(num_samples)
     some, named, passes = rows_of_loader(batches, args, kwargs, place)
@@ -144,6 +150,8 @@ def to_arviz(
     if isinstance(state, RunResult):
         result = state if result is None else result
         state = state.state
+    if isinstance(engine, Engine):
+        state = state_of_engine(engine, state)
     if result is not None and not isinstance(result, RunResult):
         raise ArgumentError(
             f"Expected result to be what engine.run returns, found {type(result).__name__}."

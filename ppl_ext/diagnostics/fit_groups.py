@@ -31,9 +31,11 @@ ARVIZ_DOCUMENTATION = """
     passed as arguments, pass the arrays of all rows here.
 
     The draws of an engine are stored as one chain, those of ``MCMC`` as its chains. Deterministic
-    sites are part of the posterior; of a Stan program the posterior has the parameters, and the
-    vector that they come from is in the group ``unconstrained_posterior``. Names
-    are made safe for netCDF ("/" becomes "."); the attribute ``renamed`` holds the originals.
+    sites are part of the posterior, and so are sites that are observed at values computed from
+    latent ones, as a prior of a transformed latent is written: they are no data. Of a Stan program
+    the posterior has the parameters, and the vector that they come from is in the group
+    ``unconstrained_posterior``. Names are made safe for netCDF ("/" becomes "."); the attribute
+    ``renamed`` holds the originals.
 
     Parameters
     ----------
@@ -69,7 +71,8 @@ ARVIZ_DOCUMENTATION = """
         Run whose losses and other figures (the force norm of particles, log_p and log_q of
         guides) go to the group ``optimization``, along a dimension ``step``. Default: $result.
     dims : mapping of str to sequence of str, optional
-        Dimension names of a variable, without chain and draw. Default: the plates' names.
+        Dimension names of a variable, without chain and draw. Default: the plates' names, and for
+        axes of an event those that the model gives by ``sample(..., infer={"event_dims": [...]})``.
     coords : mapping of str to sequence, optional
         Labels along a dimension.
     draw_chunk, data_chunk : int, optional
@@ -175,14 +178,14 @@ def site_groups(
     for name, site in sites.items():
         if site.kind == "latent":
             group = unconstrained if parameter_sites else posterior
-            group[name] = Variable(draws[name], site.plates)
-        elif site.kind == "deterministic":
-            posterior[name] = Variable(replayed.deterministic[name], site.plates)
+            group[name] = Variable(draws[name], site.dims)
+        elif site.kind in ("deterministic", "computed"):
+            posterior[name] = Variable(replayed.deterministic[name], site.dims)
         elif name in replayed.discrete:
-            posterior[name] = Variable(replayed.discrete[name], site.plates)
+            posterior[name] = Variable(replayed.discrete[name], site.dims)
 
     def variables(values: Mapping[str, Array]) -> Group:
-        return {name: Variable(value, sites[name].plates) for name, value in values.items()}
+        return {name: Variable(value, sites[name].dims) for name, value in values.items()}
 
     return {
         "posterior": posterior,
