@@ -253,11 +253,16 @@ def _value_shape(site: Site) -> tuple[int, ...]:
 
 
 def _shapes(
-    target: LogDensity, data: Data, values: Mapping[str, Any], indices: dict[str, Any]
+    target: LogDensity,
+    data: Data,
+    values: Mapping[str, Any],
+    indices: dict[str, Any],
+    missing: Collection[str] = (),
 ) -> tuple[dict[str, SiteShapes], dict[str, int], bool]:
     """Shapes of every site for these rows, and the sizes of plates; nothing is computed.
 
-    And whether an observed site's value may be computed from latent ones.
+    And whether the value of an observed site, none of the ``missing``, may be computed from latent
+    ones.
     """
     found: dict[str, SiteShapes] = {}
     plates: dict[str, int] = {}
@@ -271,7 +276,7 @@ def _shapes(
             kind = _kind(site)
             if kind is None:
                 continue
-            if kind == "observed":
+            if kind == "observed" and name not in missing:
                 observed.append(site["value"])
             shape, frames = _value_shape(site), site["cond_indep_stack"]
             for frame in frames:
@@ -296,18 +301,18 @@ def _shapes(
 
 
 def _describe(
-    target: LogDensity, data: Data, values: Mapping[str, Any]
+    target: LogDensity, data: Data, values: Mapping[str, Any], missing: Collection[str]
 ) -> tuple[dict[str, SiteDescription], dict[str, int]]:
     """Shapes and plates of every site, and the sizes of plates, on all rows."""
     owned = target.plates
     first = {name: np.arange(plate.subsample_size) for name, plate in owned.items()}
-    sites, sizes, reads = _shapes(target, data, values, first)
+    sites, sizes, reads = _shapes(target, data, values, first, missing)
     more = {
         name: {**first, name: np.arange(plate.subsample_size + 1)} for name, plate in owned.items()
     }
     probes = {name: _shapes(target, data, values, rows)[0] for name, rows in more.items()}
     full = {name: plate.size for name, plate in owned.items()}
-    computed = computed_sites(target, data, one_draw(values)) if reads else ()
+    computed = computed_sites(target, data, one_draw(values)) - set(missing) if reads else ()
     return as_computed(describe_sites(sites, probes, full), computed), sizes
 
 
@@ -374,7 +379,7 @@ def replay(
     one = {name: value[0] for name, value in values.items()}
     if groups and all_rows:
         target.require_all_rows(data, PASS_ALL_ROWS)
-    described, sizes = _describe(target, data, one)
+    described, sizes = _describe(target, data, one, missing)
     for name, value in one.items():
         check_draw_shape(name, value.shape, described[name].shape)
     recorder = Recorder(described, groups, len(next(iter(values.values()))), target.plates)

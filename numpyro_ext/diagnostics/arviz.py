@@ -150,8 +150,6 @@ def to_arviz(
     if isinstance(state, RunResult):
         result = state if result is None else result
         state = state.state
-    if isinstance(engine, Engine):
-        state = state_of_engine(engine, state)
     if result is not None and not isinstance(result, RunResult):
         raise ArgumentError(
             f"Expected result to be what engine.run returns, found {type(result).__name__}."
@@ -160,6 +158,8 @@ def to_arviz(
     steps = step_group(traces, losses, _as_array)
     check_sharding(sharding, Sharding)
     target = engine.target if sharding is None else engine.target.with_sharding(sharding)
+    if isinstance(engine, Engine):
+        state = state_of_engine(engine, state)
     data = target.bind(*args, **kwargs)
     key = jax.random.key(0) if rng_key is None else rng_key
     options = {} if num_samples is None else {"num_samples": num_samples}

@@ -60,7 +60,8 @@ REPLAY_DOCUMENTATION = """
         together. New observations have values of their prior. So have predictions, unless the
         group "discrete" is there, whose values they then have.
     missing : collection of str
-        Observed sites whose values are none, of which discrete sites are to know nothing.
+        Observed sites whose values are none: discrete sites are to know nothing of them, and they
+        are not computed from latent sites.
     all_rows : bool
         Refuse arguments that hold only some rows of a plate. Predictions on new rows take those
         that there are.

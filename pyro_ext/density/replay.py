@@ -238,7 +238,7 @@ def _shapes(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, SiteShapes]:
 
 
 def _describe(
-    target: LogDensity, data: Data, values: Mapping[str, Tensor]
+    target: LogDensity, data: Data, values: Mapping[str, Tensor], missing: Collection[str]
 ) -> tuple[dict[str, SiteDescription], dict[str, int]]:
     """Shapes and plates of every site, and the sizes of plates, on all rows."""
     owned = target.plates
@@ -258,7 +258,8 @@ def _describe(
         rows = torch.arange(plate.subsample_size + 1, device=target.device)
         probes[name] = _look(target, data, values, {**first, name: rows})[1]
     full = {name: plate.size for name, plate in owned.items()}
-    computed = _computed_of(target, data, values, sites)
+    seen = {name: site for name, site in sites.items() if name not in missing}
+    computed = _computed_of(target, data, values, seen)
     return as_computed(describe_sites(shapes, probes, full), computed), sizes
 
 
@@ -330,7 +331,7 @@ def replay(
     }
     with torch.no_grad(), without_host_checks(), global_generator(seed):
         one = {name: value[0] for name, value in values.items()}
-        described, sizes = _describe(target, data, one)
+        described, sizes = _describe(target, data, one, missing)
         for name, value in one.items():
             check_draw_shape(name, tuple(value.shape), described[name].shape)
         num_draws = len(next(iter(values.values())))

@@ -123,6 +123,12 @@ def to_arviz(
             args, kwargs = engine._args, engine._kwargs
         engine = Chains(engine, args, kwargs)
         check_no_num_samples(num_samples)
+    if args and isinstance(args[0], RunResult):
+        raise ArgumentError(
+            "Expected the model's arguments after the engine, which holds its particles or guide "
+            "itself, found RunResult. Call to_arviz(engine, *args), with result=... for the "
+            "losses of one run."
+        )
     if isinstance(engine, Fit):
         check_no_num_samples(num_samples)
     some, named, passes = rows_of_loader(batches, args, kwargs, placing(None))
