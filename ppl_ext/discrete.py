@@ -275,10 +275,12 @@ def dependents(
     differs = False
     for seed in range(DEPENDENCE_RUNS):
         at = values[seed % len(values)]
+        drawn = run(at, seed)
+        at = {**at, **{name: drawn[name][0] for name in missing if name != site}}
+        # Both from runs of one form: where values are drawn, densities may be rounded otherwise.
         one = run(at, seed)
-        others = {name: one[name][0] for name in missing if name != site}
         for draw in range(VALUES_DRAWN):
-            two = run({**at, **others}, seed + draw + 1)
+            two = run(at, seed + draw + 1)
             if not np.array_equal(one[site][0], two[site][0]):
                 break
         else:

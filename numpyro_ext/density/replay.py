@@ -382,6 +382,9 @@ def replay(
     described, sizes = _describe(target, data, one, missing)
     for name, value in one.items():
         check_draw_shape(name, value.shape, described[name].shape)
+    linear_at = around or {}
+    for name in one.keys() & linear_at.keys():
+        check_draw_shape(name, tuple(np.shape(linear_at[name])), described[name].shape)
     recorder = Recorder(described, groups, len(next(iter(values.values()))), target.plates)
     if groups:
         key = random.key(0) if rng_key is None else rng_key

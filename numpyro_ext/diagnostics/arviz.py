@@ -34,6 +34,7 @@ from numpyro_ext.density.replay import is_quick, replay
 from numpyro_ext.diagnostics.chains import Chains
 from numpyro_ext.diagnostics.fit import state_of_engine
 from numpyro_ext.diagnostics.host_fit import HostFit
+from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import Sharding, on_own_axes
@@ -55,6 +56,7 @@ from ppl_ext.diagnostics.replay import Replay, joined
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
+from ppl_ext.options import check_count
 from ppl_ext.sharding import check_sharding
 
 Array = NDArray[Any]
@@ -138,7 +140,6 @@ def to_arviz(
                 "to_arviz(fit, *args) with the model's arguments."
             )
         args, state = args if state is None else (state, *args), None
-        check_no_num_samples(num_samples)
     some, named, passes = rows_of_loader(batches, args, kwargs, place)
     args, kwargs = some or (), dict(named or {})
     check_fit(engine, model, "to_arviz(engine, result, *args)")
@@ -157,6 +158,10 @@ def to_arviz(
     traces = {} if result is None else {"loss": result.losses, **result.info}
     steps = step_group(traces, losses, _as_array)
     check_sharding(sharding, Sharding)
+    if rng_key is not None:
+        check_key(rng_key)
+    for name, count in (("draw_chunk", draw_chunk), ("data_chunk", data_chunk)):
+        check_count(name, count, optional=True)
     target = engine.target if sharding is None else engine.target.with_sharding(sharding)
     if isinstance(engine, Engine):
         state = state_of_engine(engine, state)

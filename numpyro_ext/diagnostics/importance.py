@@ -41,7 +41,7 @@ from ppl_ext.options import check_count
 )
 def elbo(
     fit: Any,
-    state: Any,
+    state: Any = None,
     *,
     model: Callable[..., Any] | None = None,
     args: tuple[Any, ...] | None = None,
@@ -83,7 +83,7 @@ def elbo(
 )
 def psis_khat(
     fit: Any,
-    state: Any,
+    state: Any = None,
     *,
     model: Callable[..., Any] | None = None,
     args: tuple[Any, ...] | None = None,

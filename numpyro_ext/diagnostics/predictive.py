@@ -11,6 +11,7 @@ import numpy as np
 from numpyro_ext.density.prediction import ObserveMissing, run_at
 from numpyro_ext.density.replay import computed_sites, replay
 from numpyro_ext.diagnostics.fit import target_of_model
+from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
 from numpyro_ext.sharding import Sharding, on_own_axes
 from ppl_ext.diagnostics.predictive_data import (
@@ -92,6 +93,8 @@ def predictive_distribution(
     [1. 1.]
     """
     check_sharding(sharding, Sharding)
+    if rng_key is not None:
+        check_key(rng_key)
     counts = {"num_samples": num_samples, "draw_chunk": draw_chunk, "data_chunk": data_chunk}
     for name, count in counts.items():
         check_count(name, count, optional=True)

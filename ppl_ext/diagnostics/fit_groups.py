@@ -20,7 +20,7 @@ from ppl_ext.diagnostics.inference_data import (
 )
 from ppl_ext.diagnostics.replay import DISCRETE, Replay, told_of_outside
 from ppl_ext.errors import ArgumentError, DivergenceWarning
-from ppl_ext.options import check_choice
+from ppl_ext.options import check_choice, described
 
 Array = NDArray[Any]
 Group = dict[str, Variable]
@@ -50,7 +50,8 @@ ARVIZ_DOCUMENTATION = """
         All rows in place of ``args``, as batches of a loader, which is passed over twice; rows
         come out in its order. Arrays of single batches are not constant data.
     num_samples : int, optional
-        Number of draws. Default: every particle, or what the engine draws by default.
+        Number of draws. Default: every particle, all draws of a fit, or what the engine draws by
+        default. Of a fit fewer can be taken, as many of each chain.
     posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats : bool
         Groups to include. ``log_likelihood`` is pointwise, without the scales of plates and of
         ``$scale``; observations that are masked out have 0. ``log_prior`` is the same of the
@@ -219,10 +220,12 @@ def constant_group(
     if not given:
         return {}
     if given is not True:
-        arrays = {
-            name: found if (found := as_array(value)) is not None else np.asarray(value)
-            for name, value in dict(given).items()
-        }
+        if not isinstance(given, Mapping):
+            raise ArgumentError(
+                "Expected constant_data to be True, False or a mapping from names to arrays, found "
+                f"{described(given)}."
+            )
+        arrays = {name: _as_constant(name, value, as_array(value)) for name, value in given.items()}
         sizes = replayed.plate_sizes
         return {name: Variable(each, leading_plate(each, sizes)) for name, each in arrays.items()}
     named = named_arguments(signature, args, kwargs)
@@ -234,12 +237,30 @@ def constant_group(
     )
 
 
+def _as_constant(name: str, value: Any, array: Array | None) -> Array:
+    try:
+        found = np.asarray(value) if array is None else array
+    except ValueError:
+        found = np.asarray(None)  # lists of different lengths
+    if found.dtype.kind == "O":
+        raise ArgumentError(
+            f"Expected constant_data['{name}'] to be an array of numbers or texts, found "
+            f"{described(value)}."
+        )
+    return found
+
+
 def step_group(
     traces: Mapping[str, Any], losses: Any, as_array: Callable[[Any], Array | None]
 ) -> Group:
     """Figures of each step, with losses in place of those among them."""
     figures = dict(traces)
     if losses is not None:
+        if np.ndim(losses) != 1:
+            raise ArgumentError(
+                "Expected losses to be a sequence with one for each step, found "
+                f"{described(losses)}."
+            )
         steps = len(next(iter(figures.values()), losses))
         if len(losses) != steps:
             raise ArgumentError(

@@ -236,12 +236,13 @@ def inference_data(
         if name in groups[group]
     }
     axis_of = {name: safe(f"{name}_plate" if name in taken else name) for name in every_axis}
-    wanted_dims = {safe(name): _listed("dims", name, given) for name, given in (dims or {}).items()}
+    dims, coords = _by_name("dims", dims), _by_name("coords", coords)
+    wanted_dims = {safe(name): _listed("dims", name, given) for name, given in dims.items()}
     wanted_coords = {
         axis_of.get(name, name): _listed("coords", name, axis)
         for name, axis in (coords or {}).items()
     }
-    unknown = [name for name in dims or {} if name not in every_name]
+    unknown = [name for name in dims if name not in every_name]
     if unknown:
         raise ArgumentError(
             f"dims names {unknown}, which are no variables. Expected some of "
@@ -321,13 +322,25 @@ def _named_axes(variables: Mapping[str, Variable]) -> set[str]:
     return {name for each in variables.values() for name in each.dims if name is not None}
 
 
-def _listed(what: str, name: str, given: Any) -> tuple[Any, ...]:
-    if isinstance(given, str) or not isinstance(given, Iterable):
+def _by_name(what: str, given: Any) -> Mapping[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
         raise ArgumentError(
-            f"Expected {what}[{name!r}] to be a list, found {described(given)}. Write "
+            f"Expected {what} to be a mapping from names to lists, found {described(given)}."
+        )
+    return given or {}
+
+
+def _listed(what: str, name: str, given: Any) -> tuple[Any, ...]:
+    """Names of axes, or labels along one."""
+    found = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else None
+    names = what == "dims"
+    if found is None or any(np.ndim(x) or (names and not isinstance(x, str)) for x in found):
+        kind = "a list of names" if names else "a list of labels"
+        raise ArgumentError(
+            f"Expected {what}[{name!r}] to be {kind}, found {described(given)}. Write "
             f"{what}={{{name!r}: [...]}}."
         )
-    return tuple(given)
+    return found
 
 
 def _axis_names(

@@ -24,6 +24,7 @@ runs over the elements of one observation (``to_event``), which its log density 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -145,11 +146,19 @@ def draws_of_fit(draws: Any, linearize: Any, *given: Any, **options: Any) -> tup
                 "such as a guide's median: linearize={'w': ...}."
             )
         at = draws.mode(*given)
-    if not isinstance(draws, Mapping):
-        if hasattr(draws, "draws"):
-            draws = draws.draws
-        elif hasattr(draws, "get_samples"):
-            draws = draws.get_samples(*given, **options)
+    asked = {name: value for name, value in options.items() if value is not None}
+    taken: dict[str, Any] = {}
+    if hasattr(draws, "get_samples"):
+        parameters = inspect.signature(draws.get_samples).parameters
+        is_open = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        taken = {name: each for name, each in asked.items() if is_open or name in parameters}
+    if "num_samples" in asked and "num_samples" not in taken:
+        raise ArgumentError(
+            f"Expected no num_samples with {described(draws)}, whose draws are made, found "
+            f"{asked['num_samples']}. Pass fewer draws, or an engine or a fit in their place."
+        )
+    if hasattr(draws, "get_samples"):
+        draws = draws.get_samples(*given, **taken)
     return draws, at
 
 
@@ -279,11 +288,12 @@ def site_to_predict(
             name
             for name in observed[: observed.index(site)]
             if name in missing and name not in latents
+            if (found := dependents(name)) is None or site in found
         ]
         if before:
             raise ArgumentError(
-                f"Expected draws of every site before '{site}', found none for {before}. Pass the "
-                "dict that get_samples returns, or the observations of these sites."
+                f"Expected draws of every site that '{site}' depends on, found none for {before}. "
+                "Pass the dict that get_samples returns, or the observations of these sites."
             )
         return site, latents
     if not observed:

@@ -334,6 +334,9 @@ def replay(
         described, sizes = _describe(target, data, one, missing)
         for name, value in one.items():
             check_draw_shape(name, tuple(value.shape), described[name].shape)
+        linear_at = around or {}
+        for name in one.keys() & linear_at.keys():
+            check_draw_shape(name, tuple(np.shape(linear_at[name])), described[name].shape)
         num_draws = len(next(iter(values.values())))
         places = list(range(num_draws))
         if sharding is not None:

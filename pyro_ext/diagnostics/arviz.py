@@ -45,6 +45,7 @@ from ppl_ext.diagnostics.replay import Replay, joined
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
+from ppl_ext.options import check_count
 from ppl_ext.sharding import check_sharding
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
@@ -129,18 +130,19 @@ def to_arviz(
             "itself, found RunResult. Call to_arviz(engine, *args), with result=... for the "
             "losses of one run."
         )
-    if isinstance(engine, Fit):
-        check_no_num_samples(num_samples)
     some, named, passes = rows_of_loader(batches, args, kwargs, placing(None))
     args, kwargs = some or (), dict(named or {})
     check_fit(engine, model, "to_arviz(engine, *args)")
     if model is not None:
         engine = HostFit(engine, model, args, kwargs, seed, passes)
     check_sharding(sharding, Sharding)
+    for name, count in (("draw_chunk", draw_chunk), ("data_chunk", data_chunk)):
+        check_count(name, count, optional=True)
     target = engine.target if sharding is None else engine.target.with_sharding(sharding)
     sharding = target.sharding
     data = target.bind(*args, **kwargs)
-    given = engine.get_samples() if num_samples is None else engine.get_samples(num_samples)
+    target.follows(data, look=False)  # raises where the arguments do not fit each other
+    given = engine.get_samples(**({} if num_samples is None else {"num_samples": num_samples}))
     draws = {
         name: torch.as_tensor(given[name]).detach() for name in target.layout.names if name in given
     }

@@ -400,9 +400,13 @@ def test_names_of_axes_that_do_not_fit_are_refused(host, backend) -> None:
         converted(["feature"])
     with pytest.raises(ArgumentError, match=r"names that no variable of group posterior has"):
         converted([], dims={"a": ["b"]})
-    with pytest.raises(ArgumentError, match=r"Expected dims\['a'\] to be a list, found 'b'"):
+    with pytest.raises(
+        ArgumentError, match=r"Expected dims\['a'\] to be a list of names, found 'b'"
+    ):
         converted([], dims={"a": "b"})
-    with pytest.raises(ArgumentError, match=r"Expected coords\['rows'\] to be a list, found 3"):
+    with pytest.raises(
+        ArgumentError, match=r"Expected coords\['rows'\] to be a list of labels, found 3"
+    ):
         converted([], coords={"rows": 3})
 
 

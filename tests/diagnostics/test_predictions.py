@@ -297,7 +297,7 @@ def test_messages(given, backend) -> None:
             {},
         ),
         (
-            r"Expected draws of every site before 'z', found none for \['y'\]",
+            r"Expected draws of every site that 'z' depends on, found none for \['y'\]",
             (two_sites, draws, x),
             {"site": "z"},
         ),
