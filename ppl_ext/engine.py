@@ -100,7 +100,8 @@ class EngineShell(Documented):
 
     def _check_no_more(self, unknown: Mapping[str, Any]) -> None:
         """Refuse options that no engine has, and say where those of a run belong."""
-        of_run = inspect.signature(type(self).run).parameters
+        run: Any = type(self).run  # type: ignore[attr-defined]
+        of_run = inspect.signature(run).parameters
         for name, value in unknown.items():
             if name in of_run:
                 raise ArgumentError(

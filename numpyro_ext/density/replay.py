@@ -324,9 +324,9 @@ def computed_sites(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> 
         trace = _run(target, data, values, first)
         return {name: site["value"] for name, site in trace.items() if is_observation(site)}
 
-    one = {name: np.asarray(draws[name])[:1] for name in target.layout.names}
+    one: Any = {name: np.asarray(draws[name])[:1] for name in target.layout.names}
     values = {name: value[0] for name, value in one.items()}
-    other = nearby(np.asarray(target.unconstrain(one, data)))
+    other: Any = nearby(np.asarray(target.unconstrain(one, data)))
     found = {name: value[0] for name, value in target.constrain(other, data).items()}
     program = Program(observed, rarely=True)
     runs = ({n: np.asarray(v) for n, v in program(each, data).items()} for each in (values, found))

@@ -288,7 +288,7 @@ def site_to_predict(
             name
             for name in observed[: observed.index(site)]
             if name in missing and name not in latents
-            if (found := dependents(name)) is None or site in found
+            if (of_name := dependents(name)) is None or site in of_name
         ]
         if before:
             raise ArgumentError(
