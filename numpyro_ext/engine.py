@@ -316,7 +316,9 @@ class Engine(EngineShell, ABC):
         on_nonfinite: str = "raise",
         sharding: Sharding | None = None,
         reparameterise: bool = False,
+        **unknown: Any,
     ) -> None:
+        self._check_no_more(unknown)
         super().__init__(
             model,
             estimator=estimator,

@@ -238,25 +238,60 @@ def values_error(sites: Iterable[str], text: str) -> ModelCheckError:
     )
 
 
-def changing_sites(
-    names: Sequence[str], densities: Callable[[int, int], Sequence[NDArray[Any]]]
-) -> list[str]:
-    """Which observed sites depend on a value that stands in for an observation.
+#: Runs that tell which sites depend on another: it may count for some values of others alone.
+DEPENDENCE_RUNS = 8
+#: Values that are drawn until one differs; a site for which none does is said to matter.
+VALUES_DRAWN = 50
+
+#: Value and log density of every site with a distribution.
+Run = dict[str, tuple[NDArray[Any], NDArray[Any]]]
+
+
+def dependents(
+    site: str,
+    missing: Sequence[str],
+    values: Sequence[Mapping[str, Any]],
+    run: Callable[[Mapping[str, Any], int], Run],
+) -> set[str] | None:
+    """Which sites have a log density that depends on the value of one without observations.
 
     Parameters
     ----------
-    names : sequence of str
-    densities : callable
-        From seeds of the latent sites and of the value that stands in to the sites' log densities.
+    site : str
+    missing : sequence of str
+        Sites without values, this one among them.
+    values : sequence of mapping of str to array
+        Draws of the latent sites.
+    run : callable
+        From values of sites, and a seed of those that have none, to all sites' values and log
+        densities.
+
+    Returns
+    -------
+    set of str or None
+        None where no other value of the site was drawn.
     """
-    changed = set()
-    # A value may count for some values of discrete sites alone.
-    for seed in range(3):
-        both = densities(seed, 0), densities(seed, seed + 1)
-        for name, one, two in zip(names, *both, strict=True):
-            if not np.array_equal(one, two, equal_nan=True):
-                changed.add(name)
-    return [name for name in names if name in changed]
+    found: set[str] = set()
+    differs = False
+    for seed in range(DEPENDENCE_RUNS):
+        at = values[seed % len(values)]
+        drawn = run(at, seed)
+        at = {**at, **{name: drawn[name][0] for name in missing if name != site}}
+        # Both from runs of one form: where values are drawn, densities may be rounded otherwise.
+        one = run(at, seed)
+        for draw in range(VALUES_DRAWN):
+            two = run(at, seed + draw + 1)
+            if not np.array_equal(one[site][0], two[site][0]):
+                break
+        else:
+            continue
+        differs = True
+        found |= {
+            name
+            for name, (_, density) in one.items()
+            if name != site and not np.array_equal(density, two[name][1], equal_nan=True)
+        }
+    return found if differs else None
 
 
 def check_plated(site: str, shape: Sequence[int], plates: Sequence[Any]) -> None:

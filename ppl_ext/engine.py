@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -109,6 +110,19 @@ class EngineShell(Documented):
         self._bound: Any = None
         # Of an engine that was pickled or copied: what it needs to bind the model again.
         self._kept: tuple[Any, ...] | None = None
+
+    def _check_no_more(self, unknown: Mapping[str, Any]) -> None:
+        """Refuse options that no engine has, and say where those of a run belong."""
+        run: Any = type(self).run  # type: ignore[attr-defined]
+        of_run = inspect.signature(run).parameters
+        for name, value in unknown.items():
+            if name in of_run:
+                raise ArgumentError(
+                    f"Expected {name}= in run, found it among the options of "
+                    f"{type(self).__name__}: it belongs to one run. Write engine.run(..., "
+                    f"{name}={describe(value)})."
+                )
+            raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument '{name}'")
 
     def __repr__(self) -> str:
         shown = [f"{name}={describe(value)}" for name, value in options_of(self).items()]

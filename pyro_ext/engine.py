@@ -258,7 +258,9 @@ class Engine(EngineShell, ABC):
         dtype: torch.dtype | None = None,
         sharding: Sharding | None = None,
         reparameterise: bool = False,
+        **unknown: Any,
     ) -> None:
+        self._check_no_more(unknown)
         super().__init__(
             model,
             estimator=estimator,

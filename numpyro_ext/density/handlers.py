@@ -196,7 +196,8 @@ def missing_observations(name: str) -> ArgumentError:
     """The error for a site that was observed at set-up and is not in a later call."""
     return ArgumentError(
         f"Expected the observations of site '{name}', which was observed when the engine was set "
-        "up, found none in these arguments. For predictions on new data use Predictive(model, "
+        "up, found none in these arguments. Pass them in the place that they had then; for "
+        "predictions on new data use predictive_distribution, or Predictive(model, "
         "posterior_samples=engine.get_samples(...))."
     )
 
@@ -299,13 +300,11 @@ def unconstraining(
     """
 
     def substitute(site: Site) -> Array | None:
-        if not is_latent(site):
-            return None
         name = site["name"]
-        if name.startswith(BEFORE):
-            return None
-        if name in observed:
+        if name in observed and _is_unobserved(site):
             raise missing_observations(name)
+        if not is_latent(site) or name.startswith(BEFORE):
+            return None
         if name not in values:
             raise ModelCheckError(
                 f"Latent sample site '{name}' was not there when the model was first run: its "

@@ -7,7 +7,7 @@ known. :class:`ObserveMissing` lets a model without observations of a site be ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,7 +24,8 @@ from numpyro.primitives import Messenger
 
 from numpyro_ext.density.handlers import Site, is_enumerated, is_latent, run_trace
 from numpyro_ext.density.outputs import joint_mask, unwrap
-from ppl_ext.discrete import STANDS_IN, changing_sites
+from numpyro_ext.programs import Program
+from ppl_ext.discrete import STANDS_IN, Run
 from ppl_ext.outputs import prediction_terms
 
 
@@ -66,35 +67,32 @@ class ObserveMissing(Messenger):
         msg["infer"] = {**msg["infer"], STANDS_IN: True}
 
 
-def dependent_on_missing(
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    values: Mapping[str, Any],
-    given: Collection[str],
-    names: Sequence[str],
-) -> list[str]:
-    """Which of the named sites have a distribution that depends on what is not observed.
+def run_at(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[Mapping[str, Any], int], Run]:
+    """Runs of a program at values of its sites, as :func:`ppl_ext.discrete.dependents` takes them.
 
-    Parameters
-    ----------
-    model, args, kwargs
-        The program.
-    values : mapping of str to array
-        One draw of the latent sites.
-    given : collection of str
-        Latent sites, discrete ones among them, which are drawn.
-    names : sequence of str
-        Observed sites.
+    Sites that have neither values nor observations are drawn, by the seed of the run.
     """
 
-    def densities(latents: int, missing: int) -> list[np.ndarray]:
-        observing = ObserveMissing(model, given, missing)
-        run = handlers.seed(handlers.substitute(observing, data=dict(values)), latents)
-        sites = run_trace(run, args, kwargs)
-        return [np.asarray(sites[name]["fn"].log_prob(sites[name]["value"])) for name in names]
+    def run(values: Mapping[str, Any], seed: Any) -> dict[str, tuple[Array, Array]]:
+        observing = ObserveMissing(model, values, seed)
+        seeded = handlers.seed(handlers.substitute(observing, data=dict(values)), 0)
+        return {
+            name: (site["value"], site["fn"].log_prob(site["value"]))
+            for name, site in run_trace(seeded, args, kwargs).items()
+            if site["type"] == "sample"
+        }
 
-    return changing_sites(names, densities)
+    compiled = Program(run, rarely=True)
+
+    def arrays(values: Mapping[str, Any], seed: int) -> Run:
+        return {
+            name: (np.asarray(value), np.asarray(density))
+            for name, (value, density) in compiled(dict(values), seed).items()
+        }
+
+    return arrays
 
 
 def prediction_of(site: Site) -> dict[str, Array]:

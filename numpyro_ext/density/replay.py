@@ -7,7 +7,7 @@ to host memory, see :mod:`ppl_ext.diagnostics.replay`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
+from jax.extend.core import Jaxpr, Literal
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
@@ -55,10 +56,13 @@ from ppl_ext.diagnostics.replay import (
     Replay,
     SiteDescription,
     SiteShapes,
+    as_computed,
     check_draw_shape,
     check_draws,
     describe_sites,
     is_outside,
+    names_of_computed,
+    nearby,
     one_draw,
     plates_of_axes,
 )
@@ -91,20 +95,20 @@ class _FirstRows(Messenger):
 
 
 class _Resample(Messenger):
-    """Gives observed sites new values, which later sites of the model see.
+    """Gives observed sites of these names new values, which later sites of the model see.
 
     Sites inside ``numpyro.contrib.control_flow.scan`` are not visible to it; ``drawn`` holds
     those that are.
     """
 
-    def __init__(self, fn: Callable[..., Any], rng_key: jax.Array) -> None:
-        self.rng_key = rng_key
+    def __init__(self, fn: Callable[..., Any], rng_key: jax.Array, names: Collection[str]) -> None:
+        self.rng_key, self.names = rng_key, names
         self.drawn: set[str] = set()
         super().__init__(fn)
 
     def process_message(self, msg: Site) -> None:
         """Draw a new observation."""
-        if msg["type"] == "sample" and is_observation(msg):
+        if msg["type"] == "sample" and is_observation(msg) and msg["name"] in self.names:
             self.drawn.add(msg["name"])
             key = random.fold_in(self.rng_key, len(self.drawn))
             msg["value"] = _new_observation(msg, key)
@@ -180,20 +184,22 @@ def _run(
     indices: dict[str, Any],
     resample: Any = None,
     prior: Any = None,
+    names: Collection[str] = (),
 ) -> dict[str, Site]:
     """Trace of the model with its latent sites at ``values`` and these rows of its plates.
 
-    Discrete latent sites without values come from their prior, by the key ``prior``.
+    Discrete latent sites without values come from their prior, by the key ``prior``. Observed
+    sites of these names have new values by the key ``resample``.
     """
     model = _model_at(target, values, indices, False)
     if target.bound.enumerated:
         model = handlers.seed(model, random.key(0) if prior is None else prior)
     if resample is None:
         return run_trace(model, data.args, data.kwargs)
-    outer = _Resample(model, resample)
+    outer = _Resample(model, resample, names)
     trace = run_trace(outer, data.args, data.kwargs)
     for number, (name, site) in enumerate(trace.items()):
-        if is_observation(site) and name not in outer.drawn:
+        if name in names and name not in outer.drawn:
             key = random.fold_in(random.fold_in(resample, 0), number)
             site["value"] = _new_observation(site, key)
     return trace
@@ -248,13 +254,22 @@ def _value_shape(site: Site) -> tuple[int, ...]:
 
 
 def _shapes(
-    target: LogDensity, data: Data, values: Mapping[str, Any], indices: dict[str, Any]
-) -> tuple[dict[str, SiteShapes], dict[str, int]]:
-    """Shapes of every site for these rows, and the sizes of plates; nothing is computed."""
+    target: LogDensity,
+    data: Data,
+    values: Mapping[str, Any],
+    indices: dict[str, Any],
+    missing: Collection[str] = (),
+) -> tuple[dict[str, SiteShapes], dict[str, int], bool]:
+    """Shapes of every site for these rows, and the sizes of plates; nothing is computed.
+
+    And whether the value of an observed site, none of the ``missing``, may be computed from latent
+    ones.
+    """
     found: dict[str, SiteShapes] = {}
     plates: dict[str, int] = {}
 
-    def look(values: Mapping[str, jax.Array], data: Data) -> None:
+    def look(values: Mapping[str, jax.Array], data: Data) -> list[jax.Array]:
+        observed = []
         for name, site in _run(target, data, values, indices).items():
             if site["type"] == "plate":
                 size, rows = site["args"]
@@ -262,6 +277,8 @@ def _shapes(
             kind = _kind(site)
             if kind is None:
                 continue
+            if kind == "observed" and name not in missing:
+                observed.append(site["value"])
             shape, frames = _value_shape(site), site["cond_indep_stack"]
             for frame in frames:
                 # Plates inside scan are not in the trace.
@@ -271,29 +288,63 @@ def _shapes(
             if kind in ("observed", "latent"):
                 shapes.batch_shape = tuple(jnp.shape(site["fn"].log_prob(site["value"])))
                 shapes.batch_plates = plates_of_axes(shapes.batch_shape, 0, frames)
+                shapes.event_dims = tuple(site["infer"].get("event_dims", ()))
             found[name] = shapes
         if target.bound.enumerated:
             trace = _run_enumerated(target, data, values, indices)
             for name, terms in log_likelihood_of_rows(trace).items():
                 shapes = found.setdefault(name, SiteShapes("marginal", (), []))
                 shapes.sum_out(tuple(terms.values.shape), terms.axes)
+        return observed
 
-    jax.eval_shape(look, values, data)
-    return found, plates
+    program = jax.make_jaxpr(look)(values, data).jaxpr
+    return found, plates, _reads(program, len(values))
 
 
 def _describe(
-    target: LogDensity, data: Data, values: Mapping[str, Any]
+    target: LogDensity, data: Data, values: Mapping[str, Any], missing: Collection[str]
 ) -> tuple[dict[str, SiteDescription], dict[str, int]]:
     """Shapes and plates of every site, and the sizes of plates, on all rows."""
     owned = target.plates
     first = {name: np.arange(plate.subsample_size) for name, plate in owned.items()}
-    sites, sizes = _shapes(target, data, values, first)
+    sites, sizes, reads = _shapes(target, data, values, first, missing)
     more = {
         name: {**first, name: np.arange(plate.subsample_size + 1)} for name, plate in owned.items()
     }
     probes = {name: _shapes(target, data, values, rows)[0] for name, rows in more.items()}
-    return describe_sites(sites, probes, {name: plate.size for name, plate in owned.items()}), sizes
+    full = {name: plate.size for name, plate in owned.items()}
+    computed = computed_sites(target, data, one_draw(values)) - set(missing) if reads else ()
+    return as_computed(describe_sites(sites, probes, full), computed), sizes
+
+
+def computed_sites(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> frozenset[str]:
+    """Observed sites whose values are computed from latent ones: they are priors of these."""
+    first = {name: np.arange(plate.subsample_size) for name, plate in target.plates.items()}
+
+    def observed(values: Mapping[str, jax.Array], data: Data) -> dict[str, jax.Array]:
+        trace = _run(target, data, values, first)
+        return {name: site["value"] for name, site in trace.items() if is_observation(site)}
+
+    one: Any = {name: np.asarray(draws[name])[:1] for name in target.layout.names}
+    values = {name: value[0] for name, value in one.items()}
+    other: Any = nearby(np.asarray(target.unconstrain(one, data)))
+    found = {name: value[0] for name, value in target.constrain(other, data).items()}
+    program = Program(observed, rarely=True)
+    runs = ({n: np.asarray(v) for n, v in program(each, data).items()} for each in (values, found))
+    return names_of_computed(*runs)
+
+
+def _reads(program: Jaxpr, number: int) -> bool:
+    """Whether what a program returns may depend on the first of its arguments, so many."""
+    reached = set(program.invars[:number])
+
+    def is_reached(atoms: Iterable[Any]) -> bool:
+        return any(atom in reached for atom in atoms if not isinstance(atom, Literal))
+
+    for operation in program.eqns:
+        if is_reached(operation.invars):
+            reached.update(operation.outvars)
+    return is_reached(program.outvars)
 
 
 @documented(
@@ -329,9 +380,12 @@ def replay(
     one = {name: value[0] for name, value in values.items()}
     if groups and all_rows:
         target.require_all_rows(data, PASS_ALL_ROWS)
-    described, sizes = _describe(target, data, one)
+    described, sizes = _describe(target, data, one, missing)
     for name, value in one.items():
         check_draw_shape(name, value.shape, described[name].shape)
+    linear_at = around or {}
+    for name in one.keys() & linear_at.keys():
+        check_draw_shape(name, tuple(np.shape(linear_at[name])), described[name].shape)
     recorder = Recorder(described, groups, len(next(iter(values.values()))), target.plates)
     if groups:
         key = key_or(rng_key)
@@ -369,10 +423,19 @@ def _record(
     # Chunks of one size, for which one program is compiled: the last is filled up.
     size = -(-num_draws // -(-num_draws // draw_chunk)) if recorder.per_draw else 1
     observed = tuple(site.name for site in recorder.observed_sites)
+    priors = tuple(site.name for site in recorder.computed_sites)
     deterministic = tuple(site.name for site in recorder.deterministic_sites)
     quick = is_quick(num_draws, target, data)
     run = _compiled_chunk(
-        target, recorder.groups, observed, deterministic, quick, most, missing, around is not None
+        target,
+        recorder.groups,
+        observed,
+        priors,
+        deterministic,
+        quick,
+        most,
+        missing,
+        around is not None,
     )
     for chunk, (_, rows) in enumerate(target.sweep(data_chunk)):
         places_of_rows = {name: np.asarray(places) for name, places in rows.items()}
@@ -422,6 +485,7 @@ def _compiled_chunk(
     target: LogDensity,
     groups: frozenset[str],
     observed: tuple[str, ...],
+    priors: tuple[str, ...],
     deterministic: tuple[str, ...],
     quick: bool,
     most: bool,
@@ -470,19 +534,21 @@ def _compiled_chunk(
                 name: trace[name]["fn"].log_prob(trace[name]["value"])
                 for name in target.layout.names
             }
-        for name in observed:
+        for name in (*priors, *observed):
             site = trace[name]
             together = any(name in terms.sites for terms in marginals.values())
             if "log_likelihood" in groups and not together:
                 log_prob = site["fn"].log_prob(site["value"])
                 computed["log_likelihood"][name] = log_prob
+        for name in observed:
+            site = trace[name]
             if "prediction" in groups:
                 for term, value in prediction_of((given if at_values else trace)[name]).items():
                     computed.setdefault(term, {})[name] = value
             if "predictive" in groups and not apart:
                 computed["predictive"] = {name: _new_observation(site, key)}
         if "predictive" in groups and apart:
-            again = _run(target, data, values, indices, resample=key)
+            again = _run(target, data, values, indices, resample=key, names=observed)
             computed["predictive"] = {name: again[name]["value"] for name in observed}
         return computed
 

@@ -32,6 +32,7 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import place
 from numpyro_ext.density.replay import is_quick, replay
 from numpyro_ext.diagnostics.chains import Chains
+from numpyro_ext.diagnostics.fit import state_of_engine
 from numpyro_ext.diagnostics.host_fit import HostFit
 from numpyro_ext.draws import key_or
 from numpyro_ext.engine import Engine, RunResult
@@ -55,6 +56,7 @@ from ppl_ext.diagnostics.replay import Replay, joined
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
+from ppl_ext.options import check_count
 from ppl_ext.sharding import check_sharding
 
 Array = NDArray[Any]
@@ -133,8 +135,12 @@ def to_arviz(
         engine, state = Chains(engine, args, kwargs), None
         check_no_num_samples(num_samples)
     if isinstance(engine, Fit):
+        if isinstance(state, RunResult):
+            raise ArgumentError(
+                "Expected no result with a fit, which has its draws, found RunResult. Call "
+                "to_arviz(fit, *args) with the model's arguments."
+            )
         args, state = args if state is None else (state, *args), None
-        check_no_num_samples(num_samples)
     some, named, passes = rows_of_loader(batches, args, kwargs, place)
     args, kwargs = some or (), dict(named or {})
     check_fit(engine, model, "to_arviz(engine, result, *args)")
@@ -153,7 +159,11 @@ def to_arviz(
     traces = {} if result is None else {"loss": result.losses, **result.info}
     steps = step_group(traces, losses, _as_array)
     check_sharding(sharding, Sharding)
+    for name, count in (("draw_chunk", draw_chunk), ("data_chunk", data_chunk)):
+        check_count(name, count, optional=True)
     target = engine.target if sharding is None else engine.target.with_sharding(sharding)
+    if isinstance(engine, Engine):
+        state = state_of_engine(engine, state)
     data = target.bind(*args, **kwargs)
     key = key_or(rng_key)
     options = {} if num_samples is None else {"num_samples": num_samples}

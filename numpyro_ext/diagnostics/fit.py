@@ -183,7 +183,8 @@ def state_of_engine(engine: Any, state: Any) -> EngineState:
     if not isinstance(state, EngineState):
         raise ArgumentError(
             f"Expected the state of {type(engine).__name__} as the second argument, "
-            f"engine.run(...).state or the result itself, found {type(state).__name__}."
+            f"engine.run(...).state or the result itself, found {type(state).__name__}. The "
+            "model's arguments come after it."
         )
     engine.check_state(state)
     return state

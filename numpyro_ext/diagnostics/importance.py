@@ -43,7 +43,7 @@ from ppl_ext.options import check_count
 @entry
 def elbo(
     fit: Any,
-    state: Any,
+    state: Any = None,
     *,
     model: Callable[..., Any] | None = None,
     args: tuple[Any, ...] | None = None,
@@ -86,7 +86,7 @@ def elbo(
 @entry
 def psis_khat(
     fit: Any,
-    state: Any,
+    state: Any = None,
     *,
     model: Callable[..., Any] | None = None,
     args: tuple[Any, ...] | None = None,

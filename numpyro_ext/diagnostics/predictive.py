@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numpyro_ext.density.prediction import ObserveMissing, dependent_on_missing
-from numpyro_ext.density.replay import replay
+from numpyro_ext.density.prediction import ObserveMissing, run_at
+from numpyro_ext.density.replay import computed_sites, replay
 from numpyro_ext.diagnostics.fit import target_of_model
+from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
 from numpyro_ext.sharding import Sharding, entry, on_own_axes
 from ppl_ext.diagnostics.predictive_data import (
     PREDICTIVE_DOCUMENTATION,
-    discrete_latents,
     draws_of_fit,
     predicted_site,
+    site_to_predict,
 )
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
+from ppl_ext.discrete import dependents
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, described
@@ -92,6 +94,8 @@ def predictive_distribution(
     [1. 1.]
     """
     check_sharding(sharding, Sharding)
+    if rng_key is not None:
+        check_key(rng_key)
     counts = {"num_samples": num_samples, "draw_chunk": draw_chunk, "data_chunk": data_chunk}
     for name, count in counts.items():
         check_count(name, count, optional=True)
@@ -115,7 +119,18 @@ def predictive_distribution(
         return *found, observing
 
     target, data, observing = observed(draws)
-    latents = discrete_latents(site, target.observed_sites, observing.finite)
+    run = run_at(model, args, kwargs)
+    unseen, few = list(observing.missing), [*{0, len(next(iter(draws.values()))) - 1}]
+    some = [{name: draws[name][place] for name in target.layout.names} for place in few]
+    dependent = partial(dependents, missing=unseen, values=some, run=run)
+    site, latents = site_to_predict(
+        site,
+        target.observed_sites,
+        unseen,
+        observing.finite,
+        partial(computed_sites, target, data, draws),
+        dependent,
+    )
     if latents:
         target, data, observing = observed({*draws, *latents})
     if at is not None:
@@ -129,11 +144,6 @@ def predictive_distribution(
         around=at,
         rng_key=rng_key,
     )
-
-    def dependent(names: list[str]) -> list[str]:
-        one = {name: draws[name][0] for name in target.layout.names}
-        return dependent_on_missing(model, args, kwargs, one, observing.given, names)
-
     return predicted_site(site, target, observing.missing, draws, discrete, at_draws, dependent)
 
 

@@ -80,6 +80,7 @@ def target_of_engine(
 def all_rows(target: Any, args: tuple[Any, ...] | None, kwargs: Mapping[str, Any] | None) -> Any:
     """The model's arguments as a target's data; refused where they hold only a batch."""
     data = target.bind(*(args or ()), **dict(kwargs or {}))
+    target.follows(data, look=False)  # raises where the arguments do not fit each other
     target.require_all_rows(data, PASS_ALL_ROWS)
     return data
 

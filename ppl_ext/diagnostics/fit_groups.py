@@ -20,7 +20,7 @@ from ppl_ext.diagnostics.inference_data import (
 )
 from ppl_ext.diagnostics.replay import DISCRETE, Replay, told_of_outside
 from ppl_ext.errors import ArgumentError, DivergenceWarning
-from ppl_ext.options import check_choice
+from ppl_ext.options import check_choice, described
 
 Array = NDArray[Any]
 Group = dict[str, Variable]
@@ -31,9 +31,11 @@ ARVIZ_DOCUMENTATION = """
     passed as arguments, pass the arrays of all rows here.
 
     The draws of an engine are stored as one chain, those of ``MCMC`` as its chains. Deterministic
-    sites are part of the posterior; of a Stan program the posterior has the parameters, and the
-    vector that they come from is in the group ``unconstrained_posterior``. Names
-    are made safe for netCDF ("/" becomes "."); the attribute ``renamed`` holds the originals.
+    sites are part of the posterior, and so are sites that are observed at values computed from
+    latent ones, as a prior of a transformed latent is written: they are no data. Of a Stan program
+    the posterior has the parameters, and the vector that they come from is in the group
+    ``unconstrained_posterior``. Names are made safe for netCDF ("/" becomes "."); the attribute
+    ``renamed`` holds the originals.
 
     Parameters
     ----------
@@ -48,7 +50,8 @@ ARVIZ_DOCUMENTATION = """
         All rows in place of ``args``, as batches of a loader, which is passed over twice; rows
         come out in its order. Arrays of single batches are not constant data.
     num_samples : int, optional
-        Number of draws. Default: every particle, or what the engine draws by default.
+        Number of draws. Default: every particle, all draws of a fit, or what the engine draws by
+        default. Of a fit fewer can be taken, as many of each chain.
     posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats : bool
         Groups to include. ``log_likelihood`` is pointwise, without the scales of plates and of
         ``$scale``; observations that are masked out have 0. ``log_prior`` is the same of the
@@ -69,7 +72,8 @@ ARVIZ_DOCUMENTATION = """
         Run whose losses and other figures (the force norm of particles, log_p and log_q of
         guides) go to the group ``optimization``, along a dimension ``step``. Default: $result.
     dims : mapping of str to sequence of str, optional
-        Dimension names of a variable, without chain and draw. Default: the plates' names.
+        Dimension names of a variable, without chain and draw. Default: the plates' names, and for
+        axes of an event those that the model gives by ``sample(..., infer={"event_dims": [...]})``.
     coords : mapping of str to sequence, optional
         Labels along a dimension.
     draw_chunk, data_chunk : int, optional
@@ -176,14 +180,14 @@ def site_groups(
         if site.kind == "latent":
             is_own = not parameter_sites or name in parameter_sites
             group = posterior if is_own else unconstrained
-            group[name] = Variable(draws[name], site.plates)
-        elif site.kind == "deterministic":
-            posterior[name] = Variable(replayed.deterministic[name], site.plates)
+            group[name] = Variable(draws[name], site.dims)
+        elif site.kind in ("deterministic", "computed"):
+            posterior[name] = Variable(replayed.deterministic[name], site.dims)
         elif name in replayed.discrete:
-            posterior[name] = Variable(replayed.discrete[name], site.plates)
+            posterior[name] = Variable(replayed.discrete[name], site.dims)
 
     def variables(values: Mapping[str, Array]) -> Group:
-        return {name: Variable(value, sites[name].plates) for name, value in values.items()}
+        return {name: Variable(value, sites[name].dims) for name, value in values.items()}
 
     return {
         "posterior": posterior,
@@ -217,10 +221,12 @@ def constant_group(
     if not given:
         return {}
     if given is not True:
-        arrays = {
-            name: found if (found := as_array(value)) is not None else np.asarray(value)
-            for name, value in dict(given).items()
-        }
+        if not isinstance(given, Mapping):
+            raise ArgumentError(
+                "Expected constant_data to be True, False or a mapping from names to arrays, found "
+                f"{described(given)}."
+            )
+        arrays = {name: _as_constant(name, value, as_array(value)) for name, value in given.items()}
         sizes = replayed.plate_sizes
         return {name: Variable(each, leading_plate(each, sizes)) for name, each in arrays.items()}
     named = named_arguments(signature, args, kwargs)
@@ -232,12 +238,30 @@ def constant_group(
     )
 
 
+def _as_constant(name: str, value: Any, array: Array | None) -> Array:
+    try:
+        found = np.asarray(value) if array is None else array
+    except ValueError:
+        found = np.asarray(None)  # lists of different lengths
+    if found.dtype.kind == "O":
+        raise ArgumentError(
+            f"Expected constant_data['{name}'] to be an array of numbers or texts, found "
+            f"{described(value)}."
+        )
+    return found
+
+
 def step_group(
     traces: Mapping[str, Any], losses: Any, as_array: Callable[[Any], Array | None]
 ) -> Group:
     """Figures of each step, with losses in place of those among them."""
     figures = dict(traces)
     if losses is not None:
+        if np.ndim(losses) != 1:
+            raise ArgumentError(
+                "Expected losses to be a sequence with one for each step, found "
+                f"{described(losses)}."
+            )
         steps = len(next(iter(figures.values()), losses))
         if len(losses) != steps:
             raise ArgumentError(

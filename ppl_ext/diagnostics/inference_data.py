@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from jaxtyping import Shaped
 from numpy.typing import NDArray
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.options import described
 
 Array = NDArray[Any]
 
@@ -36,6 +37,7 @@ DRAW_GROUPS = (
 )
 #: Groups that ArviZ's schema does not have.
 _CUSTOM = ("optimization", "prior_sbc")
+_CONSTANTS = "constant_data"
 
 _RESERVED = ("chain", "draw", "step")
 
@@ -49,7 +51,7 @@ class Variable:
     values : array
         With draws first in the groups of ``DRAW_GROUPS``.
     dims : tuple of str or None
-        Plate of each axis after the draws; None for an axis outside every plate.
+        Name of each axis after the draws, its plate as a rule; None for an axis without one.
     """
 
     values: Shaped[Array, " ..."]
@@ -203,8 +205,8 @@ def inference_data(
     ------
     ImportError
         ArviZ is not installed.
-    ValueError
-        ``dims`` or ``coords`` do not fit the arrays or name nothing.
+    ArgumentError
+        ``dims`` or ``coords`` do not fit the arrays or name nothing, or an axis has two lengths.
     """
     try:
         import arviz
@@ -217,14 +219,30 @@ def inference_data(
     groups = {name: variables for name, variables in groups.items() if variables}
     safe = SafeNames()
     every_name = [name for variables in groups.values() for name in variables]
-    safe.reserve([*every_name, *plate_sizes])
+    axes_of = {group: _named_axes(variables) for group, variables in groups.items()}
+    every_axis = list(
+        dict.fromkeys([*plate_sizes, *(n for axes in axes_of.values() for n in axes)])
+    )
+    safe.reserve([*every_name, *every_axis])
     for name in every_name:
         safe(name)
-    # An array may have the name of a plate (an argument, say), but not that of its dimension.
-    axis_of = {name: safe(f"{name}_plate" if name in every_name else name) for name in plate_sizes}
-    wanted_dims = {safe(name): tuple(given) for name, given in (dims or {}).items()}
-    wanted_coords = {axis_of.get(name, name): list(axis) for name, axis in (coords or {}).items()}
-    unknown = [name for name in dims or {} if name not in every_name]
+    # In one dataset an array and a dimension cannot share a name. Arguments of the model often have
+    # that of a plate: among them the axis goes without.
+    taken = {
+        name
+        for group, axes in axes_of.items()
+        if group != _CONSTANTS
+        for name in axes
+        if name in groups[group]
+    }
+    axis_of = {name: safe(f"{name}_plate" if name in taken else name) for name in every_axis}
+    dims, coords = _by_name("dims", dims), _by_name("coords", coords)
+    wanted_dims = {safe(name): _listed("dims", name, given) for name, given in dims.items()}
+    wanted_coords = {
+        axis_of.get(name, name): _listed("coords", name, axis)
+        for name, axis in (coords or {}).items()
+    }
+    unknown = [name for name in dims if name not in every_name]
     if unknown:
         raise ArgumentError(
             f"dims names {unknown}, which are no variables. Expected some of "
@@ -247,9 +265,24 @@ def inference_data(
                 lead, shape = ("step",), values.shape[1:]
             else:
                 lead, shape = (), values.shape
-            axes = _axis_names(label, variable.dims, shape, wanted_dims.get(label), group, axis_of)
+            found = variable.dims
+            if group == _CONSTANTS:
+                found = tuple(None if each in variables else each for each in found)
+            axes = _axis_names(label, found, shape, wanted_dims.get(label), group, axis_of)
             arrays[label] = (lead + axes, values)
-            lengths.update(zip(lead + axes, values.shape, strict=True))
+            for axis, length in zip(lead + axes, values.shape, strict=True):
+                if lengths.setdefault(axis, length) != length:
+                    raise ArgumentError(
+                        f"Expected dimension '{axis}' to have one length in group {group}, found "
+                        f"{lengths[axis]} and, of '{label}', {length}. Give axes of different "
+                        "lengths different names, by dims= or in the model."
+                    )
+        shared = sorted(set(lengths).intersection(arrays))
+        if shared:
+            raise ArgumentError(
+                f"Expected dimensions with names that no variable of group {group} has, found "
+                f"{shared}. Give them other names by dims=."
+            )
         labels = {}
         for axis, length in lengths.items():
             labels[axis] = np.arange(length)
@@ -285,6 +318,31 @@ def inference_data(
     return tree
 
 
+def _named_axes(variables: Mapping[str, Variable]) -> set[str]:
+    return {name for each in variables.values() for name in each.dims if name is not None}
+
+
+def _by_name(what: str, given: Any) -> Mapping[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise ArgumentError(
+            f"Expected {what} to be a mapping from names to lists, found {described(given)}."
+        )
+    return given or {}
+
+
+def _listed(what: str, name: str, given: Any) -> tuple[Any, ...]:
+    """Names of axes, or labels along one."""
+    found = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else None
+    names = what == "dims"
+    if found is None or any(np.ndim(x) or (names and not isinstance(x, str)) for x in found):
+        kind = "a list of names" if names else "a list of labels"
+        raise ArgumentError(
+            f"Expected {what}[{name!r}] to be {kind}, found {described(given)}. Write "
+            f"{what}={{{name!r}: [...]}}."
+        )
+    return found
+
+
 def _axis_names(
     label: str,
     plates: tuple[str | None, ...],
@@ -293,7 +351,7 @@ def _axis_names(
     group: str,
     axis_of: Mapping[str, str],
 ) -> tuple[str, ...]:
-    # Several axes of one plate (a covariance of rows, say) cannot share a dimension.
+    # Several axes of one name (a covariance of rows, say) cannot share a dimension.
     names, seen = [], set()
     for axis in range(len(shape)):
         plate = plates[axis] if axis < len(plates) else None
@@ -302,6 +360,10 @@ def _axis_names(
         names.append(name)
     if wanted is None:
         return tuple(names)
+    if len(set(wanted)) < len(wanted):
+        raise ArgumentError(
+            f"Expected dims of '{label}' with a name of its own for each axis, found {wanted}."
+        )
     if len(wanted) == len(shape):
         return wanted
     if group in ("log_likelihood", "log_prior") and len(wanted) > len(shape):

@@ -24,8 +24,9 @@ runs over the elements of one observation (``to_event``), which its log density 
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,8 +68,10 @@ PREDICTIVE_DOCUMENTATION = """
         The model's arguments. With the observations among them the result also has what needs
         these: log likelihood, observed values and distribution function.
     site : str, optional
-        Name of the site to predict. Default: the only observed site, or the only one that has no
-        draws.
+        Name of the site to predict. Default: the only observed site, or, where several are in the
+        model, the only one without values. A site that is observed at values computed from latent
+        sites is a prior of these and not meant; nor is a discrete site without values that
+        another depends on, which is latent.
     linearize : bool or mapping of str to array
         Whether the model is made linear in its parameters, at the mode of the engine in place of
         the draws, or at given constrained values of the latent sites. Each draw moves the
@@ -103,10 +106,10 @@ PREDICTIVE_DOCUMENTATION = """
     ArgumentError
         A latent site has no draws, sites differ in their number of draws, a draw has the wrong
         shape, draws are NaN, infinite or outside of their sites' supports, several sites could be
-        meant, the site has neither classes nor moments, a discrete site bears a name of the
-        dataset, or, with ``discrete``, an observed site depends on the one to predict. With
-        ``linearize``: there is no mode, or a parameter of an observed distribution has no scale
-        without bounds.
+        meant, the observations are computed from latent sites, the site has neither classes nor
+        moments, a discrete site bears a name of the dataset, or, with ``discrete``, an observed
+        site depends on the one to predict. With ``linearize``: there is no mode, or a parameter of
+        an observed distribution has no scale without bounds.
     ModelCheckError
         The model cannot be run with its latent sites set.
 """
@@ -143,34 +146,45 @@ def draws_of_fit(draws: Any, linearize: Any, *given: Any, **options: Any) -> tup
                 "such as a guide's median: linearize={'w': ...}."
             )
         at = draws.mode(*given)
-    if not isinstance(draws, Mapping):
-        if hasattr(draws, "draws"):
-            draws = draws.draws
-        elif hasattr(draws, "get_samples"):
-            draws = draws.get_samples(*given, **options)
+    asked = {name: value for name, value in options.items() if value is not None}
+    taken: dict[str, Any] = {}
+    if hasattr(draws, "get_samples"):
+        parameters = inspect.signature(draws.get_samples).parameters
+        is_open = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        taken = {name: each for name, each in asked.items() if is_open or name in parameters}
+    if "num_samples" in asked and "num_samples" not in taken:
+        raise ArgumentError(
+            f"Expected no num_samples with {described(draws)}, whose draws are made, found "
+            f"{asked['num_samples']}. Pass fewer draws, or an engine or a fit in their place."
+        )
+    if hasattr(draws, "get_samples"):
+        draws = draws.get_samples(*given, **taken)
     return draws, at
 
 
 def predicted_site(
-    site: str | None,
+    site: str,
     target: Any,
     missing: list[str],
     draws: Mapping[str, Any],
     discrete: str | None,
     replay: Callable[..., Replay],
-    dependent: Callable[[list[str]], list[str]],
+    dependents: Callable[[str], set[str] | None],
 ) -> Dataset:
-    """The dataset of the site that is meant.
+    """The dataset of a site.
 
-    ``replay`` is the package's, of this target, and ``dependent`` tells which of the observed
-    sites depend on what is missing.
+    ``replay`` is the package's, of this target, and ``dependents`` tells which sites depend on
+    one without values, as :func:`site_to_predict` takes it.
     """
     check_choice("discrete", discrete, (None, *DISCRETE))
-    site = site_to_predict(site, target.observed_sites, missing)
     if discrete is not None and site in missing:
         place = target.observed_sites.index(site)
         later = [name for name in target.observed_sites[place + 1 :] if name not in missing]
-        if later and (names := dependent(later)):
+        found = {name: dependents(name) for name in missing} if later else {}
+        names = [
+            name for name in later if any(each is None or name in each for each in found.values())
+        ]
+        if names:
             raise ArgumentError(
                 f"Expected no observed site that depends on '{site}', which has no values, found "
                 f"{names}: the discrete sites would be given observations of a value that only "
@@ -188,6 +202,13 @@ def predicted_site(
         missing=missing,
         all_rows=False,
     )
+    if replayed.sites[site].kind == "computed":
+        raise ArgumentError(
+            f"Expected a site to predict, found '{site}', whose observed values are computed from "
+            "latent sites: it is a prior of these, or written in a way that has no observations "
+            f"of its own. Name another by site=..., of {list(target.observed_sites)}, or rewrite "
+            "the model so that the site's observations are data."
+        )
     if replayed.outside:
         raise ArgumentError(
             f"{told_of_outside(replayed.outside)} Pass constrained values, as get_samples returns "
@@ -229,69 +250,85 @@ def _in_rows(replayed: Replay, site: str) -> dict[str, tuple[tuple[str, ...], Ar
     return found
 
 
-def discrete_latents(site: str | None, observed: Sequence[str], finite: Sequence[str]) -> set[str]:
-    """Which sites without observations are discrete latent ones, and none to predict.
+def site_to_predict(
+    site: str | None,
+    observed: Sequence[str],
+    missing: Sequence[str],
+    finite: Sequence[str],
+    computed: Callable[[], Collection[str]],
+    dependents: Callable[[str], set[str] | None],
+) -> tuple[str, set[str]]:
+    """The site that is meant, and which sites without values are discrete latent ones.
 
     Parameters
     ----------
     site : str or None
         What the caller named.
     observed : sequence of str
-        Sites without draws, observed or not.
-    finite : sequence of str
-        Those of them that are not observed and have finitely many values.
-    """
-    others = set(observed) - set(finite)
-    return set(finite) - {site} if others or site in finite else set()
-
-
-def site_to_predict(site: str | None, observed: tuple[str, ...], missing: list[str]) -> str:
-    """The site that is meant, and a check that all that comes before it is known.
-
-    Parameters
-    ----------
-    site : str or None
-        What the caller named.
-    observed : tuple of str
         Sites without draws, observed or not, in trace order.
-    missing : list of str
-        Those of them that are not observed.
+    missing, finite : sequence of str
+        Those of them that are not observed, and which of these have finitely many values.
+    computed : callable
+        Gives the observed sites whose values are computed from latent ones: priors of these.
+    dependents : callable
+        Sites whose density depends on the value of a missing one; None if that is not known.
 
     Raises
     ------
     ArgumentError
         There is no such site, several are possible, or sites before it have no draws.
     """
-    seen = [name for name in observed if name not in missing]
-    if site is None:
-        if not observed:
+    if site is not None:
+        if site not in observed:
             raise ArgumentError(
-                "Expected a model with an observed site, found none. Only sites with a "
-                "distribution of their own can be predicted."
+                f"Expected site to be one of {list(observed)}, which have no draws, found '{site}'."
             )
-        if seen and missing:
+        latents = set(finite) - {site}
+        before = [
+            name
+            for name in observed[: observed.index(site)]
+            if name in missing and name not in latents
+            if (of_name := dependents(name)) is None or site in of_name
+        ]
+        if before:
+            raise ArgumentError(
+                f"Expected draws of every site that '{site}' depends on, found none for {before}. "
+                "Pass the dict that get_samples returns, or the observations of these sites."
+            )
+        return site, latents
+    if not observed:
+        raise ArgumentError(
+            "Expected a model with an observed site, found none. Only sites with a "
+            "distribution of their own can be predicted."
+        )
+    if len(observed) == 1:
+        return observed[0], set()
+    seen = [name for name in observed if name not in missing]
+    if seen:
+        priors = computed()
+        seen = [name for name in seen if name not in priors]
+    # What others depend on is a latent site, or may be one.
+    used = [name for name in missing if dependents(name) != set()]
+    latents = set(used).intersection(finite)
+    if len(latents) < len(used):
+        unknown = [name for name in missing if name not in latents]
+        if seen:
             raise ArgumentError(
                 f"Expected draws of every latent site or values of every observed one, found "
-                f"neither for {missing}. Name the one to predict by site=..., and pass the dict "
+                f"neither for {unknown}. Name the one to predict by site=..., and pass the dict "
                 "that get_samples returns for latent ones."
             )
-        if len(observed) > 1:
-            raise ArgumentError(
-                f"Expected one site to predict, found {list(observed)} without draws. Name one by "
-                "site=..., and pass draws of the latent ones."
-            )
-        return observed[0]
-    if site not in observed:
         raise ArgumentError(
-            f"Expected site to be one of {list(observed)}, which have no draws, found '{site}'."
+            f"Expected one site to predict, found {unknown} without draws. Name one by "
+            "site=..., and pass draws of the latent ones."
         )
-    before = [name for name in observed[: observed.index(site)] if name in missing]
-    if before:
+    found = [name for name in missing if name not in latents] or seen
+    if len(found) != 1:
         raise ArgumentError(
-            f"Expected draws of every site before '{site}', found none for {before}. Pass the "
-            "dict that get_samples returns, or the observations of these sites."
+            f"Expected one site to predict, found {found or 'none'} among {list(observed)}. Name "
+            "it by site=..., and pass draws of the latent ones."
         )
-    return site
+    return found[0], latents
 
 
 def predictive_dataset(

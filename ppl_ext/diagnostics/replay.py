@@ -60,7 +60,8 @@ REPLAY_DOCUMENTATION = """
         together. New observations have values of their prior. So have predictions, unless the
         group "discrete" is there, whose values they then have.
     missing : collection of str
-        Observed sites whose values are none, of which discrete sites are to know nothing.
+        Observed sites whose values are none: discrete sites are to know nothing of them, and they
+        are not computed from latent sites.
     all_rows : bool
         Refuse arguments that hold only some rows of a plate. Predictions on new rows take those
         that there are.
@@ -95,8 +96,10 @@ class SiteDescription:
     Parameters
     ----------
     name : str
-    kind : {"latent", "discrete", "observed", "deterministic", "marginal"}
-        A marginal one is of observed sites that share discrete ones, which are summed out.
+    kind : {"latent", "discrete", "observed", "computed", "deterministic", "marginal"}
+        A computed one is observed at values that are computed from latent sites, such as a prior
+        of a transformed latent. A marginal one is of observed sites that share discrete ones,
+        which are summed out.
     shape : tuple of int
         Shape of the value, without draws.
     plates : tuple of str or None
@@ -105,6 +108,8 @@ class SiteDescription:
         The same for the pointwise log density of the site.
     marginal_shape, marginal_plates : optional
         The same for its log likelihood where discrete latent sites are summed out of that.
+    event_dims : tuple of str
+        Names that the model gives to the axes of an event, by ``infer={"event_dims": [...]}``.
     """
 
     name: str
@@ -115,6 +120,7 @@ class SiteDescription:
     batch_plates: Plates = ()
     marginal_shape: Shape | None = None
     marginal_plates: Plates = ()
+    event_dims: tuple[str, ...] = ()
 
     @property
     def likelihood(self) -> tuple[Shape, Plates]:
@@ -122,6 +128,27 @@ class SiteDescription:
         if self.marginal_shape is None:
             return self.batch_shape, self.batch_plates
         return self.marginal_shape, self.marginal_plates
+
+    @property
+    def dims(self) -> Plates:
+        """Names of the value's axes: plates, and after them those that the model gives.
+
+        Raises
+        ------
+        ArgumentError
+            The model names more axes than there are.
+        """
+        rank, names = len(self.shape), self.event_dims
+        plated = max((axis + 1 for axis, name in enumerate(self.plates) if name), default=0)
+        # The axes of the event; or, where these are fewer, all that are of no plate.
+        first = min(max(plated, len(self.batch_shape)), max(plated, rank - len(names)))
+        if first + len(names) > rank:
+            raise ArgumentError(
+                f"Expected at most {rank - plated} names in infer={{'event_dims': ...}} of site "
+                f"'{self.name}', one for each axis of its shape {self.shape} that is of no plate, "
+                f"found {list(names)}."
+            )
+        return (*self.plates[:first], *names, *self.plates[first + len(names) :])
 
 
 @dataclass(frozen=True)
@@ -136,7 +163,7 @@ class Replay:
         Full size of every plate.
     deterministic, discrete, predictive : dict of str to array (S, *site shape)
         Values of the deterministic and of the discrete latent sites, and new values of the
-        observed sites.
+        observed sites. Values of computed sites are among the deterministic.
     log_likelihood : dict of str to array (S, *batch shape)
         Log density of each observation, with discrete latent sites summed out; plate scales and
         those of ``scale`` handlers are left out, and observations that are masked out have 0.
@@ -249,6 +276,7 @@ class SiteShapes:
     batch_plates: list[str | None] = field(default_factory=list)
     marginal_shape: Shape | None = None
     marginal_plates: list[str | None] = field(default_factory=list)
+    event_dims: tuple[str, ...] = ()
 
     def sum_out(self, shape: Shape, axes: Mapping[str, int]) -> None:
         """Note the shape of a log likelihood with discrete sites summed out, and its plates."""
@@ -327,9 +355,46 @@ def describe_sites(
             if site.marginal_shape is None
             else full(site.marginal_shape, site.marginal_plates),
             tuple(site.marginal_plates),
+            site.event_dims,
         )
         for name, site in sites.items()
     }
+
+
+def as_computed(
+    sites: Mapping[str, SiteDescription], computed: Collection[str]
+) -> dict[str, SiteDescription]:
+    """The same descriptions, with observed sites at computed values told from the others."""
+    return {
+        name: replace(site, kind="computed") if name in computed else site
+        for name, site in sites.items()
+    }
+
+
+def nearby(position: Shaped[Array, "*D"]) -> Shaped[Array, "*D"]:
+    """A position where every latent site has another value than at this one."""
+    # Different steps, since differences of latents may be observed, and short ones, since a model
+    # need not be computable far from the draws.
+    steps = np.random.default_rng(0).uniform(0.05, 0.1, np.shape(position))
+    return np.nan_to_num(position, posinf=0.0, neginf=0.0) + steps.astype(position.dtype)
+
+
+def names_of_computed(one: Mapping[str, Array], other: Mapping[str, Array]) -> frozenset[str]:
+    """Which observed sites have values that are computed from latent sites.
+
+    A few entries that are, as where missing observations are filled in, do not make a site one.
+
+    Parameters
+    ----------
+    one, other : mapping of str to array
+        Values of the observed sites in two runs with other values of the latent sites.
+    """
+
+    def changes(before: Array, after: Array) -> bool:
+        same = (before == after) | ((before != before) & (after != after))
+        return before.size > 0 and not same.any()
+
+    return frozenset(name for name, value in one.items() if changes(value, other[name]))
 
 
 def _changed_axes(before: Shape, after: Shape) -> list[int]:
@@ -465,8 +530,8 @@ class Recorder:
 
     Attributes
     ----------
-    observed_sites, discrete_sites, deterministic_sites : list of SiteDescription
-        The last only if their values are wanted.
+    observed_sites, computed_sites, discrete_sites, deterministic_sites : list of SiteDescription
+        The last only if their values are wanted, with the computed ones.
     apart : bool
         New observations need a run of their own: with several observed sites, new values of one
         change what the model computes after it.
@@ -490,11 +555,12 @@ class Recorder:
         self._arrays: dict[str, dict[str, Array]] = {group: {} for group in (*GROUPS[:-1], *TERMS)}
         of_kind = {
             kind: [site for site in sites.values() if site.kind == kind]
-            for kind in ("observed", "deterministic", "discrete")
+            for kind in ("observed", "computed", "deterministic", "discrete")
         }
         self.observed_sites = of_kind["observed"]
+        self.computed_sites = of_kind["computed"]
         self.deterministic_sites = (
-            of_kind["deterministic"] if "deterministic" in self.groups else []
+            of_kind["deterministic"] + of_kind["computed"] if "deterministic" in self.groups else []
         )
         self.discrete_sites = of_kind["discrete"]
         self.apart = len(self.observed_sites) > 1
@@ -503,6 +569,7 @@ class Recorder:
             self.observed_sites and {"predictive", "log_likelihood", "prediction"} & self.groups
         )
         self.per_draw |= "log_prior" in groups
+        self.per_draw |= bool(self.computed_sites) and "log_likelihood" in groups
         self.uncertain: set[str] = set()
         self.outside: dict[str, Array] = {}
 

@@ -28,7 +28,7 @@ from ppl_ext.batches.passes import Passes
 from ppl_ext.chains.effective import effective_number
 from ppl_ext.diagnostics.fit import FittedGuide, all_rows, check_temperature, chunk_sizes
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_choice, check_count, check_number
+from ppl_ext.options import check_choice, check_count, check_number, described
 
 #: Draws of a guide unless told otherwise.
 KSD_SAMPLES = 1000
@@ -403,7 +403,14 @@ def check_not_particles(null: str | None, engine: Any) -> None:
 
 
 def check_no_target(target: Any, fit: Any) -> None:
-    """Refuse a target for a fit that has one."""
+    """Refuse draws by site, and a target for a fit that has one."""
+    if isinstance(getattr(fit, "draws", fit), Mapping):
+        raise ArgumentError(
+            "Expected an engine, a guide or an array of positions (P, D) in unconstrained space, "
+            f"found {described(fit)}, which has draws by site. Call ksd(positions, target=target, "
+            "args=args) with positions = target.unconstrain(draws, target.bind(*args)) and the "
+            "target of a fit or of LogDensity(model, ...)."
+        )
     if target is not None:
         raise ArgumentError(
             f"Expected target with positions only, found it with {type(fit).__name__}. Leave it "

@@ -230,13 +230,28 @@ class Fit:
         return self._climbed
 
     def get_samples(self, *_: Any, num_samples: int | None = None, **__: Any) -> dict[str, Any]:
-        """The draws; see ``draws``."""
-        if num_samples is not None:
+        """The draws, see ``draws``, or so many of them: evenly spaced, as many of each chain.
+
+        Raises
+        ------
+        ArgumentError
+            There are fewer, or the number is no multiple of that of the chains.
+        """
+        if num_samples is None:
+            return self.draws
+        check_count("num_samples", num_samples)
+        each, left = divmod(num_samples, self.num_chains)
+        length = len(next(iter(self.draws.values()))) // self.num_chains
+        if left or each > length:
             raise ArgumentError(
-                "Expected no num_samples for a fit, whose draws are made. fit.more(number) makes "
-                "further ones."
+                f"Expected num_samples of a fit to be at most its {length * self.num_chains} draws "
+                f"and as many of each of its {self.num_chains} chains, found {num_samples}. Take a "
+                f"multiple of {self.num_chains}; fit.more(number) makes further draws."
             )
-        return self.draws
+        # The middle of each of so many stretches.
+        places = ((np.arange(each) + 0.5) * length / each).astype(int)
+        rows = (length * np.arange(self.num_chains)[:, None] + places).ravel()
+        return {name: value[rows] for name, value in self.draws.items()}
 
     def arviz_attributes(self) -> dict[str, Any]:
         """Attributes for ArviZ: the kind of draws, and the verdict."""

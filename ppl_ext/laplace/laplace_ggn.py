@@ -48,7 +48,8 @@ class LaplaceShell(EngineShell):
         of a network's last layer, have a Gaussian, and all others are fixed at the mode. Nothing of
         D x D numbers is formed but for ``"full"``. With ``"kfac"`` the prior of a matrix site joins
         its Kronecker factors exactly where its curvature is the same for the whole site, or differs
-        by rows and by columns; see ``laplace.precision_of``. Negative curvature of the prior is set to 0.
+        by rows and by columns; see ``laplace.precision_of``. Negative curvature of the prior is set
+        to 0.
     hyperparameters : sequence of str, optional
         Latent sites, such as the scale of the noise and that of the weights' prior, that have no
         Gaussian. While the others are led to their mode, these are led to the maximum of the

@@ -8,10 +8,9 @@ known. :class:`ObserveMissing` lets a model without observations of a site be ru
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
@@ -19,10 +18,10 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
-from ppl_ext.discrete import STANDS_IN, changing_sites
+from ppl_ext.discrete import STANDS_IN, Run
 from ppl_ext.outputs import prediction_terms
 from pyro_ext.density.enumeration import is_enumerated
-from pyro_ext.density.handlers import global_generator
+from pyro_ext.density.handlers import global_generator, without_host_checks
 from pyro_ext.density.outputs import joint_mask, unwrap
 
 
@@ -75,36 +74,28 @@ class ObserveMissing(Messenger):
         msg["infer"] = {**(msg["infer"] or {}), STANDS_IN: True}
 
 
-def dependent_on_missing(
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    values: Mapping[str, Any],
-    given: Collection[str],
-    names: Sequence[str],
-) -> list[str]:
-    """Which of the named sites have a distribution that depends on what is not observed.
+def run_at(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[Mapping[str, Any], int], Run]:
+    """Runs of a program at values of its sites, as :func:`ppl_ext.discrete.dependents` takes them.
 
-    Parameters
-    ----------
-    model, args, kwargs
-        The program.
-    values : mapping of str to tensor
-        One draw of the latent sites.
-    given : collection of str
-        Latent sites, discrete ones among them, which are drawn.
-    names : sequence of str
-        Observed sites.
+    Sites that have neither values nor observations are drawn, by the seed of the run.
     """
 
-    def densities(latents: int, missing: int) -> list[np.ndarray]:
-        run = poutine.condition(ObserveMissing(given, missing).over(model), data=dict(values))
-        with global_generator(latents), torch.no_grad():
-            sites = poutine.trace(run).get_trace(*args, **kwargs).nodes
-            found = [sites[name]["fn"].log_prob(sites[name]["value"]) for name in names]
-        return [each.cpu().numpy() for each in found]
+    def run(values: Mapping[str, Any], seed: int) -> Run:
+        tensors = {name: torch.as_tensor(value) for name, value in values.items()}
+        observing = ObserveMissing(values, seed).over(model)
+        with global_generator(0), torch.no_grad(), without_host_checks():
+            trace = poutine.trace(poutine.condition(observing, data=tensors))
+            found = trace.get_trace(*args, **kwargs).nodes.items()
+            sites = {
+                name: (site["value"], site["fn"].log_prob(site["value"]))
+                for name, site in found
+                if site["type"] == "sample" and not site_is_subsample(site)
+            }
+        return {name: (a.cpu().numpy(), b.cpu().numpy()) for name, (a, b) in sites.items()}
 
-    return changing_sites(names, densities)
+    return run
 
 
 def prediction_of(site: Mapping[str, Any]) -> dict[str, Tensor]:

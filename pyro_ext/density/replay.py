@@ -27,10 +27,13 @@ from ppl_ext.diagnostics.replay import (
     Replay,
     SiteDescription,
     SiteShapes,
+    as_computed,
     check_draw_shape,
     check_draws,
     describe_sites,
     is_outside,
+    names_of_computed,
+    nearby,
     one_draw,
     plates_of_axes,
 )
@@ -59,7 +62,7 @@ from pyro_ext.density.layout import Data
 from pyro_ext.density.linearized import MOVES, linearized
 from pyro_ext.density.log_density import LogDensity
 from pyro_ext.density.prediction import prediction_of
-from pyro_ext.density.spaces import check_values, unconstrain
+from pyro_ext.density.spaces import check_values, constrain, unconstrain
 from pyro_ext.sharding import Sharding
 
 Indices = Mapping[str, Tensor]
@@ -68,14 +71,14 @@ Indices = Mapping[str, Tensor]
 class _ReplayHandler(Messenger):
     """Sets latent sites to constrained values at full length and records every site.
 
-    With ``resample`` observed sites get new values, which later sites of the model see.
+    Observed sites of the names ``resample`` get new values, which later sites of the model see.
     """
 
     def __init__(
         self,
         values: Mapping[str, Tensor],
         indices: Indices,
-        resample: bool = False,
+        resample: Collection[str] = (),
         enumerated: bool = False,
         chosen: Mapping[str, Tensor] | None = None,
     ) -> None:
@@ -101,11 +104,7 @@ class _ReplayHandler(Messenger):
         if not msg["is_observed"] and msg["value"] is None:
             value = self.values.get(msg["name"])
             if value is None:
-                raise ArgumentError(
-                    f"Expected the observations of site '{msg['name']}', which the engine was "
-                    "fitted to, found none. Pass them as in the fit; for predictions on new data "
-                    "use Predictive(model, posterior_samples=engine.get_samples())."
-                )
+                raise _missing_observations(msg["name"])
             for frame in plate_frames(msg):
                 if frame.name in self.indices:
                     axis = value.dim() - msg["fn"].event_dim + frame.dim
@@ -114,7 +113,7 @@ class _ReplayHandler(Messenger):
                 # With all values of a discrete site a distribution has more dimensions.
                 check_draw_shape(msg["name"], tuple(value.shape), tuple(msg["fn"].shape()))
             msg["value"] = value
-        elif self.resample and _kind(msg) == "observed" and not is_factor(msg):
+        elif msg["name"] in self.resample:
             msg["value"] = _new_observation(msg)
 
     def _pyro_post_sample(self, msg: Any) -> None:
@@ -131,6 +130,15 @@ class _ReplayHandler(Messenger):
     def ties_latents(self) -> bool:
         """Whether a latent site is summed out with discrete ones."""
         return any(not each.observed and each.own is None for each in self.factors)
+
+
+def _missing_observations(name: str) -> ArgumentError:
+    return ArgumentError(
+        f"Expected the observations of site '{name}', which the engine was fitted to, found none "
+        "in these arguments. Pass them in the place that they had then; for predictions on new "
+        "data use predictive_distribution, or Predictive(model, "
+        "posterior_samples=engine.get_samples())."
+    )
 
 
 def _kind(site: Mapping[str, Any]) -> str:
@@ -183,7 +191,7 @@ def _run(
     data: Data,
     values: Mapping[str, Tensor],
     indices: Indices,
-    resample: bool = False,
+    resample: Collection[str] = (),
     chosen: Mapping[str, Tensor] | None = None,
 ) -> dict[str, dict[str, Any]]:
     handler = _ReplayHandler(values, indices, resample, chosen=chosen)
@@ -225,16 +233,21 @@ def _shapes(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, SiteShapes]:
             batch = tuple(_log_prob(site).shape)
             found[name].batch_shape = batch
             found[name].batch_plates = plates_of_axes(batch, 0, frames)
+            found[name].event_dims = tuple((site["infer"] or {}).get("event_dims", ()))
     return found
 
 
 def _describe(
-    target: LogDensity, data: Data, values: Mapping[str, Tensor]
+    target: LogDensity, data: Data, values: Mapping[str, Tensor], missing: Collection[str]
 ) -> tuple[dict[str, SiteDescription], dict[str, int]]:
     """Shapes and plates of every site, and the sizes of plates, on all rows."""
     owned = target.plates
     first = target.first_rows()
     sites, shapes = _look(target, data, values, first)
+    for name in target.observed_sites:
+        # Without observations a discrete site is summed out.
+        if name in sites and not sites[name]["is_observed"]:
+            raise _missing_observations(name)
     sizes = {
         frame.name: frame.full_size if frame.name in owned else frame.size
         for site in sites.values()
@@ -245,7 +258,42 @@ def _describe(
         rows = torch.arange(plate.subsample_size + 1, device=target.device)
         probes[name] = _look(target, data, values, {**first, name: rows})[1]
     full = {name: plate.size for name, plate in owned.items()}
-    return describe_sites(shapes, probes, full), sizes
+    seen = {name: site for name, site in sites.items() if name not in missing}
+    computed = _computed_of(target, data, values, seen)
+    return as_computed(describe_sites(shapes, probes, full), computed), sizes
+
+
+def _computed_of(
+    target: LogDensity,
+    data: Data,
+    values: Mapping[str, Tensor],
+    sites: Mapping[str, Mapping[str, Any]],
+) -> frozenset[str]:
+    """Observed sites whose values are computed from latent ones, from a run at these values."""
+
+    def observed(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Array]:
+        return {n: _host(each["value"]) for n, each in sites.items() if _kind(each) == "observed"}
+
+    if not observed(sites):
+        return frozenset()
+    layout, flat = check_values(target.bound, one_draw(values))
+    arguments = as_arguments(data.args, data.kwargs, target.bound.rows_for_values())
+    position = unconstrain(target.bound, flat[0], (layout, arguments))
+    other = torch.as_tensor(nearby(_host(position))).to(position)
+    found = constrain(target.bound, other, arguments)
+    again = _run(target, data, found, target.first_rows())
+    return names_of_computed(observed(sites), observed(again))
+
+
+def computed_sites(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> frozenset[str]:
+    """Observed sites whose values are computed from latent ones: they are priors of these."""
+    values = {
+        name: torch.as_tensor(draws[name][0], dtype=target.dtype, device=target.device)
+        for name in target.layout.names
+    }
+    with torch.no_grad(), without_host_checks(), global_generator(0):
+        sites = _run(target, data, values, target.first_rows())
+        return _computed_of(target, data, values, sites)
 
 
 def _host(value: Tensor) -> Array:
@@ -283,9 +331,12 @@ def replay(
     }
     with torch.no_grad(), without_host_checks(), global_generator(seed):
         one = {name: value[0] for name, value in values.items()}
-        described, sizes = _describe(target, data, one)
+        described, sizes = _describe(target, data, one, missing)
         for name, value in one.items():
             check_draw_shape(name, tuple(value.shape), described[name].shape)
+        linear_at = around or {}
+        for name in one.keys() & linear_at.keys():
+            check_draw_shape(name, tuple(np.shape(linear_at[name])), described[name].shape)
         num_draws = len(next(iter(values.values())))
         places = list(range(num_draws))
         if sharding is not None:
@@ -389,6 +440,9 @@ def _record(
             if around is not None:
                 for name, fn in linear(draw).items():
                     sites[name] = {**sites[name], "fn": without_validation(fn), "mask": None}
+            for name in (site.name for site in recorder.computed_sites):
+                if "log_likelihood" in groups and name not in together:
+                    put("log_likelihood", name, _log_prob(sites[name]))
             for name in (site.name for site in recorder.observed_sites):
                 message = sites[name]
                 if "observed" in groups and draw == 0:
@@ -400,9 +454,9 @@ def _record(
                     for term, value in prediction_of(at).items():
                         put(term, name, value)
             if "predictive" in groups and recorder.observed_sites:
-                apart = recorder.apart
-                new = _run(target, data, one, indices, resample=True) if apart else sites
-                for name in (site.name for site in recorder.observed_sites):
+                apart, own = recorder.apart, [site.name for site in recorder.observed_sites]
+                new = _run(target, data, one, indices, resample=own) if apart else sites
+                for name in own:
                     put(
                         "predictive",
                         name,

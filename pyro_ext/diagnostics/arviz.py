@@ -46,6 +46,7 @@ from ppl_ext.diagnostics.replay import Replay, joined
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
+from ppl_ext.options import check_count
 from ppl_ext.sharding import check_sharding
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
@@ -125,18 +126,25 @@ def to_arviz(
             args, kwargs = engine._args, engine._kwargs
         engine = Chains(engine, args, kwargs)
         check_no_num_samples(num_samples)
-    if isinstance(engine, Fit):
-        check_no_num_samples(num_samples)
+    if args and isinstance(args[0], RunResult):
+        raise ArgumentError(
+            "Expected the model's arguments after the engine, which holds its particles or guide "
+            "itself, found RunResult. Call to_arviz(engine, *args), with result=... for the "
+            "losses of one run."
+        )
     some, named, passes = rows_of_loader(batches, args, kwargs, placing(None))
     args, kwargs = some or (), dict(named or {})
     check_fit(engine, model, "to_arviz(engine, *args)")
     if model is not None:
         engine = HostFit(engine, model, args, kwargs, seed, passes)
     check_sharding(sharding, Sharding)
+    for name, count in (("draw_chunk", draw_chunk), ("data_chunk", data_chunk)):
+        check_count(name, count, optional=True)
     target = engine.target if sharding is None else engine.target.with_sharding(sharding)
     sharding = target.sharding
     data = target.bind(*args, **kwargs)
-    given = engine.get_samples() if num_samples is None else engine.get_samples(num_samples)
+    target.follows(data, look=False)  # raises where the arguments do not fit each other
+    given = engine.get_samples(**({} if num_samples is None else {"num_samples": num_samples}))
     draws = {
         name: torch.as_tensor(given[name]).detach() for name in target.layout.names if name in given
     }

@@ -11,16 +11,17 @@ import torch
 from ppl_ext.arguments import entry
 from ppl_ext.diagnostics.predictive_data import (
     PREDICTIVE_DOCUMENTATION,
-    discrete_latents,
     draws_of_fit,
     predicted_site,
+    site_to_predict,
 )
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
+from ppl_ext.discrete import dependents
 from ppl_ext.documented import documented
 from ppl_ext.options import check_count
 from ppl_ext.sharding import check_sharding
-from pyro_ext.density.prediction import ObserveMissing, dependent_on_missing
-from pyro_ext.density.replay import replay
+from pyro_ext.density.prediction import ObserveMissing, run_at
+from pyro_ext.density.replay import computed_sites, replay
 from pyro_ext.diagnostics.fit import target_of_model
 from pyro_ext.sharding import Sharding
 
@@ -92,16 +93,22 @@ def predictive_distribution(
         return *target_of_model(known, args, kwargs, dtype=dtype, all_rows=False), observing
 
     target, data, observing = observed(draws)
-    latents = discrete_latents(site, target.observed_sites, observing.finite)
+    run = run_at(model, args, kwargs)
+    unseen, few = list(observing.missing), [*{0, len(next(iter(draws.values()))) - 1}]
+    some = [{name: draws[name][place] for name in target.layout.names} for place in few]
+    dependent = partial(dependents, missing=unseen, values=some, run=run)
+    site, latents = site_to_predict(
+        site,
+        target.observed_sites,
+        unseen,
+        observing.finite,
+        partial(computed_sites, target, data, draws),
+        dependent,
+    )
     if latents:
         target, data, observing = observed({*draws, *latents})
     if at is not None:
         at = {name: torch.as_tensor(value).detach() for name, value in at.items()}
     options = {"data_chunk": data_chunk, "around": at, "seed": seed, "sharding": sharding}
     at_draws = partial(replay, target, data=data, **options)
-
-    def dependent(names: list[str]) -> list[str]:
-        one = {name: draws[name][0] for name in target.layout.names}
-        return dependent_on_missing(model, args, kwargs, one, observing.given, names)
-
     return predicted_site(site, target, observing.missing, draws, discrete, at_draws, dependent)

@@ -331,8 +331,8 @@ def test_dims_coords_and_constant_data_can_be_given(host) -> None:
     given, _ = converted("conjugate_normal", constant_data={"time": np.arange(12)})
     assert support.group(given, "constant_data")["time"].dims == ("N",)
     namesake, _ = converted("conjugate_normal", constant_data={"N": np.zeros((12, 2))})
-    assert support.group(namesake, "constant_data")["N"].dims == ("N_plate", "N_dim_1")
-    assert support.group(namesake, "observed_data")["y"].dims == ("N_plate",)
+    assert support.group(namesake, "constant_data")["N"].dims == ("N_dim_0", "N_dim_1")
+    assert support.group(namesake, "observed_data")["y"].dims == ("N",)
     with pytest.raises(ValueError, match="no variables"):
         converted("conjugate_normal", dims={"nothing": ["N"]})
     with pytest.raises(ValueError, match="no dimensions"):
@@ -341,6 +341,101 @@ def test_dims_coords_and_constant_data_can_be_given(host) -> None:
         converted("conjugate_normal", coords={"N": [1, 2]})
     with pytest.raises(ValueError, match="Expected 1 dims"):
         converted("conjugate_normal", dims={"y": ["row", "column"]})
+
+
+def test_axes_have_the_names_that_the_model_gives(host, backend) -> None:
+    """Of plates, one with the name of an argument and one with that of a site, and of events."""
+    sample, plate, dist = host.host.sample, host.host.plate, host.dist
+
+    def model(school: Any, x: Any, y: Any) -> None:
+        with plate("school", 3):
+            level = sample("level", dist.Normal(0.0, 1.0))
+        prior = dist.Normal(backend.array(np.zeros((2, 4))), 1.0)
+        w = sample("w", prior.to_event(2), infer={"event_dims": ["input"]})
+        # In NumPyro plates and sites have different names.
+        with plate("scale" if backend.is_pyro else "scales", 2):
+            sample("scale", dist.HalfNormal(1.0))
+        with plate("rows", 5):
+            mean = x @ w + level[school][:, None]
+            event = dist.Normal(mean, 1.0).to_event(1)
+            sample("y", event, obs=y, infer={"event_dims": ["output"]})
+
+    school = backend.array(np.array([0, 1, 2, 1, 0]))
+    args = school, backend.array(np.ones((5, 2))), backend.array(np.ones((5, 4)))
+    names = {"school": ["A", "B", "C"], "output": list("pqrs")}
+    engine = host.fixed(model, args)
+    found = engine.to_arviz(*args, coords=names)
+    dims = {
+        ("posterior", "level"): ("school",),
+        ("posterior", "w"): ("input", "w_dim_1"),
+        ("posterior", "scale"): ("scale_plate" if backend.is_pyro else "scales",),
+        ("posterior_predictive", "y"): ("rows", "output"),
+        ("log_likelihood", "y"): ("rows",),
+        ("log_prior", "level"): ("school",),
+    }
+    for (group, name), axes in dims.items():
+        assert support.group(found, group)[name].dims == ("chain", "draw", *axes)
+    assert support.group(found, "observed_data")["y"].dims == ("rows", "output")
+    assert support.group(found, "constant_data")["school"].dims == ("rows",)
+    level = support.group(found, "posterior")["level"].sel(school="B").values.ravel()
+    np.testing.assert_array_equal(level, engine.draws["level"][:, 1])
+
+
+def test_names_of_axes_that_do_not_fit_are_refused(host, backend) -> None:
+    y = backend.array(np.ones(2))
+
+    def converted(names: list[str], **options: Any) -> None:
+        def model(y: Any) -> None:
+            for name, size in (("a", 3), ("b", 2)):
+                prior = host.dist.Normal(backend.array(np.zeros(size)), 1.0).to_event(1)
+                host.host.sample(name, prior, infer={"event_dims": names})
+            with host.host.plate("rows", 2):
+                host.host.sample("y", host.dist.Normal(0.0, 1.0), obs=y)
+
+        host.fixed(model, (y,)).to_arviz(y, **options)
+
+    with pytest.raises(ArgumentError, match=r"at most 1 names in infer=.* of site 'a'"):
+        converted(["feature", "more"])
+    with pytest.raises(ArgumentError, match=r"'feature' to have one length in group posterior"):
+        converted(["feature"])
+    with pytest.raises(ArgumentError, match=r"names that no variable of group posterior has"):
+        converted([], dims={"a": ["b"]})
+    with pytest.raises(
+        ArgumentError, match=r"Expected dims\['a'\] to be a list of names, found 'b'"
+    ):
+        converted([], dims={"a": "b"})
+    with pytest.raises(
+        ArgumentError, match=r"Expected coords\['rows'\] to be a list of labels, found 3"
+    ):
+        converted([], coords={"rows": 3})
+
+
+def test_a_prior_written_as_an_observation_is_no_data(host, backend) -> None:
+    sample, plate, dist, xp = host.host.sample, host.host.plate, host.dist, backend.xp
+
+    def model(y: Any, z: Any) -> None:
+        log_scale = sample("log_scale", dist.Normal(0.0, 1.0))
+        unseen = sample("unseen", dist.Normal(0.0, 1.0))
+        scale = sample("scale", dist.HalfNormal(1.0), obs=xp.exp(log_scale))
+        with plate("rows", 40):
+            sample("y", dist.Normal(0.0, scale), obs=y)
+            # A few values that are filled in leave a site observed.
+            filled = xp.where(z != z, unseen, z)
+            sample("z", dist.Normal(0.0, 1.0), obs=filled)
+
+    z = np.where(np.arange(40) == 3, np.nan, 0.5)
+    args = backend.array(np.zeros(40)), backend.array(z)
+    positions = np.column_stack([np.linspace(-9.0, -8.0, 20), np.zeros(20)])
+    found = host.fixed(model, args, positions=positions).to_arviz(*args)
+    scale = np.exp(positions[:, 0])
+    np.testing.assert_allclose(support.values(found, "posterior", "scale"), scale)
+    expected = stats.halfnorm.logpdf(scale)
+    np.testing.assert_allclose(support.values(found, "log_likelihood", "scale"), expected)
+    for group in ("observed_data", "posterior_predictive"):
+        assert set(support.group(found, group).data_vars) == {"y", "z"}
+    # Its value is that of the draw, and not a new one, wherever the model goes on with it.
+    new = support.values(found, "posterior_predictive", "y")
+    assert (np.abs(new) < 6.0 * scale[:, None]).all()
 
 
 def test_batches_as_arguments_need_the_full_data(host, backend) -> None:
@@ -441,9 +536,18 @@ def test_missing_observations_are_named(host, backend) -> None:
             host.host.sample("y", host.dist.Normal(w * x, 1.0), obs=y)
 
     x = backend.array(np.linspace(0.0, 1.0, 6))
+
+    def successes(x: Any, y: Any = None) -> None:
+        # Without observations these could be summed out.
+        w = host.host.sample("w", host.dist.Normal(0.0, 1.0))
+        with host.host.plate("N", len(x)):
+            host.host.sample("y", host.dist.Binomial(5, logits=w * x), obs=y)
+
     words = r"observations of site 'y', .* found none.*Predictive\(model, posterior_samples="
-    with pytest.raises(ArgumentError, match=words):
-        host.fixed(model, (x, x)).to_arviz(x)
+    y = backend.array(np.arange(6) // 2.0)
+    for each in (model, successes):
+        with pytest.raises(ArgumentError, match=words):
+            host.fixed(each, (x, y)).to_arviz(x)
 
 
 # -- in one package ------------------------------------------------------------------------------

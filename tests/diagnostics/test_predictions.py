@@ -71,6 +71,18 @@ def given(host, backend) -> SimpleNamespace:
             first = sample("y", dist.Normal(x @ w, 1.0), obs=y)
             sample("z", dist.Poisson(numbers.exp(first)), obs=z)
 
+    def prior_as_observation(x: Any, y: Any = None) -> None:
+        w = numbers.exp(weights())
+        sample("prior", dist.Normal(0.0, 2.0).expand([2]).to_event(1), obs=w)
+        with plate("rows", len(x)):
+            sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+    def measured_and_judged(x: Any, y: Any = None, label: Any = None) -> None:
+        eta = x @ weights()
+        with plate("rows", len(x)):
+            sample("y", dist.Normal(eta, 1.0), obs=y)
+            sample("label", dist.Bernoulli(logits=eta), obs=label)
+
     def held(x: Any, y: Any = None) -> None:
         slope = host.host.param("slope", backend.array(np.array(1.0)))
         w = sample("w", dist.Normal(0.0, 1.0))
@@ -82,7 +94,7 @@ def given(host, backend) -> SimpleNamespace:
 
     def without_moments(y: Any = None) -> None:
         w = sample("w", dist.Normal(0.0, 1.0))
-        sample("y", dist.ImproperUniform(dist.constraints.real, (), ()), obs=w + y)
+        sample("y", dist.ImproperUniform(dist.constraints.real, (), ()), obs=0.0 * w + y)
 
     models = dict(locals())
     return SimpleNamespace(
@@ -235,6 +247,32 @@ def test_the_site_is_chosen_by_name(given, backend) -> None:
     np.testing.assert_allclose(found["mean"], ETA, rtol=1e-12)
 
 
+def test_a_prior_that_is_written_as_an_observation_is_not_predicted(given, backend) -> None:
+    right = special.expit(np.exp(DRAWS["w"]) @ X.T)
+    classes = backend.array((CLASSES % 2).astype(float))
+    for args in ((given.x,), (given.x, classes)):
+        found = given.predict(given.prior_as_observation, given.draws, *args)
+        assert found.attrs["site"] == "y"
+        np.testing.assert_allclose(found["probabilities"][..., 1], right, rtol=1e-10)
+    with pytest.raises(ArgumentError, match="'prior', whose observed values are computed from"):
+        given.predict(given.prior_as_observation, given.draws, *args, site="prior")
+
+
+def test_the_hidden_one_of_several_sites_is_predicted(given, backend) -> None:
+    found = given.predict(given.two_sites, given.draws, given.x, given.y)
+    assert found.attrs["site"] == "z"
+    np.testing.assert_allclose(found["mean"], np.exp(Y) * np.ones((5, 1)), rtol=1e-10)
+    # A site with finitely many values is hidden where nothing depends on it, and not latent.
+    found = given.predict(given.measured_and_judged, given.draws, given.x, given.y)
+    assert found.attrs["site"] == "label"
+    np.testing.assert_allclose(found["probabilities"][..., 1], special.expit(ETA), rtol=1e-10)
+    with pytest.raises(ArgumentError, match=r"one site to predict, found \['y', 'label'\]"):
+        given.predict(given.measured_and_judged, given.draws, given.x)
+    label = backend.array((CLASSES % 2).astype(float))
+    found = given.predict(given.measured_and_judged, given.draws, given.x, label=label)
+    assert found.attrs["site"] == "y"
+
+
 def test_messages(given, backend) -> None:
     draws, x, y = given.draws, given.x, given.y
     noise = {"noise": draws["noise"]}
@@ -259,7 +297,7 @@ def test_messages(given, backend) -> None:
             {},
         ),
         (
-            r"Expected draws of every site before 'z', found none for \['y'\]",
+            r"Expected draws of every site that 'z' depends on, found none for \['y'\]",
             (two_sites, draws, x),
             {"site": "z"},
         ),

@@ -98,6 +98,12 @@ PREDICTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a site to predict that there is not": (drawn(), {"site": "z"}, "Expected site to be one of"),
     "a latent site to predict": (drawn(), {"site": "mu"}, "Expected site to be one of"),
     "`data_chunk=0`": (drawn(), {"data_chunk": 0}, "Expected data_chunk to be an int >= 1"),
+    "a number of draws beside draws": (drawn(), {"num_samples": 3}, "Expected no num_samples with"),
+    "values of another shape to be linear at": (
+        drawn(),
+        {"linearize": drawn(mu=np.zeros(3), sigma=1.0, part=0.5, shares=np.full(3, 1.0 / 3.0))},
+        r"site 'mu' in shape \(\), found \(3,\)",
+    ),
 }
 
 
@@ -120,6 +126,57 @@ def _edge(trial: Trial) -> None:
 def _chunks(trial: Trial) -> None:
     model = mean(trial.backend, 10)
     assert predicted(trial, {"mu": np.zeros(3)}, model, data_chunk=7).sizes["row"] == 40
+
+
+def several(backend: Any) -> Callable[..., None]:
+    """A prior written as an observation, and two sites that may be observed."""
+    host, dist, xp = backend.host, backend.dist, backend.xp
+
+    def model(x: Any, y: Any = None, z: Any = None) -> None:
+        log_scale = host.sample("log_scale", dist.Normal(0.0, 1.0))
+        scale = host.sample("scale", dist.HalfNormal(1.0), obs=xp.exp(log_scale))
+        with host.plate("rows", len(x)):
+            host.sample("y", dist.Normal(x, scale), obs=y)
+            host.sample("z", dist.Bernoulli(logits=scale * x), obs=z)
+
+    return model
+
+
+HIDDEN: dict[str, tuple[bool, bool, str | None]] = {
+    "two observed sites, both without values": (False, False, None),
+    "two observed sites, both with values": (True, True, None),
+    "two observed sites, the discrete one without values": (True, False, "z"),
+    "two observed sites, the continuous one without values": (False, True, "y"),
+}
+
+
+def _hidden(has_y: bool, has_z: bool, site: str | None, trial: Trial) -> None:
+    x, draws = trial.backend.array(Y[:5]), {"log_scale": trial.backend.array(np.zeros(2))}
+    given = {"y": x if has_y else None, "z": trial.backend.array(np.ones(5)) if has_z else None}
+
+    def found(**options: Any) -> Any:
+        model = several(trial.backend)
+        return trial.public.predictive_distribution(model, draws, x, **given, **options)
+
+    if site is not None:
+        assert found().attrs["site"] == site
+        return
+    with trial.refused(r"Expected one site to predict, found \['y', 'z'\]"):
+        found()
+    assert found(site="z").attrs["site"] == "z"
+
+
+for _given, (_has_y, _has_z, _site) in HIDDEN.items():
+    fault(
+        "Predictions", _given, REFUSED_AT_ONCE if _site is None else f"predicts that one: {RUNS}"
+    )(partial(_hidden, _has_y, _has_z, _site))
+
+
+@fault("Predictions", "a prior that is written as an observation", REFUSED_AT_ONCE)
+def _prior(trial: Trial) -> None:
+    x, draws = trial.backend.array(Y[:5]), {"log_scale": trial.backend.array(np.zeros(2))}
+    with trial.refused("'scale', whose observed values are computed from latent sites"):
+        trial.public.predictive_distribution(several(trial.backend), draws, x, site="scale")
 
 
 @fault("Predictions", "NaN in the new data", REFUSED_AT_ONCE)
@@ -222,6 +279,84 @@ FIGURES: dict[str, tuple[str, str, dict[str, Any], str]] = {
         {"dims": {"mu": ["a", "b"]}},
         "Expected 0 dims for 'mu'",
     ),
+    "ArviZ with dimensions that are no mapping": (
+        "to_arviz",
+        "SVGD",
+        {"dims": ["rows"]},
+        "Expected dims to be a mapping from names to lists",
+    ),
+    "ArviZ with a dimension that is a number": (
+        "to_arviz",
+        "SVGD",
+        {"dims": {"y": [3]}},
+        r"Expected dims\['y'\] to be a list of names",
+    ),
+    "ArviZ with dimensions that are text": (
+        "to_arviz",
+        "SVGD",
+        {"dims": {"y": "rows"}},
+        r"Expected dims\['y'\] to be a list of names",
+    ),
+    "ArviZ with one dimension twice": (
+        "to_arviz",
+        "SVGD",
+        {"constant_data": {"x": np.zeros((2, 2))}, "dims": {"x": ["a", "a"]}},
+        "a name of its own for each axis",
+    ),
+    "ArviZ with one dimension of two lengths": (
+        "to_arviz",
+        "SVGD",
+        {"constant_data": {"x": np.zeros(2), "z": np.zeros(3)}, "dims": {"x": ["a"], "z": ["a"]}},
+        "Expected dimension 'a' to have one length",
+    ),
+    "ArviZ with a dimension that has a variable's name": (
+        "to_arviz",
+        "SVGD",
+        {"constant_data": {"x": np.zeros(2), "z": np.zeros(3)}, "dims": {"x": ["z"]}},
+        "with names that no variable of group constant_data has",
+    ),
+    "ArviZ with labels that are no mapping": (
+        "to_arviz",
+        "SVGD",
+        {"coords": [1, 2]},
+        "Expected coords to be a mapping from names to lists",
+    ),
+    "ArviZ with labels in two axes": (
+        "to_arviz",
+        "SVGD",
+        {"coords": {"rows": np.zeros((40, 2))}},
+        r"Expected coords\['rows'\] to be a list of labels",
+    ),
+    "ArviZ with constants that are no mapping": (
+        "to_arviz",
+        "SVGD",
+        {"constant_data": [1]},
+        "Expected constant_data to be True, False or a mapping",
+    ),
+    "ArviZ with a constant that is no array": (
+        "to_arviz",
+        "SVGD",
+        {"constant_data": {"x": [[1], [2, 3]]}},
+        r"Expected constant_data\['x'\] to be an array of numbers or texts",
+    ),
+    "ArviZ with one number as losses": (
+        "to_arviz",
+        "SVGD",
+        {"losses": 1.0},
+        "Expected losses to be a sequence with one for each step",
+    ),
+    "ArviZ by chunks of no draws": (
+        "to_arviz",
+        "SVGD",
+        {"draw_chunk": 0},
+        "Expected draw_chunk to be an int >= 1",
+    ),
+    "ArviZ by chunks of no rows": (
+        "to_arviz",
+        "SVGD",
+        {"data_chunk": 0},
+        "Expected data_chunk to be an int >= 1",
+    ),
 }
 
 
@@ -264,6 +399,75 @@ for _given, (_values, _words) in POSITIONS.items():
 def _no_target(trial: Trial) -> None:
     with trial.refused("either target=.* or model="):
         trial.public.ksd(np.zeros((5, 1), np.float32))
+
+
+@fault("Figures", "Stein discrepancy of draws by site", REFUSED_AT_ONCE)
+def _by_site(trial: Trial) -> None:
+    engine, y, state = fitted(trial.backend.name, "SVGD")
+    draws = engine.get_samples(*state)
+    with trial.refused(r"array of positions \(P, D\) in unconstrained space, found"):
+        trial.public.ksd(draws)
+    positions = engine.target.unconstrain(draws, engine.target.bind(y))
+    trial.public.ksd(positions, target=engine.target, args=(y,), statistic="V")
+
+
+@fault("Figures", "`to_arviz` without the run's result before the model's arguments", pyro=None)
+def _no_result(trial: Trial) -> None:
+    engine, y, _ = fitted("numpyro", "SVGD")
+    for given in ((y,), (y, y), ()):
+        with trial.refused("state of SVGD as the second argument.*arguments come after it"):
+            trial.public.to_arviz(engine, *given)
+
+
+@fault("Figures", "`to_arviz` with a result before the model's arguments", numpyro=None)
+def _result(trial: Trial) -> None:
+    engine, y, _ = fitted("pyro", "SVGD")
+    run = engine.run(0, y, progress_bar=False)
+    with trial.refused("arguments after the engine.*found RunResult"):
+        trial.public.to_arviz(engine, run, y)
+
+
+@fault("Figures", "`to_arviz` of rows that do not fit each other", REFUSED_AT_ONCE)
+def _rows(trial: Trial) -> None:
+    x, y = trial.backend.array(Y[:5]), trial.backend.array(np.zeros(5))
+    engine = trial.svgd(line(trial.backend))
+    state, _ = trial.run(engine, 1, x, y)
+    of_state = () if trial.is_pyro else (state,)
+    trial.steps = 0
+    words, error = (
+        ("at site 'y'", "ModelCheckError") if trial.is_pyro else ("plate 'rows'", "ArgumentError")
+    )
+    with trial.refused(words, error):
+        trial.public.to_arviz(engine, *of_state, x, trial.backend.array(np.zeros(8)))
+
+
+@fault("Figures", "`to_arviz` without the observations, which could be summed out", REFUSED_AT_ONCE)
+def _no_observations(trial: Trial) -> None:
+    x, y = trial.backend.array(Y[:5]), trial.backend.array(np.ones(5))
+    engine = trial.svgd(line(trial.backend, binary=True))
+    state, _ = trial.run(engine, 1, x, y)
+    trial.steps = 0
+    with trial.refused("Expected the observations of site 'y'"):
+        trial.public.to_arviz(engine, *(() if trial.is_pyro else (state,)), x)
+
+
+def line(backend: Any, binary: bool = False) -> Callable[..., None]:
+    """A line through the origin, or the logarithm of odds."""
+    host, dist = backend.host, backend.dist
+
+    def model(x: Any, y: Any = None) -> None:
+        w = host.sample("w", dist.Normal(0.0, 1.0))
+        with host.plate("rows", len(x)):
+            fn = dist.Bernoulli(logits=w * x) if binary else dist.Normal(w * x, 1.0)
+            host.sample("y", fn, obs=y)
+
+    return model
+
+
+@fault("Figures", "`start=`, an option of a run, among those of an engine", REFUSED_AT_ONCE)
+def _start(trial: Trial) -> None:
+    with trial.refused(r"Expected start= in run.*Write engine\.run\(\.\.\., start='host'\)"):
+        trial.svgd(mean(trial.backend), start="host")
 
 
 @fault("Figures", "text in place of an engine or a guide", REFUSED_AT_ONCE)

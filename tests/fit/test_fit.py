@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.fit import Fit
+from ppl_ext.fit.verdict import Verdict
 from tests.backends import from_zoo
 from tests.engine_support import rewritten
 from tests.stein_support import check_moments
@@ -26,6 +29,18 @@ def fit_of(backend: Any, model: Any, *args: Any, seed: int = 0, **options: Any) 
 
 def numbers(backend: Any, fit: Any) -> dict[str, np.ndarray]:
     return {name: backend.numpy(value) for name, value in fit.draws.items()}
+
+
+def test_fewer_draws_of_a_fit_are_as_many_of_each_chain() -> None:
+    draws = np.arange(12.0).reshape(4, 3).ravel()  # of four chains, one after another
+    fit = Fit({"x": draws, "w": np.stack([draws, -draws], -1)}, Verdict("exact", ()), 4)
+    found = fit.get_samples(num_samples=4)
+    np.testing.assert_array_equal(found["x"], [1.0, 4.0, 7.0, 10.0])
+    np.testing.assert_array_equal(found["w"][:, 1], -found["x"])
+    np.testing.assert_array_equal(fit.get_samples(num_samples=12)["x"], draws)
+    for number in (3, 16):
+        with pytest.raises(ArgumentError, match=f"each of its 4 chains, found {number}"):
+            fit.get_samples(num_samples=number)
 
 
 def test_a_normal_posterior_is_exact(backend: Any, tmp_path: Path) -> None:

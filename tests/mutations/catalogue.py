@@ -1213,6 +1213,41 @@ def _diagnostics() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "hidden sites with finitely many values are taken for latent ones",
+        "diagnostics/predictive_data.py",
+        "used = [name for name in missing if dependents(name) != set()]",
+        "used = [name for name in missing if dependents(name) != set() or name in finite]",
+        "diagnostics/test_predictions",
+    )
+    yield from neutral(
+        "a prior that is written as an observation is predicted",
+        "diagnostics/predictive_data.py",
+        "seen = [name for name in seen if name not in priors]",
+        "seen = [name for name in seen if name in seen]",
+        "diagnostics/test_predictions",
+    )
+    yield from neutral(
+        "a prior that is written as an observation counts as data",
+        "diagnostics/replay.py",
+        "return before.size > 0 and not same.any()",
+        "return False",
+        "diagnostics/test_arviz",
+    )
+    yield from neutral(
+        "names of axes without their offset",
+        "diagnostics/replay.py",
+        "return (*self.plates[:first], *names, *self.plates[first + len(names) :])",
+        "return (*names, *self.plates[len(names) :])",
+        "diagnostics/test_arviz",
+    )
+    yield from neutral(
+        "fewer draws of a fit: all of the first chains",
+        "fit/fit.py",
+        "rows = (length * np.arange(self.num_chains)[:, None] + places).ravel()",
+        "rows = np.arange(num_samples)",
+        "fit/test_fit",
+    )
+    yield from neutral(
         "calibration error: bins weighted alike",
         "diagnostics/calibration.py",
         'np.abs(curve["frequency"] - curve["confidence"]) * curve["rows"]',
@@ -1444,8 +1479,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "observations of what stands in for a value",
         "diagnostics/predictive_data.py",
-        "if later and (names := dependent(later)):",
-        "if not later and (names := dependent(later)):",
+        "for name in missing} if later else {}",
+        "for name in missing} if not later else {}",
         "diagnostics/test_discrete",
     )
     yield from neutral(
