@@ -13,6 +13,7 @@ from ppl_ext.errors import (
     BatchWarning,
     ConvergenceWarning,
     DivergenceWarning,
+    DoubtfulFitWarning,
     EvaluationWarning,
     HeldParameterWarning,
     LostFitWarning,
@@ -26,6 +27,7 @@ from ppl_ext.errors import (
 )
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.verdict import Verdict
+from ppl_ext.judgement import Judgement
 from ppl_ext.networks import priors
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from ppl_ext.score import GradientSteps, Regression
@@ -140,6 +142,7 @@ __all__ = [
     # when runs stop
     "Settled",
     "Settling",
+    "Judgement",
     # many processes
     "Sharding",
     # parts of Newton's method
@@ -218,6 +221,7 @@ __all__ = [
     "BatchWarning",
     "ConvergenceWarning",
     "DivergenceWarning",
+    "DoubtfulFitWarning",
     "EvaluationWarning",
     "HeldParameterWarning",
     "ModelCheckError",

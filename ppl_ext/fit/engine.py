@@ -9,6 +9,7 @@ from typing import Any
 
 from ppl_ext.errors import ArgumentError, UnsettledWarning
 from ppl_ext.fit.problem import Meter
+from ppl_ext.judgement import unjudged
 from ppl_ext.layouts import DataPlate
 from ppl_ext.options import described
 from ppl_ext.process import swapped
@@ -36,7 +37,7 @@ def in_rounds(
     meter : Meter
     """
     taken, length = 0, FIRST_STEPS
-    with swapped(warnings.catch_warnings()):
+    with swapped(warnings.catch_warnings()), unjudged():
         # The verdict says it.
         warnings.simplefilter("ignore", UnsettledWarning)
         while True:
