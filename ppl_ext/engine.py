@@ -273,6 +273,7 @@ class EngineShell(Documented):
                 target.layout.slices,
                 has_all_rows=target.passes is not None or not target.partial_plates(data),
                 draws_take_all_rows=self._draws_take_all_rows,
+                modes=() if self.start is None else self.start.modes,
                 **found,
             )
         )

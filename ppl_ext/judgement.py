@@ -33,6 +33,7 @@ from ppl_ext.errors import DoubtfulFitWarning
 from ppl_ext.fit.problem import Rows
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.search import WIDTH
+from ppl_ext.start.start import Mode
 
 #: Draws that are looked at, at most: whole pieces, so that a piece that is filled up does not lead
 #: beyond 500 evaluations.
@@ -60,6 +61,8 @@ EVEN = 0.9
 #: Chains that a step size is found with, one piece; and the probability of calling right draws
 #: adrift. Chains are too few to see much at the level at which check refuses draws.
 TUNING_CHAINS, LEVEL = WIDTH, 1e-2
+#: Share of a mode's own mass that its draws have at least, and of all mass from which on it counts.
+MISSED = 0.1
 #: Transitions of short chains, at most.
 MOST_TRANSITIONS = 8
 #: Standard deviation of log densities, times the root of the dimensions, that no posterior has:
@@ -194,6 +197,8 @@ class Run:
         Whether the arguments hold all rows of the data.
     draws_take_all_rows : bool
         Whether no draw is made without a pass over them.
+    modes : tuple of Mode
+        That the search for its start has found.
     """
 
     engine: str
@@ -206,6 +211,7 @@ class Run:
     rows: Callable[[], Rows]
     has_all_rows: bool = True
     draws_take_all_rows: bool = False
+    modes: tuple[Mode, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -264,6 +270,8 @@ def _judged(run: Run) -> Judgement:
     if parts:
         return _by_rows(run, found, z, rows, parts)
     values, scores = evaluate(z)
+    missed = _missed_mode(run.modes, z, evaluate)
+    found = replace(found, reasons=missed)
     found = _by_density(run, found, z, values, scores, log_q, drawn.where)
     if found.doubtful or log_q is not None:
         return found
@@ -280,7 +288,7 @@ def _by_density(
     log_q: Float[np.ndarray, " S"] | None,
     where: Int[np.ndarray, " d"] | None,
 ) -> Judgement:
-    reasons, told = [], []
+    reasons, told = list(found.reasons), list[str]()
     finite = np.isfinite(values) & np.isfinite(scores).all(1)
     if not finite.all():
         reasons.append(
@@ -352,6 +360,33 @@ def _variance(
     # Of draws whose mean is their own, a share 1 / S of it is missing.
     each = -((z - z.mean(0)) * scores).mean(1) * number / (number - 1.0)
     return float(each.mean()), float(each.std(ddof=1) / math.sqrt(number))
+
+
+def _missed_mode(
+    modes: Sequence[Mode], z: Float[np.ndarray, "S D"], evaluate: Evaluate
+) -> tuple[str, ...]:
+    """What is to be said of a mode of the search for a start that no draws are near."""
+    if not 1 < len(modes) <= WIDTH:
+        return ()
+    # By Laplace's method: the search's own bounds on masses are loose where modes are bent.
+    heights = evaluate(np.stack([mode.mean for mode in modes]))[0]
+    masses = heights + np.array([mode.log_scale for mode in modes])
+    shares = np.exp(masses - masses.max())
+    shares = shares / shares.sum()
+    nearest = np.stack(
+        [np.square((z - mode.mean) / mode.deviations).sum(1) for mode in modes]
+    ).argmin(0)
+    held = np.bincount(nearest, minlength=len(modes)) / len(z)
+    most = int(held.argmax())
+    for k, mode in enumerate(modes):
+        # Modes that differ by an exchange of labels say the same.
+        apart = np.abs(np.sort(mode.mean) - np.sort(modes[most].mean)).max()
+        if held[k] < MISSED * shares[k] and apart > mode.deviations.max() and shares[k] > MISSED:
+            return (
+                f"The search for a start found {len(modes)} modes; one with about {shares[k]:.0%} "
+                f"of the mass has {held[k]:.0%} of the draws.",
+            )
+    return ()
 
 
 class _SpentError(Exception):
