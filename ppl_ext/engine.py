@@ -277,7 +277,7 @@ class EngineShell(Documented):
                 **found,
             )
         )
-        judgement.warn(stacklevel=4)
+        judgement.warn()
         return judgement
 
     def _tuning(self) -> dict[str, str]:

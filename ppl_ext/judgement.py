@@ -15,6 +15,7 @@ is much of what is wrong by less than the tolerances. ``check`` looks more close
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,8 +41,14 @@ from ppl_ext.start.start import Mode
 DRAWS = 500 // WIDTH * WIDTH
 #: Share of a run's evaluations that its judgement may take where it takes all of many rows.
 SHARE = 0.05
+#: Evaluations that are enough, however long the run: they are made in small pieces, which take
+#: longer than the run's own.
+MOST = 4_000
 #: Draws with fewer of which nothing is told.
 LEAST = 8
+#: Draws from which on fourth moments tell: with fewer one large draw more or less changes them by
+#: more than their own standard error.
+MANY = 200
 #: Numbers that the draws may be together, 32 MiB in double precision: fewer draws of long vectors.
 NUMBERS = 2**22
 #: Dimensions beyond which scores of several positions at once may not find room.
@@ -63,12 +70,14 @@ EVEN = 0.9
 TUNING_CHAINS, LEVEL = WIDTH, 1e-2
 #: Share of a mode's own mass that its draws have at least, and of all mass from which on it counts.
 MISSED = 0.1
-#: Transitions of short chains, at most.
-MOST_TRANSITIONS = 8
+#: Transitions of short chains, at most, and chains.
+MOST_TRANSITIONS, MOST_CHAINS = 8, 128
 #: Standard deviation of log densities, times the root of the dimensions, that no posterior has:
 #: that of a log-concave density has 1 at most (M. Fradelizi, O. Guedon, A. Pajor, 2014).
 SPREAD = 5.0
 
+#: Modules whose lines are not the user's.
+_OWN = ("ppl_ext", "pyro_ext", "numpyro_ext")
 _ADVICE = (
     "Look at it by `check`, run longer, write scales' effects non-centred "
     "(`reparameterise=True`), or use `fit`, which chooses by itself."
@@ -162,15 +171,23 @@ class Judgement:
             lines.append(f"{self.draws:,} draws, {self.evaluations:,} evaluations.")
         return "\n".join([first, *(f"  - {each}" for each in lines)])
 
-    def warn(self, stacklevel: int) -> None:
-        """Say what speaks against the answer, if anything does."""
+    def warn(self) -> None:
+        """Say what speaks against the answer, if anything does, at the line that asked for it."""
         if self.doubtful:
             warnings.warn(
                 f"The answer of {self.engine} is doubtful: {' '.join(self.reasons)} {_ADVICE} "
                 "`result.judgement` holds the figures.",
                 DoubtfulFitWarning,
-                stacklevel=stacklevel + 1,
+                stacklevel=_level_of_the_caller(),
             )
+
+
+def _level_of_the_caller() -> int:
+    """How many frames lie between a warning and whoever called into these packages."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 @dataclass(frozen=True)
@@ -275,7 +292,7 @@ def _judged(run: Run) -> Judgement:
     found = _by_density(run, found, z, values, scores, log_q, drawn.where)
     if found.doubtful or log_q is not None:
         return found
-    most = max(DRAWS, int(SHARE * run.evaluations)) - found.evaluations
+    most = max(DRAWS, min(MOST, int(SHARE * run.evaluations))) - found.evaluations
     return _by_drift(run, found, z, evaluate, most)
 
 
@@ -328,7 +345,7 @@ def _by_density(
     tails, tails_error = _tails(z[finite], scores[finite])
     allowed = np.hypot(VARIANCE, stein.quantile * tails_error)
     worst = int((np.abs(tails - 1.0) / allowed).argmax())
-    if not np.abs(tails[worst] - 1.0) <= allowed[worst]:
+    if len(z) >= MANY and not np.abs(tails[worst] - 1.0) <= allowed[worst]:
         reasons.append(
             f"The tails of '{names[worst]}' are not the posterior's: -E[(z - c)^3 s] / 3 E[(z - "
             f"c)^2] is {tails[worst]:.2f} ± {tails_error[worst]:.2f} (1)."
@@ -352,9 +369,7 @@ def _by_density(
     )
 
 
-def _variance(
-    z: Float[np.ndarray, "S D"], scores: Float[np.ndarray, "S D"]
-) -> tuple[float, float]:
+def _variance(z: Float[np.ndarray, "S D"], scores: Float[np.ndarray, "S D"]) -> tuple[float, float]:
     """Mean over coordinates of -E[(z - c) s], with its standard error."""
     number = len(z)
     # Of draws whose mean is their own, a share 1 / S of it is missing.
@@ -412,7 +427,7 @@ def _by_drift(
             z,
             np.random.default_rng(0),
             run.names,
-            chains=len(z),
+            chains=min(len(z), MOST_CHAINS),
             transitions=MOST_TRANSITIONS,
             tuning_chains=TUNING_CHAINS,
             least=1,

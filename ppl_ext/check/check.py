@@ -375,7 +375,9 @@ def _outside(program: Program, source: Source, positions: Positions) -> str:
     if not len(rows):
         return ""
     if source.positions is None:
-        values = {name: np.asarray(on_host(each), np.float64) for name, each in source.draws.items()}
+        values = {
+            name: np.asarray(on_host(each), np.float64) for name, each in source.draws.items()
+        }
         nudged = {
             name: each[rows] + NUDGE * (each.mean(0) - each[rows]) for name, each in values.items()
         }
