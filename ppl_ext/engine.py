@@ -12,8 +12,8 @@ from ppl_ext.best import LARGEST, Watch
 from ppl_ext.density import check_own_names
 from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError, NonFiniteError
-from ppl_ext.options import check_choice, decisions, describe, described, options_of
 from ppl_ext.judgement import Judgement, Run, judge
+from ppl_ext.options import check_choice, decisions, describe, described, options_of
 from ppl_ext.run import Cadence, Piece, check_callback
 from ppl_ext.settling import Settled, SettlingWatch
 from ppl_ext.sharding import ShardingShell, check_sharding

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float, Int
 
-from ppl_ext.check.drift import Drift, drift
+from ppl_ext.check.drift import DRAWS_PER_DIMENSION, Drift, drift
 from ppl_ext.check.ratios import LEAST_NUMBER, Ratios, importance_ratios
 from ppl_ext.check.sample import sampled_identities
 from ppl_ext.check.stein import Stein, stein_identities
@@ -70,6 +70,9 @@ EVEN = 0.9
 TUNING_CHAINS, LEVEL = WIDTH, 1e-2
 #: Share of a mode's own mass that its draws have at least, and of all mass from which on it counts.
 MISSED = 0.1
+#: Evaluations in which a step size is found wherever the draws' covariance is that of the density:
+#: such trajectories take some three steps, and these allow for more than twenty.
+ENOUGH = 2_000
 #: Transitions of short chains, at most, and chains.
 MOST_TRANSITIONS, MOST_CHAINS = 8, 128
 #: Standard deviation of log densities, times the root of the dimensions, that no posterior has:
@@ -434,6 +437,14 @@ def _by_drift(
             has_budget=lambda: spent * 1.2 < most,
         )
     except _SpentError:
+        if most >= ENOUGH and len(z) >= DRAWS_PER_DIMENSION * run.dim:
+            stiff = (
+                f"Within {most:,} evaluations no step size was found with which short chains move "
+                "in the draws' own coordinates: the density bends sharply where they lie, as in "
+                "the neck of a funnel."
+            )
+            reasons = (*found.reasons, stiff)
+            return replace(found, reasons=reasons, evaluations=found.evaluations + most)
         dear = "Short chains from the draws, which see most, were too dear: take more steps."
         return replace(found, told=(*found.told, dear), evaluations=found.evaluations + most)
     found = replace(found, evaluations=found.evaluations + spent, drift=moved)

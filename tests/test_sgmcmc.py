@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ppl_ext.sgmcmc import warn_of_broken_draws
 from tests.models import zoo
 from tests.sgmcmc_support import (
     arguments,
@@ -324,6 +325,30 @@ def test_a_step_that_is_not_finite_is_not_taken(chains: Any) -> None:
     with told(chains, "4 of 24 steps"):
         run = chains.sample(kernel, num_samples=3, num_chains=2)
     np.testing.assert_array_equal(run.figures["diverging"], [[False] * 3, [True] * 3])
+
+
+def test_a_chain_that_runs_off_is_told(chains: Any) -> None:
+    """One step leads so far that every later one is not finite, and the noise overflows."""
+    backend = chains.backend
+    y = np.linspace(-3.0, 3.0, 200)
+
+    def model(y: Any) -> None:
+        scale = backend.host.sample("scale", backend.dist.LogNormal(backend.array(0.0), 1.0))
+        with backend.host.plate("rows", len(y)):
+            backend.host.sample("y", backend.dist.Normal(0.0, scale), obs=y)
+
+    kernel = chains.public.SGLD(model, 10.0)
+    warned = chains.public.DivergenceWarning, chains.public.DoubtfulFitWarning
+    with pytest.warns(warned) as heard:
+        run = chains.sample(
+            kernel, (backend.array(y),), num_samples=20, initial={"scale": np.array(-1.0)}
+        )
+    broken = ~np.isfinite(run.draws["scale"])
+    assert broken.any()
+    assert any("not finite" in str(each.message) for each in heard)
+    found = {"scale": run.draws["scale"].reshape(-1)}
+    with pytest.warns(chains.public.DoubtfulFitWarning, match=f"{broken.sum()} of 20 draws"):
+        warn_of_broken_draws("SGLD", found)
 
 
 def told(chains: Any, words: str) -> Any:

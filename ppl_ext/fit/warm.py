@@ -36,6 +36,8 @@ GAIN = 1.5
 #: R-hat from which on chains have not come to rest, and the probability of saying so by chance,
 #: over all coordinates: halves of a few chains of some hundred draws come to 1.03.
 R_HAT, LEVEL = 1.05, 1e-3
+#: Draws of half a chain below which nothing is said: ranks of fewer are not Normal.
+LEAST_HALF = 10
 
 Covariance = Float[np.ndarray, "D D"] | Float[np.ndarray, " D"]
 
@@ -240,10 +242,11 @@ def warn_unless_at_rest(draws: Mapping[str, Any], stacklevel: int) -> None:
         if not np.isfinite(columns).all():
             worst, found = name, math.inf
             break
-        if half < 2 or columns.shape[2] == 0:
+        if half < LEAST_HALF or columns.shape[2] == 0:
             continue
         # Of halves that are alike, between over within has an F distribution.
-        chance = fdtri(2 * chains - 1, 2 * chains * (half - 1), 1.0 - LEVEL / columns.shape[2])
+        share = 0.5 * LEVEL / columns.shape[2]  # R-hat is the larger of two
+        chance = fdtri(2 * chains - 1, 2 * chains * (half - 1), 1.0 - share)
         r_hat = float(split_r_hat(columns).max())
         if r_hat > max(found, R_HAT, math.sqrt((half - 1 + float(chance)) / half)):
             worst, found = name, r_hat
