@@ -89,6 +89,7 @@ from ppl_ext.errors import (
     ConvergenceWarning,
     DataWarning,
     DivergenceWarning,
+    DoubtfulFitWarning,
     EvaluationWarning,
     HeldParameterWarning,
     LostFitWarning,
@@ -102,6 +103,7 @@ from ppl_ext.errors import (
 )
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.verdict import Verdict
+from ppl_ext.judgement import Judgement
 from ppl_ext.networks import priors
 from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
 from ppl_ext.score import GradientSteps, Regression
@@ -141,6 +143,7 @@ __all__ = [
     # when runs stop
     "Settled",
     "Settling",
+    "Judgement",
     # many devices
     "RankLostError",
     "Sharding",
@@ -220,6 +223,7 @@ __all__ = [
     "ConvergenceWarning",
     "DataWarning",
     "DivergenceWarning",
+    "DoubtfulFitWarning",
     "EvaluationWarning",
     "HeldParameterWarning",
     "ModelCheckError",

@@ -54,7 +54,7 @@ from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.optim import as_optimizer, kind_and_settings
 from numpyro_ext.programs import Loop, Program
 from numpyro_ext.sharding import Sharding, on_own_axes
-from numpyro_ext.start import GUIDE_FORM, is_guide, started
+from numpyro_ext.start import GUIDE_FORM, is_guide, pieces_of, started
 from ppl_ext import state_files
 from ppl_ext.arguments import entry
 from ppl_ext.batches.batch import Batch
@@ -64,9 +64,19 @@ from ppl_ext.best import Best, warn_if_lost
 from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError, RankLostError
 from ppl_ext.fingerprint import Digest, numbers_of
+from ppl_ext.fit.problem import Rows
+from ppl_ext.judgement import Drawn, Judgement
 from ppl_ext.options import described
 from ppl_ext.process import hold, release, swapped
-from ppl_ext.run import LARGEST_PIECE, Cadence, Piece, check_num_steps, joined, take_steps
+from ppl_ext.run import (
+    LARGEST_PIECE,
+    Cadence,
+    Piece,
+    check_num_steps,
+    hand_over,
+    joined,
+    take_steps,
+)
 from ppl_ext.settling import Settled, Settling, check_saved, rule_of, warn_if_unsettled
 from ppl_ext.sharding import lost_rank
 from ppl_ext.start.given import HOST
@@ -175,6 +185,9 @@ class RunResult(NamedTuple):
         :class:`~ppl_ext.best.Best`. ``run(..., init_state=result.best.state)`` goes on from it.
     settling : Settling, optional
         How settled the run is, with its figures; None where no ``until`` was given.
+    judgement : Judgement, optional
+        What speaks for and against the answer, in words and figures; see
+        :class:`~ppl_ext.judgement.Judgement`.
     """
 
     params: dict[str, Any]
@@ -183,6 +196,7 @@ class RunResult(NamedTuple):
     info: dict[str, Float[np.ndarray, " steps"]]
     best: Best | None = None
     settling: Settling | None = None
+    judgement: Judgement | None = None
 
     @property
     def settled(self) -> bool | None:
@@ -392,6 +406,32 @@ class Engine(EngineShell, ABC):
     def _positions(self, plan: Any, state: EngineState) -> Array:
         """Flat positions (n, D) that move only as the state does: by them a run settles."""
         return self._draw(plan, state, random.key(0), self._draws_to_look_at(plan))
+
+    def _to_judge(self, plan: Any, state: EngineState, number: int) -> Drawn:
+        """Draws that a run is judged by, where the engine makes any so many at most."""
+        positions = self._draw(plan, state, None, number if self.makes_draws else None)
+        return Drawn(np.asarray(self._whole(positions)))
+
+    def _judged(self, plan: Any, state: EngineState, data: Data, steps: int) -> Judgement | None:
+        """What the end of a run of so many steps says of its answer."""
+        target = plan.target
+        each = plan.estimator.evaluations_per_step(target)
+
+        def rows() -> Rows:
+            pieces = pieces_of(target)
+            return Rows.of_plates(
+                target.plates, lambda some: pieces(data, some), np.random.default_rng(0)
+            )
+
+        return self._judgement(
+            plan,
+            data,
+            epsilon=float(jnp.finfo(target.dtype).eps),
+            steps=steps,
+            evaluations=steps * self._num_positions(plan) * each,
+            draw=lambda number: self._to_judge(plan, state, number),
+            rows=rows,
+        )
 
     # -- set up -------------------------------------------------------------------------------
 
@@ -811,6 +851,8 @@ class Engine(EngineShell, ABC):
         -----
         LostFitWarning
             The run ended far above its best.
+        DoubtfulFitWarning
+            Something speaks against the answer; ``result.judgement`` says what.
         UnsettledWarning
             It was to go on until it has settled, and has not in ``num_steps``.
         BatchWarning
@@ -982,7 +1024,13 @@ class Engine(EngineShell, ABC):
             warn_if_unsettled(type(self).__name__, settled, num_steps)
         self._look_at_end(bound.plan, found)
         params = bound.params(state, bound.data)
-        return RunResult(params, present(), found.losses, found.info, best, settled)
+        try:
+            judgement = self._judged(bound.plan, state, bound.data, len(found.losses))
+        except BaseException as error:
+            # Ctrl-C, or a warning that is an error.
+            hand_over(error, int(state.step), present())
+            raise
+        return RunResult(params, present(), found.losses, found.info, best, settled, judgement)
 
     def _copied(self, plan: Plan, state: EngineState, horizon: Any) -> EngineState:
         return self._laid(plan, _copy(state, horizon))

@@ -109,6 +109,8 @@ def warm_chains(
     first = {name: value if num_chains > 1 else value[0] for name, value in split.items()}
     fields = ("num_steps", "accept_prob")
     mcmc.run(keys[2], *args, init_params=first, extra_fields=fields, **kwargs)
+    drawn = mcmc.get_samples(group_by_chain=True)
+    warm.warn_unless_at_rest({name: drawn[name] for name in names}, stacklevel=2)
     return mcmc
 
 

@@ -13,6 +13,7 @@ from ppl_ext.arguments import check_callable, nonfinite_arguments
 from ppl_ext.best import LARGEST, Watch
 from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError, NonFiniteError
+from ppl_ext.judgement import Judgement, Run, judge
 from ppl_ext.noncentred import Moves, Noncentred, say_before_run
 from ppl_ext.options import check_choice, decisions, describe, described, options_of
 from ppl_ext.run import Cadence, Piece, check_callback
@@ -54,6 +55,10 @@ class EngineShell(Documented):
 
     #: What models are written in.
     _host: str
+    #: Whether a run ends with a judgement of its answer.
+    _judges: ClassVar[bool] = True
+    # Whether no draw is made without a pass over all rows.
+    _draws_take_all_rows = False
     # Whether each position is an answer of its own, and not a draw of one.
     _answers_apart = False
     #: Whether any number of independent draws may be asked for.
@@ -332,6 +337,28 @@ class EngineShell(Documented):
 
     def _look_at_end(self, plan: Any, piece: Piece) -> None:
         """Say what the figures of a whole run show, besides that it ended far above its best."""
+
+    def _judgement(self, plan: Any, data: Any, **found: Any) -> Judgement | None:
+        """What speaks for and against the answer of a run that has ended; warns where it must.
+
+        ``found`` are the fields of :class:`~ppl_ext.judgement.Run` that a package knows.
+        """
+        if not self._judges:
+            return None
+        target = plan.target
+        judgement = judge(
+            Run(
+                type(self).__name__,
+                target.dim,
+                target.layout.slices,
+                has_all_rows=target.passes is not None or not target.partial_plates(data),
+                draws_take_all_rows=self._draws_take_all_rows,
+                modes=() if self.start is None else self.start.modes,
+                **found,
+            )
+        )
+        judgement.warn()
+        return judgement
 
     def _tuning(self) -> dict[str, str]:
         """Settings that a saved state may go on without: the engine's own hold, and it says so."""

@@ -209,6 +209,23 @@ class LostFitWarning(UserWarning):
     """
 
 
+class DoubtfulFitWarning(UserWarning):
+    """Something speaks against an answer; the message says what, and what to do.
+
+    Examples
+    --------
+    Let a doubtful answer be an error in a script:
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", DoubtfulFitWarning)
+    ...     warnings.warn("told", DoubtfulFitWarning)  # in place of a run
+    Traceback (most recent call last):
+        ...
+    ppl_ext.errors.DoubtfulFitWarning: told
+    """
+
+
 class UnsettledWarning(UserWarning):
     """A run that was to go on until it has settled has not; the message says what to do.
 

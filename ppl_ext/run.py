@@ -222,14 +222,14 @@ def take_steps(
         try:
             return _taken(name, cadence, take, watch, until, save, call_back, progress_bar, shown)
         except BaseException as error:
-            _hand_over(error, *state())
+            hand_over(error, *state())
             # Ctrl-C comes in a step or between two.
             if cadence.checkpoint_every and isinstance(error, KeyboardInterrupt):
                 save()
             raise
 
 
-def _hand_over(error: BaseException, steps: int, state: Any) -> None:
+def hand_over(error: BaseException, steps: int, state: Any) -> None:
     """Let the exception that ends a run say where the state is that it has reached."""
     if isinstance(error, NonFiniteError | RankLostError):
         return

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.errors import ArgumentError, DivergenceWarning
+from ppl_ext.errors import ArgumentError, DivergenceWarning, DoubtfulFitWarning
 from ppl_ext.options import check_choice, check_count, check_number, described, is_number
 
 #: Step size of a step, from the number of steps before it.
@@ -96,16 +96,46 @@ def check_first_step_size(step_size: Any) -> None:
         )
 
 
+#: What may be done about steps that are not finite.
+_SMALLER = (
+    "Draws repeat those before them, which may lie where values overflow: do not use them. Take a "
+    "smaller step size, such as a tenth, start near the posterior (init_strategy), and look for "
+    "NaN in the schedule and in the data. `diverging` in to_arviz's sample_stats says which draws."
+)
+
+
 def warn_of_broken_steps(kernel: str, broken: int, steps: int) -> None:
     """Say that steps were not finite and so were not taken."""
     if broken:
         warnings.warn(
-            f"{broken} of {steps} steps of {kernel} were not finite and were not taken, so that "
-            "draws repeat those before them. Take a smaller step size, and look for NaN in the "
-            "schedule and in the data. `diverging` in to_arviz's sample_stats says which draws.",
+            f"{broken} of {steps} steps of {kernel} were not finite and were not taken. {_SMALLER}",
             DivergenceWarning,
             stacklevel=3,
         )
+
+
+def warn_of_first_broken_step(kernel: str, step: int) -> None:
+    """Say that a step was not finite, where nobody knows yet how many will be."""
+    warnings.warn(
+        f"Step {step} of {kernel} was not finite and was not taken; more may follow. {_SMALLER}",
+        DivergenceWarning,
+        stacklevel=2,
+    )
+
+
+def warn_of_broken_draws(kernel: str, draws: Mapping[str, np.ndarray]) -> None:
+    """Say which draws, arrays whose first axis they are, have values that are not finite."""
+    for name, values in draws.items():
+        broken = ~np.isfinite(np.reshape(values, (len(values), -1))).all(1)
+        if broken.any():
+            warnings.warn(
+                f"{broken.sum()} of {len(values)} draws of '{name}' by {kernel} are not finite: "
+                "the chain has run off to where values overflow. Take a smaller step size, such as "
+                "a tenth, and start near the posterior (init_strategy).",
+                DoubtfulFitWarning,
+                stacklevel=3,
+            )
+            return
 
 
 def constant(step_size: float) -> Schedule:

@@ -49,9 +49,11 @@ from ppl_ext.batches.stream import Stream, check_no_arguments, place_of
 from ppl_ext.best import Best, warn_if_lost
 from ppl_ext.engine import EngineShell
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
+from ppl_ext.fit.problem import Rows
+from ppl_ext.judgement import Drawn, Judgement
 from ppl_ext.options import describe, described, is_count
 from ppl_ext.process import between_steps, hold, release, swapped
-from ppl_ext.run import Cadence, Piece, check_num_steps, take_steps
+from ppl_ext.run import Cadence, Piece, check_num_steps, hand_over, take_steps
 from ppl_ext.settling import (
     Settled,
     Settling,
@@ -65,12 +67,12 @@ from ppl_ext.start.given import HOST
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
-from pyro_ext.density.handlers import isolated_parameters
+from pyro_ext.density.handlers import global_generator, isolated_parameters
 from pyro_ext.density.reparameterise import check_moved, moves_of, noncentred
 from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
 from pyro_ext.optim import OptimizerLike
 from pyro_ext.sharding import Sharding
-from pyro_ext.start import GUIDE_FORM, is_guide, started
+from pyro_ext.start import GUIDE_FORM, is_guide, piece_of, started
 
 Callback = Callable[[int, "Engine", Mapping[str, float]], bool | None]
 Parameters = ParamSpec("Parameters")
@@ -156,12 +158,16 @@ class RunResult:
         :class:`~ppl_ext.best.Best`. ``engine.load(result.best.state)`` goes back to it.
     settling : Settling, optional
         How settled the run is, with its figures; None where no ``until`` was given.
+    judgement : Judgement, optional
+        What speaks for and against the answer, in words and figures; see
+        :class:`~ppl_ext.judgement.Judgement`.
     """
 
     losses: Float[np.ndarray, " steps"]
     info: dict[str, Float[np.ndarray, " steps"]] = field(default_factory=dict)
     best: Best | None = None
     settling: Settling | None = None
+    judgement: Judgement | None = None
 
     @property
     def settled(self) -> bool | None:
@@ -709,6 +715,8 @@ class Engine(EngineShell, ABC):
         -----
         LostFitWarning
             The run ended far above its best.
+        DoubtfulFitWarning
+            Something speaks against the answer; ``result.judgement`` says what.
         UnsettledWarning
             It was to go on until it has settled, and has not in ``num_steps``.
         BatchWarning
@@ -728,6 +736,7 @@ class Engine(EngineShell, ABC):
         is_first = sharding is None or sharding.writes
         self._check_run(callback, checkpoint if is_first else None)
         rule = rule_of(until)
+        evaluations = self.gradient_evaluations
         self._check_start(start, self._has_state())
         cadence = Cadence.of(
             self.num_steps_taken,
@@ -808,18 +817,60 @@ class Engine(EngineShell, ABC):
         if self.num_steps_taken == cadence.last:
             warn_if_unsettled(type(self).__name__, settled, num_steps)
         self._look_at_end(self.plan, found)
-        return RunResult(found.losses, found.info, best, settled)
+        try:
+            judgement = self._judged(len(found.losses), self.gradient_evaluations - evaluations)
+        except BaseException as error:
+            # Ctrl-C, or a warning that is an error.
+            hand_over(error, self.num_steps_taken, None)
+            raise
+        return RunResult(found.losses, found.info, best, settled, judgement)
 
     def _positions_now(self) -> np.ndarray:
-        # The same noise each time, and the draws that are asked for stay as they are.
+        with self._same_noise():
+            return on_host(self._positions(self.plan, self._state))
+
+    @contextmanager
+    def _same_noise(self) -> Iterator[None]:
+        """Context of draws with the same noise each time; those that are asked for stay."""
         own, self._draws = self._draws, seeded_generator(0)
         try:
             with torch.no_grad():
-                found = self._positions(self.plan, self._state).detach().cpu()
+                yield
         finally:
             self._draws = own
-        # NumPy has no bfloat16.
-        return (found.float() if found.dtype == torch.bfloat16 else found).numpy()
+
+    def _to_judge(self, plan: Any, state: Any, number: int) -> Drawn:
+        """Draws that a run is judged by, where the engine makes any so many at most."""
+        return Drawn(on_host(self._draw(plan, state, number if self.makes_draws else None)))
+
+    def _judged(self, steps: int, evaluations: float) -> Judgement | None:
+        """What the end of a run of so many steps says of its answer."""
+        plan, data = self.plan, self.data
+        target = plan.target
+
+        def draw(number: int) -> Drawn:
+            with self._same_noise():
+                return self._to_judge(plan, self._state, number)
+
+        def pieces(rows: dict[str, np.ndarray] | None) -> Any:
+            piece = piece_of(target, data, rows)
+
+            def kept(positions: np.ndarray, before: int) -> tuple[Any, Any]:
+                # What a model draws itself must not change how a run goes on.
+                with global_generator(0):
+                    return piece(positions, before)
+
+            return kept
+
+        return self._judgement(
+            plan,
+            data,
+            epsilon=torch.finfo(target.dtype).eps,
+            steps=steps,
+            evaluations=evaluations,
+            draw=draw,
+            rows=lambda: Rows.of_plates(target.plates, pieces, np.random.default_rng(0)),
+        )
 
     @_at_work
     def get_samples(self, num_samples: int | None = None) -> dict[str, Tensor]:
@@ -976,6 +1027,13 @@ def seeded_generator(*seeds: int) -> torch.Generator:
     """
     mixed = np.random.SeedSequence([seed % 2**64 for seed in seeds]).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(mixed[0] >> 1))
+
+
+def on_host(tensor: Tensor) -> np.ndarray:
+    """A tensor as an array of NumPy."""
+    found = tensor.detach().cpu()
+    # NumPy has no bfloat16.
+    return np.asarray((found.float() if found.dtype == torch.bfloat16 else found).numpy())
 
 
 def _seen(tree: Any) -> tuple[tuple[int, int], ...]:

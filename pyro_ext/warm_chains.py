@@ -85,6 +85,9 @@ def warm_chains(
         kernel, num_samples, num_warmup, num_chains=num_chains, disable_progbar=not progress_bar
     )
     mcmc.run(*args, **kwargs)
+    drawn = mcmc.get_samples(group_by_chain=True)
+    found = {name: drawn[name].cpu().numpy() for name in drawn}
+    warm.warn_unless_at_rest(found, stacklevel=2)
     return mcmc
 
 

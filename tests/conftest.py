@@ -10,6 +10,8 @@
   sets holds for its own tests and for no other module's.
 - Engines start by the host's init strategy, so that tests of other things than starts do not search
   for one. Tests marked `library_start` have the default that users have.
+- Runs of engines end without a judgement of their answer, which would take longer than the few
+  steps of most tests, and find them doubtful, rightly. Tests marked `judged` have it, as users do.
 - A module that needs an optional part which is not installed is skipped, and the reason is told.
   With CI set in the environment it fails instead: a missing install step must not look like
   success.
@@ -345,6 +347,25 @@ def library_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         from ppl_ext.engine import EngineShell
 
         monkeypatch.setattr(EngineShell, "_usual_start", "search")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_judgement() -> Iterator[None]:
+    """Have runs end without a judgement."""
+    from ppl_ext.engine import EngineShell
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EngineShell, "_judges", False)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def judgement(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have runs end with a judgement in tests marked ``judged``."""
+    if request.node.get_closest_marker("judged") is not None:
+        from ppl_ext.engine import EngineShell
+
+        monkeypatch.setattr(EngineShell, "_judges", True)
 
 
 @pytest.fixture(params=["pyro", "numpyro"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ppl_ext.sgmcmc import warn_of_broken_draws
 from tests.models import zoo
 from tests.sgmcmc_support import (
     arguments,
@@ -327,11 +327,36 @@ def test_a_step_that_is_not_finite_is_not_taken(chains: Any) -> None:
     np.testing.assert_array_equal(run.figures["diverging"], [[False] * 3, [True] * 3])
 
 
+def test_a_chain_that_runs_off_is_told(chains: Any) -> None:
+    """One step leads so far that every later one is not finite, and the noise overflows."""
+    backend = chains.backend
+    y = np.linspace(-3.0, 3.0, 200)
+
+    def model(y: Any) -> None:
+        scale = backend.host.sample("scale", backend.dist.LogNormal(backend.array(0.0), 1.0))
+        with backend.host.plate("rows", len(y)):
+            backend.host.sample("y", backend.dist.Normal(0.0, scale), obs=y)
+
+    kernel = chains.public.SGLD(model, 10.0)
+    warned = chains.public.DivergenceWarning, chains.public.DoubtfulFitWarning
+    with pytest.warns(warned) as heard:
+        run = chains.sample(
+            kernel, (backend.array(y),), num_samples=20, initial={"scale": np.array(-1.0)}
+        )
+    broken = ~np.isfinite(run.draws["scale"])
+    assert broken.any()
+    assert any("not finite" in str(each.message) for each in heard)
+    found = {"scale": run.draws["scale"].reshape(-1)}
+    with pytest.warns(chains.public.DoubtfulFitWarning, match=f"{broken.sum()} of 20 draws"):
+        warn_of_broken_draws("SGLD", found)
+
+
 def told(chains: Any, words: str) -> Any:
-    """See that Pyro's run ends with a warning; NumPyro's MCMC tells kernels of no end."""
-    if not chains.backend.is_pyro:
-        return nullcontext()
-    return pytest.warns(chains.public.DivergenceWarning, match=words)
+    """See that steps that are not finite are told: by NumPyro the first, since its MCMC tells
+    kernels of no end, by Pyro their number."""
+    first = r"Step \d+ of SGHMC was not finite"
+    match = words if chains.backend.is_pyro else first
+    return pytest.warns(chains.public.DivergenceWarning, match=match)
 
 
 def _state(run: Any) -> Any:

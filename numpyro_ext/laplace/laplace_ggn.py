@@ -26,6 +26,7 @@ from numpyro_ext.programs import Program, concretely
 from numpyro_ext.stein import DirectionEngine
 from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import Passes, rows_of_loader
+from ppl_ext.judgement import Drawn
 from ppl_ext.laplace.laplace_ggn import (
     DRAWS,
     GaussianDensity,
@@ -170,6 +171,13 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
         _, precision = self._fit(mode)
         key = key_or(rng_key, key_of_draws(state))
         return plan.posterior.draws(precision, mode, key, number)
+
+    def _to_judge(self, plan: LaplacePlan, state: EngineState, number: int) -> Drawn:
+        density, parameters = self._approximation_at(self.particles(state)[0])
+        z = density.sample(parameters, key_of_draws(state), number)
+        log_q = density.log_prob(parameters, z)
+        where = np.asarray(plan.posterior.coordinates.numbers)
+        return Drawn(np.asarray(z), np.asarray(log_q), where)
 
     def approximation(self, state: EngineState) -> tuple[GaussianDensity, Any]:
         """The Gaussian as a density with its parameters, for ``elbo``, ``psis_khat`` and ``ksd``.

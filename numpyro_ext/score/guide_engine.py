@@ -38,6 +38,7 @@ from numpyro_ext.optim import as_optimizer
 from numpyro_ext.programs import Program
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guide_engine import GuideShell
+from ppl_ext.judgement import Drawn
 from ppl_ext.options import check_count
 from ppl_ext.score import DRAWS, LEARNING_RATE, REST, match_sites
 
@@ -158,6 +159,11 @@ class GuideEngine(GuideShell, DescentEngine):
         check_count("num_samples", number)
         draw = _compiled_draws(plan.density, number, rng_key is None)
         return draw(state, key_or(rng_key, state.rng_key))
+
+    def _to_judge(self, plan: GuidePlan, state: EngineState, number: int) -> Drawn:
+        drawn = _compiled_draws(plan.density, number, True, True)(state, state.rng_key)
+        z, log_q = (np.asarray(each) for each in self._whole(drawn))
+        return Drawn(z, log_q)
 
     # -- the fit ------------------------------------------------------------------------------
 
@@ -322,9 +328,12 @@ def _coordinates_of(name: str, shape: tuple[int, ...], dim: int) -> tuple[int, n
 
 # A few programs are kept: an engine draws again and again, and many numbers of draws are one.
 @lru_cache(maxsize=8)
-def _compiled_draws(density: FlatDensity, number: int, of_state: bool) -> Program:
-    def draw(state: EngineState, rng_key: Array) -> Array:
-        key = key_of_draws(state) if of_state else rng_key
-        return density.sample(state.algorithm.parameters, key, number)
+def _compiled_draws(
+    density: FlatDensity, number: int, of_state: bool, with_density: bool = False
+) -> Program:
+    def draw(state: EngineState, rng_key: Array) -> Any:
+        key, parameters = key_of_draws(state) if of_state else rng_key, state.algorithm.parameters
+        drawn = density.sample(parameters, key, number)
+        return (drawn, density.log_prob(parameters, drawn)) if with_density else drawn
 
     return Program(draw, rarely=True)

@@ -28,7 +28,7 @@ from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.programs import concretely
 from numpyro_ext.sharding import Sharding
 from ppl_ext.errors import ArgumentError
-from ppl_ext.sgmcmc import check_first_step_size
+from ppl_ext.sgmcmc import check_first_step_size, warn_of_first_broken_step
 from ppl_ext.sgmcmc_kernels import StochasticGradientShell
 
 
@@ -82,6 +82,9 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     estimator_class = GradientEstimator
     _host = "NumPyro"
     _sharding_class = Sharding
+
+    #: Whether it was said of these chains that a step was not finite.
+    _told = False
 
     # -- hooks --------------------------------------------------------------------------------
 
@@ -157,6 +160,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         ArgumentError
             The arguments or ``init_params`` do not fit the model, or hold one batch alone.
         """
+        self._told = False
         single = is_prng_key(rng_key)
         keys = rng_key[None] if single else rng_key
         num_chains = keys.shape[0]
@@ -216,7 +220,20 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             state = lax.fori_loop(
                 0, count, lambda _, state: self._advance(state, data, single), state
             )
+        if self.sharding is None:
+            # A draw waits for the host only where a step was not finite.
+            lax.cond(
+                state.diverging.any(),
+                lambda: jax.debug.callback(self._tell, True, state.step),
+                lambda: None,
+            )
         return self._after_steps(state, data, single)
+
+    def _tell(self, broken: bool, step: int) -> None:
+        """Say once that a step was not finite: the host's ``MCMC`` asks its kernel for nothing."""
+        if broken and not self._told:
+            self._told = True
+            warn_of_first_broken_step(type(self).__name__, int(step))
 
     def postprocess_fn(
         self, model_args: tuple[Any, ...], model_kwargs: Mapping[str, Any] | None

@@ -16,7 +16,14 @@ from tqdm import tqdm
 from ppl_ext.chains.convergence import in_chains
 from ppl_ext.chains.effective import effective_number
 from ppl_ext.chains.symmetry import Symmetry, find_symmetry, ordered_values
-from ppl_ext.check.comparison import Columns, Comparison, compared, flat_columns, with_further
+from ppl_ext.check.comparison import (
+    Columns,
+    Comparison,
+    compared,
+    flat_columns,
+    on_host,
+    with_further,
+)
 from ppl_ext.check.drift import Drift, drift
 from ppl_ext.check.own_chains import OwnChains, own_chains
 from ppl_ext.check.ratios import importance_ratios
@@ -24,6 +31,7 @@ from ppl_ext.check.sample import sampled_identities
 from ppl_ext.check.source import Source
 from ppl_ext.check.stein import Stein, stein_identities
 from ppl_ext.check.touched import untouched
+from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import policy
 from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
 from ppl_ext.fit.ladder import OF_MODE, staged
@@ -48,8 +56,13 @@ FOR_SCORES = 0.1
 FOR_FIT = 0.75
 #: Evaluations of a transition, about.
 EACH_TRANSITION = 8
-#: Share of the draws outside of the support from which on they are wrong.
-OUTSIDE = 0.01
+#: Share of the draws at which densities may not be computed.
+BROKEN = 0.01
+#: Step towards the mean of the draws, as a share of the way, by which rounding is undone: a draw
+#: outside of its support that comes into it lay at its edge.
+NUDGE = 1e-4
+#: Error of a standard deviation that is not ruled out, up to which draws may be confirmed.
+UNSURE = 0.3
 #: Rounding of log densities, as a share of their standard deviation, up to which they are compared.
 ROUNDING = 0.02
 #: Draws at which rounding is measured, and the length of steps for it, in standard deviations.
@@ -256,6 +269,10 @@ def _heard(
         many = f"Marginals and scores were not looked at: {written.dim:,} are too many."
         return hearing.verdict({}, many)
     columns, labels = _columns(program, source), None
+    if len(columns.values) < 2 * columns.chains:
+        raise ArgumentError(
+            f"Expected two draws or more of each chain, found {len(columns.values)} in all."
+        )
     if program.held:
         names = ", ".join(f"'{name}'" for name in program.held)
         hearing.told.append(f"Parameters without a prior were held at their values: {names}.")
@@ -300,9 +317,9 @@ def _heard(
         if positions is None:
             positions = program.unconstrain(source.draws)
         finite = np.isfinite(positions).all(1)
-        if np.isnan(positions).any(1).mean() > OUTSIDE:
-            share = np.isnan(positions).any(1).mean()
-            hearing.against.append(f"{share:.1%} of the draws lie outside of their supports.")
+        outside = _outside(program, source, positions)
+        if outside:
+            hearing.against.append(outside)
             return hearing.verdict(sites)
         is_chain = source.kind in ("Markov chains", "draws")
         worth = float(min(numbers)) if is_chain else float(len(positions))
@@ -353,6 +370,30 @@ def _heard(
     elif suspicious and first is None:
         hearing.against.append("Scores speak against the draws.")
     return hearing.verdict(sites, refused, cost=cost)
+
+
+def _outside(program: Program, source: Source, positions: Positions) -> str:
+    """What is to be said of draws outside of their supports; "" where there are none."""
+    nowhere = np.isnan(positions)
+    rows = np.flatnonzero(nowhere.any(1))
+    if not len(rows):
+        return ""
+    if source.positions is None:
+        values = {
+            name: np.asarray(on_host(each), np.float64) for name, each in source.draws.items()
+        }
+        nudged = {
+            name: each[rows] + NUDGE * (each.mean(0) - each[rows]) for name, each in values.items()
+        }
+        left = np.isnan(program.unconstrain(nudged)).any(1)
+        rows = rows[left]
+        if not len(rows):
+            return ""
+    site = _sites_of(program)[int(nowhere[rows].sum(0).argmax())]
+    return (
+        f"{len(rows)} of {len(positions)} draws lie outside of their supports, most in '{site}': "
+        "there the posterior has no density."
+    )
 
 
 def _columns(program: Program, source: Source) -> Columns:
@@ -515,10 +556,10 @@ class _Witness:
         each = (time.perf_counter() - began) / len(z)
         finite = np.isfinite(self.values) & np.isfinite(scores).all(1)
         zero = np.isneginf(self.values).mean()
-        if zero > OUTSIDE:
+        if zero > 0.0:
             hearing.against.append(f"The posterior's density is zero at {zero:.1%} of the draws.")
             return
-        if (~finite).mean() > OUTSIDE:
+        if (~finite).mean() > BROKEN:
             # What is left are draws of the posterior where it can be computed.
             self.unknown = (
                 f"Log density or score could not be computed at {(~finite).mean():.1%} of the "
@@ -681,8 +722,20 @@ def _agreed(
             "Log densities of the draws are not the posterior's: Kolmogorov distance "
             f"{off.distance:.2f}."
         )
-    told = f"Against chains, {sites.worst.told}"
-    return hearing.verdict(sites.by_site, told, confirmed=True, cost=cost)
+    told = [f"Against chains, {sites.worst.told}"]
+    unsure = {
+        name: figures.deviation_error
+        for name, figures in sites.by_site.items()
+        if figures.deviation_error > UNSURE
+    }
+    if unsure:
+        name = max(unsure, key=lambda each: unsure[each])
+        told.insert(
+            0,
+            f"Not confirmed: the sd of '{name}' may be off by {unsure[name]:.0%}, as far as these "
+            "draws and chains tell. Take more draws.",
+        )
+    return hearing.verdict(sites.by_site, *told, confirmed=not unsure, cost=cost)
 
 
 __all__ = ["CHECK_DOCUMENTATION", "CHECK_ESS", "Program", "check"]

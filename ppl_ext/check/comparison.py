@@ -138,7 +138,7 @@ def flat_columns(
                 f"Expected draws of every latent site, found none of '{name}'. Sites that were "
                 f"drawn: {', '.join(map(str, draws))}."
             )
-        own = np.asarray(_on_host(draws[name]), np.float64)
+        own = np.asarray(on_host(draws[name]), np.float64)
         if own.ndim == 0 or own.shape[1:] != shape:
             raise ArgumentError(
                 f"Expected draws of '{name}' with shape (draws, {', '.join(map(str, shape))}), "
@@ -154,7 +154,8 @@ def flat_columns(
     return Columns(names, sites, np.concatenate(columns, axis=1), chains)
 
 
-def _on_host(value: Any) -> Any:
+def on_host(value: Any) -> Any:
+    """A tensor where NumPy finds it; anything else as it is."""
     return value.detach().cpu() if hasattr(value, "detach") else value
 
 

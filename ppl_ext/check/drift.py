@@ -60,6 +60,8 @@ class Drift:
         Mean acceptance.
     names : sequence of str
         Of the coordinates.
+    level : float
+        Probability of calling right draws adrift.
     """
 
     sizes: Float[np.ndarray, "4 C"]
@@ -69,10 +71,11 @@ class Drift:
     transitions: int
     accepted: float
     names: Sequence[str]
+    level: float = LEVEL
 
     def _shares(self) -> Float[np.ndarray, "4 C"]:
         number = self.sizes.size
-        quantile = -float(stdtrit(max(1.0, self.chains - 1.0), 0.5 * LEVEL / number))
+        quantile = -float(stdtrit(max(1.0, self.chains - 1.0), 0.5 * self.level / number))
         tolerance = np.array([SHIFT, SPREAD, TAIL_SHARE, TAIL_SHARE])[:, None]
         tolerances = np.repeat(tolerance, self.sizes.shape[1], axis=1)
         tolerances[:, -1] *= max(1.0, OF_DENSITY / SHIFT * math.sqrt(len(self.names)))
@@ -109,18 +112,21 @@ def drift(
     ordered: Callable[[Positions], Positions] | None = None,
     sees_density: bool = True,
     has_budget: Callable[[], bool] = lambda: True,
+    tuning_chains: int = TUNING_CHAINS,
+    least: int = 2,
 ) -> Drift | None:
     """Drift of so many chains from draws (S, D); None where no draw has a finite density.
 
     ``positions`` are to be independent of each other, or nearly so. Where log densities are
     rounded too much, the kernel leaves the rounded density as it is and not the exact one, so
     that ``sees_density`` is to be False. Where labels can be exchanged, ``ordered`` puts those of
-    positions in order, before and after alike.
+    positions in order, before and after alike. After ``least`` transitions they go on while
+    ``has_budget``.
     """
     # Any metric will do; that of one order of labels is not as wide as all of them lie apart.
     factor = metric_of(positions if ordered is None else ordered(positions))
     chosen = positions[generator.permutation(len(positions))]
-    step_size = _step_size(evaluate, chosen[:TUNING_CHAINS], factor, generator)
+    step_size = _step_size(evaluate, chosen[:tuning_chains], factor, generator)
     at = Chains.at(chosen[:chains], evaluate)
     finite = np.isfinite(at.values) & np.isfinite(at.scores).all(1)
     if finite.sum() < 2:
@@ -128,7 +134,7 @@ def drift(
     at = Chains(at.positions[finite], at.values[finite], at.scores[finite])
     seen, accepted = [_columns(at)], []
     for _ in range(transitions):
-        if len(seen) > 2 and not has_budget():
+        if len(seen) > least and not has_budget():
             break
         at, chance, _ = trajectory(evaluate, at, factor, step_size, generator)
         seen.append(_columns(at))

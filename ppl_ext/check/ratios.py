@@ -47,6 +47,8 @@ class Ratios:
     mean_error, deviation_error : array (D,)
         Standard errors.
     names : sequence of str
+    tolerances : tuple of float
+        Errors that nobody minds, of a mean and of the logarithm of a standard deviation.
     """
 
     khat: ParetoKHat
@@ -56,6 +58,7 @@ class Ratios:
     deviation: Float[np.ndarray, " D"]
     deviation_error: Float[np.ndarray, " D"]
     names: Sequence[str]
+    tolerances: tuple[float, float] = (MEAN, DEVIATION)
 
     @property
     def can_correct(self) -> bool:
@@ -65,15 +68,20 @@ class Ratios:
     def _shares(self) -> Float[np.ndarray, "2 D"]:
         quantile = -float(ndtri(0.25 * LEVEL / len(self.mean)))
         allowed = (
-            np.hypot(MEAN, quantile * self.mean_error),
-            np.hypot(DEVIATION, quantile * self.deviation_error),
+            np.hypot(self.tolerances[0], quantile * self.mean_error),
+            np.hypot(self.tolerances[1], quantile * self.deviation_error),
         )
         return np.stack([np.abs(self.mean) / allowed[0], np.abs(self.deviation) / allowed[1]])
 
     @property
+    def moves(self) -> bool:
+        """Whether raw moments differ from corrected ones."""
+        return bool((self._shares() > 1.0).any())
+
+    @property
     def is_off(self) -> bool:
         """Whether raw moments differ from corrected ones that are to be believed."""
-        return self.can_correct and bool((self._shares() > 1.0).any())
+        return self.can_correct and self.moves
 
     @property
     def told(self) -> str:

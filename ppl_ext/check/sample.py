@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.check.stein import Stein, stein_identities
+from ppl_ext.check.stein import DIAGONAL, MEAN, Stein, stein_identities
 from ppl_ext.start.paths import Evaluate
 
 
@@ -55,6 +55,7 @@ def sampled_identities(
     parts: Sequence[Evaluate],
     rows: int,
     names: Sequence[str],
+    tolerances: tuple[float, float] = (MEAN, DIAGONAL),
 ) -> Sampled | None:
     """The identities at draws (S, D), by parts of a batch of so many rows.
 
@@ -66,6 +67,8 @@ def sampled_identities(
     rows : int
     names : sequence of str
         Of the coordinates.
+    tolerances : tuple of float
+        What the identities may be off.
 
     Returns
     -------
@@ -91,5 +94,6 @@ def sampled_identities(
         error(whole.diagonal_error, [one.diagonal for one in each]),
         min(whole.number, float(len(parts))),
         names,
+        tolerances,
     )
     return Sampled(found, rows, len(parts))

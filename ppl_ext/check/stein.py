@@ -39,6 +39,8 @@ class Stein:
         Effective draws.
     names : sequence of str
         Of the coordinates.
+    tolerances : tuple of float
+        What the mean and the diagonal may be off.
     """
 
     mean: Float[np.ndarray, " D"]
@@ -47,22 +49,24 @@ class Stein:
     diagonal_error: Float[np.ndarray, " D"]
     number: float
     names: Sequence[str]
+    tolerances: tuple[float, float] = (MEAN, DIAGONAL)
 
     @property
-    def _quantile(self) -> float:
+    def quantile(self) -> float:
+        """Standard errors that chance allows a figure."""
         return -float(stdtrit(max(1.0, self.number - 1.0), LEVEL / (4 * len(self.mean))))
 
     @property
     def least_shift(self) -> float:
         """The shift of the mean, in standard deviations, that would be seen in any coordinate."""
-        return float(np.hypot(MEAN, self._quantile * self.mean_error).max())
+        return float(np.hypot(self.tolerances[0], self.quantile * self.mean_error).max())
 
     def _shares(self) -> Float[np.ndarray, "2 D"]:
         """Each as a share of what chance and tolerance allow."""
-        quantile = self._quantile
+        quantile = self.quantile
         allowed = (
-            np.hypot(MEAN, quantile * self.mean_error),
-            np.hypot(DIAGONAL, quantile * self.diagonal_error),
+            np.hypot(self.tolerances[0], quantile * self.mean_error),
+            np.hypot(self.tolerances[1], quantile * self.diagonal_error),
         )
         return np.stack([np.abs(self.mean) / allowed[0], np.abs(self.diagonal) / allowed[1]])
 

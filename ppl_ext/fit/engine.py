@@ -9,6 +9,7 @@ from typing import Any
 
 from ppl_ext.errors import ArgumentError, UnsettledWarning
 from ppl_ext.fit.problem import Meter
+from ppl_ext.judgement import unjudged
 from ppl_ext.layouts import DataPlate
 from ppl_ext.options import described
 from ppl_ext.process import swapped
@@ -44,7 +45,7 @@ def in_rounds(
     def is_over(step: int, *_: object) -> bool:
         return not meter.allows(ENGINE_SHARE, of_engine=spent(step))
 
-    with swapped(warnings.catch_warnings()):
+    with swapped(warnings.catch_warnings()), unjudged():
         # The verdict says it.
         warnings.simplefilter("ignore", UnsettledWarning)
         while True:

@@ -135,6 +135,9 @@ class LaplaceShell(EngineShell):
                 "in both."
             )
 
+    # The curvature is a sum over them.
+    _draws_take_all_rows = True
+
     def _settings(self) -> dict[str, str]:
         # Without hyperparameters the steps do not depend on the curvature, and the state of one
         # serves engines with all others.

@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 
 from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import rows_of_loader
+from ppl_ext.judgement import Drawn
 from ppl_ext.laplace.laplace_ggn import (
     DRAWS,
     GaussianDensity,
@@ -30,7 +31,7 @@ from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.density.handlers import global_generator
-from pyro_ext.engine import Plan
+from pyro_ext.engine import Plan, on_host
 from pyro_ext.laplace.gaussian import Precision, precision_of
 from pyro_ext.laplace.likelihood import LikelihoodCurvature
 from pyro_ext.laplace.prior import ConditionalPrior
@@ -130,6 +131,12 @@ class LaplaceGGN(LaplaceShell, DirectionEngine):
         mode = state.particles.detach().clone()
         _, precision = self._fit(mode[0])
         return plan.posterior.draws(precision, mode[0], self._draws, number)
+
+    def _to_judge(self, plan: LaplacePlan, state: DirectionState, number: int) -> Drawn:
+        density, parameters = self._approximation_at(state.particles[0].detach().clone())
+        z = density.sample(parameters, self._draws, number)
+        where = as_numpy(plan.posterior.coordinates.numbers)
+        return Drawn(on_host(z), on_host(density.log_prob(parameters, z)), where)
 
     def approximation(self) -> tuple[GaussianDensity, Any]:
         """The Gaussian as a density with its parameters, for ``elbo``, ``psis_khat`` and ``ksd``.

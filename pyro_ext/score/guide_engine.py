@@ -22,12 +22,13 @@ from torch import Generator, Tensor
 from ppl_ext import state_files
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guide_engine import GuideShell
+from ppl_ext.judgement import Drawn
 from ppl_ext.options import check_count
 from ppl_ext.process import hold
 from ppl_ext.score import DRAWS, LEARNING_RATE
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.descent import DescentEngine
-from pyro_ext.engine import Plan
+from pyro_ext.engine import Plan, on_host
 from pyro_ext.guides.flat_density import (
     FlatDensity,
     Parameters,
@@ -227,6 +228,11 @@ class GuideEngine(GuideShell, DescentEngine):
         number = DRAWS if num_samples is None else num_samples
         check_count("num_samples", number)
         return plan.density.sample(plan.parameters, self._draws, number)
+
+    def _to_judge(self, plan: GuidePlan, state: GuideState, number: int) -> Drawn:
+        drawn = self._draw(plan, state, number)
+        log_q = plan.density.log_prob(plan.parameters, drawn)
+        return Drawn(on_host(drawn), on_host(log_q))
 
     # -- the fit -------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
+from ppl_ext.sgmcmc import warn_of_broken_draws
 
 #: Draws that are put into their supports at once.
 _CONSTRAINED_AT_ONCE = 1000
@@ -142,6 +143,10 @@ class MCMC(infer.MCMC):
             for site in pieces[0]
         }
         self._diagnostics = [self._of_draws(kernel.diagnostics(c)) for c in range(self.num_chains)]
+        warn_of_broken_draws(
+            type(kernel).__name__,
+            {name: each.flatten(0, 1).cpu().numpy() for name, each in self._samples.items()},
+        )
         kernel.cleanup()
 
     def _of_draws(self, figures: dict[str, Any]) -> dict[str, Any]:

@@ -327,6 +327,69 @@ def test_a_program_is_checked(backend: Any) -> None:
         backend.public.check(*key, 3.0, model, *args, **options)
 
 
+TIMES = np.array([0.4, 1.1, 2.9, 2.2, 3.8])
+
+
+def rate_of(backend: Any) -> tuple[Any, np.ndarray]:
+    """A rate of waiting times, and exact draws of it: Gamma(2 + n, 1 + sum)."""
+
+    def model(y: Any) -> None:
+        rate = backend.host.sample("rate", backend.dist.Gamma(backend.array(2.0), 1.0))
+        with backend.host.plate("rows", len(y)):
+            backend.host.sample("y", backend.dist.Exponential(rate), obs=y)
+
+    exact = np.random.default_rng(0).gamma(7.0, 1.0 / (1.0 + TIMES.sum()), 2_000)
+    return model, exact
+
+
+def test_any_draw_outside_of_the_support_is_refused(backend: Any) -> None:
+    model, exact = rate_of(backend)
+    key = () if backend.is_pyro else (backend.key(6),)
+    for number in (1, 15):
+        outside = exact.copy()
+        outside[:number] = -1.0
+        found = backend.public.check(
+            *key, {"rate": outside}, model, backend.array(TIMES), progress_bar=False
+        )
+        assert found.level == "not trusted"
+        assert f"{number} of 2000 draws lie outside of their supports, most in 'rate'" in str(found)
+
+
+def test_draws_at_the_edge_of_the_support_are_not_outside(backend: Any) -> None:
+    """Shares that add up to a little more than one, as they do in single precision."""
+
+    def model(y: Any) -> None:
+        alpha = backend.array([1.0, 1.0, 1.0])
+        shares = backend.host.sample("shares", backend.dist.Dirichlet(alpha))
+        backend.host.sample("y", backend.dist.Normal(shares[0], 1.0), obs=y)
+
+    exact = np.random.default_rng(0).dirichlet(np.ones(3), 400)
+    exact[:3] = [0.7, 0.3 + 1e-6, 0.0]
+    key = () if backend.is_pyro else (backend.key(6),)
+    given = {"shares": exact}
+    found = backend.public.check(
+        *key, given, model, backend.array(0.3), progress_bar=False, budget=1_000
+    )
+    assert "outside" not in str(found)
+
+
+def test_one_draw_is_refused(backend: Any) -> None:
+    model, exact = rate_of(backend)
+    key = () if backend.is_pyro else (backend.key(6),)
+    with pytest.raises(ArgumentError, match="two draws or more of each chain, found 1 in all"):
+        backend.public.check(
+            *key, {"rate": exact[:1]}, model, backend.array(TIMES), progress_bar=False
+        )
+
+
+def test_draws_whose_deviation_may_be_off_are_not_confirmed() -> None:
+    generator = np.random.default_rng(3)
+    few = right(generator, 40)
+    found = verdict_on(few, generator, reference(generator))
+    assert not found.trusted
+    assert "may be off by" in str(found) or "too few" in str(found)
+
+
 @pytest.mark.in_one_package
 def test_labels_that_can_be_exchanged_mean_nothing(backend: Any) -> None:
     """Chains in one order of labels, and in several, are right; those of other posteriors wrong."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ppl_ext.chains.convergence import convergence
-from ppl_ext.fit.warm import Tuned, covariance_of
+from ppl_ext.errors import DoubtfulFitWarning
+from ppl_ext.fit.warm import Tuned, covariance_of, warn_unless_at_rest
 from ppl_ext.start.start import Mode, Start
 from tests.fit.test_fit import fit_of
 
@@ -57,6 +59,42 @@ def check_in_line(draws: dict[str, np.ndarray]) -> None:
     means = np.array([1.0, 2.0, SLOPE])
     assert (np.abs(flat.mean((0, 1)) - means) / deviations < errors).all()
     assert (np.abs(flat.std((0, 1)) / deviations - 1.0) < errors).all()
+
+
+def test_chains_that_have_not_come_to_rest_are_told(backend: Any) -> None:
+    """From draws that lie nearly at one point, by orders more narrow than the posterior."""
+    host, dist = backend.host, backend.dist
+
+    def model() -> None:
+        host.sample("z", dist.Normal(backend.array(2.0), 0.5))
+
+    noise = np.random.default_rng(0).normal(size=100)
+    options = {"num_samples": 100, "num_warmup": 40}
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always", DoubtfulFitWarning)
+        _, draws = chains_of(backend, model, {"z": backend.array(2.0 + 1e-7 * noise)}, **options)
+    told = [str(each.message) for each in heard if each.category is DoubtfulFitWarning]
+    is_right = abs(np.log(draws["z"].std() / 0.5)) < 0.25
+    # NumPyro's step size grows far enough.
+    assert len(told) == (not is_right)
+    assert is_right or "R-hat" in told[0]
+    if backend.is_pyro:
+        assert not is_right
+
+
+def test_r_hat_of_chains_at_rest_is_seldom_told() -> None:
+    generator = np.random.default_rng(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number in (20, 100):
+            for _ in range(100):
+                warn_unless_at_rest({"z": generator.normal(size=(4, number, 3))}, 1)
+    apart = generator.normal(size=(4, 100, 2)) + np.arange(4.0)[:, None, None] * [0.0, 1.0]
+    with pytest.warns(DoubtfulFitWarning, match=r"R-hat 1\.[2-9].*'z'"):
+        warn_unless_at_rest({"z": apart}, 1)
+    apart[0, 0, 0] = np.inf
+    with pytest.warns(DoubtfulFitWarning, match="not finite in 'z'"):
+        warn_unless_at_rest({"z": apart}, 1)
 
 
 def test_a_start_gives_metric_and_first_points(backend: Any) -> None:
