@@ -88,6 +88,11 @@ class Noncentred:
         return tuple(dict.fromkeys((*self.names, *own))) if self.moves.config else own
 
 
+def is_moved(model: Any) -> bool:
+    """Whether a program has sites non-centred, so that its positions are not those as written."""
+    return isinstance(model, Noncentred) and bool(model.moves.latents)
+
+
 @np.errstate(all="ignore")
 def difference(
     points: Positions,

@@ -105,6 +105,12 @@ def test_a_guide_of_a_noncentred_program_is_made_of_it(backend: Any) -> None:
     assert abs(fit.samples["tau"].mean() - 3.6) < 0.4 * 3.2
     assert abs(fit.samples["theta"][:, 0].mean() - 6.2) < 0.2 * 5.6
     assert fit.samples["theta"].std(0).min() > 3.5  # 4.6 to 5.6 in the reference
+    # A check judges draws by the program as written, whose positions are others.
+    found = fit.engine if backend.is_pyro else (fit.engine, fit.state)
+    seed = 0 if backend.is_pyro else backend.key()
+    source = backend.room("check").of_host(found, model, args, {}, seed)
+    assert source.positions is source.log_density is None
+    assert {"mu", "tau", "theta"} <= set(source.draws)
     engine = public.ProximalScoreVI(
         model,
         lambda program: guides.AutoDiagonalNormal(program, init_scale=0.2),
