@@ -86,7 +86,7 @@ def check(
     source = source_of(draws, lambda found: of_host(found, model, *first, of_source, passes))
 
     def predictions() -> str:
-        held = {"params": source.held} if source.held else {}
+        held: dict[str, Any] = {"params": source.held} if source.held else {}
         predicted = predictive_distribution(model, source.draws, *held_out or (), **held)
         return told_of_predictions(predicted)
 

@@ -192,11 +192,12 @@ def check_array(name: str, array: Any, kept: Kept | None = None, *, anew: bool =
     own = np.dtype(kept(array.dtype))
     if own.kind not in "iuf" or not array.size or (_is_known(array, own) and not anew):
         return
+    numbers = np.asarray(array)
     if own.kind == "f":
-        check_digits(name, array, own)
+        check_digits(name, numbers, own)
     else:
-        check_range(name, array, own)
-        _warn_of_whole(name, array, np.dtype(kept(np.dtype(np.float64))))
+        check_range(name, numbers, own)
+        _warn_of_whole(name, numbers, np.dtype(kept(np.dtype(np.float64))))
     _remember(array, own)
 
 

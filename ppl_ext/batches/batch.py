@@ -68,7 +68,8 @@ class Batch(NamedTuple):
         Each row is hashed by itself, by a sum of its words times random numbers, which is mixed.
         Arrays of objects are not looked at.
         """
-        generator, total = np.random.default_rng(0), np.zeros(self.rows, np.uint64)
+        generator = np.random.default_rng(0)
+        total: Any = np.zeros(self.rows, np.uint64)
         for _, leaf in self.leaves():
             if not len(leaf.shape):
                 continue

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from ppl_ext.arguments import check_callable, named_if_foreign
 from ppl_ext.batches.batch import Batch
@@ -297,7 +298,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
-            suppress(torch.linalg.LinAlgError),
+            suppress(LinAlgError),
         ):
             z = torch.as_tensor(self._near_zero(), dtype=self.dtype, device=self.device)
             parts = self.evaluate(z.requires_grad_(), data, self.bound.first_rows())
@@ -314,7 +315,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         positions = torch.as_tensor(z, dtype=self.dtype, device=self.device)
         numbers = {name: torch.as_tensor(each, device=self.device) for name, each in rows.items()}
         found = np.full(len(positions), np.nan)
-        with torch.no_grad(), suppress(torch.linalg.LinAlgError):
+        with torch.no_grad(), suppress(LinAlgError):
             for k, each in enumerate(positions):
                 own = {name: rows[k] for name, rows in numbers.items()}
                 found[k] = float(self.evaluate(each, data, own)[1])
