@@ -219,6 +219,56 @@ def _density() -> Iterator[Mutation]:
         "test_simplify",
     )
     yield from pyro(
+        "a matrix without a factor has a finite score",
+        "density/failed_factors.py",
+        "added = entries * torch.zeros_like(entries).masked_fill(failed, torch.nan)",
+        "added = torch.zeros_like(entries).masked_fill(failed, torch.nan)",
+        "failed_factors",
+    )
+    yield from pyro(
+        "a matrix without a factor has one",
+        "density/failed_factors.py",
+        "results = [_spoiled(each, failed != 0, A) for each in found]",
+        "results = [_spoiled(each, failed < 0, A) for each in found]",
+        "failed_factors",
+    )
+    yield from both(
+        "rows that obs_mask leaves out are flat where they are seen",
+        "density/handlers.py",
+        'if msg["type"] == "sample" and msg["name"].startswith(self.name):',
+        'if msg["type"] == "plate" and msg["name"].startswith(self.name):',
+        "missing_rows",
+        pyro=('msg["mask"] = None', 'msg["mask"] = msg["mask"]'),
+    )
+    yield from pyro(
+        "angles of other turns are left there",
+        "density/handlers.py",
+        "return torch.remainder(y + math.pi, 2.0 * math.pi) - math.pi",
+        "return y",
+        "programs",
+    )
+    yield from pyro(
+        "angles end before half a turn",
+        "density/handlers.py",
+        "constraints.interval(-math.pi, math.pi)",
+        "constraints.interval(-math.pi, 0.5 * math.pi)",
+        "programs",
+    )
+    yield from numpyro(
+        "bounds of a scan's first steps are of the rest",
+        "density/handlers.py",
+        'lambda site: transform_of(site).inv(site["value"])',
+        'lambda site: transform_of(trace[name]).inv(site["value"])',
+        "test_target",
+    )
+    yield from neutral(
+        "Stan's parameters go with rejected generated quantities",
+        "stan/density.py",
+        "found[: len(values)] = values",
+        "found[: len(values)] = np.nan",
+        "test_stan",
+    )
+    yield from pyro(
         "graphs: a number minus a tensor the other way round",
         "density/simplify.py",
         "return torch.sub, (held, value), {}",
