@@ -174,10 +174,10 @@ def _noise() -> list[Claim]:
         command = f"posteriordb --appendix-b --posteriors {posterior} --route native --jobs 1"
         for method in ("ProximalScoreVI, gradient", "ProximalScoreVI, full"):
             for table, level in ((f"Fig. 5, {theirs}", 0.0), (f"Fig. 6, {theirs}", NOISIEST)):
-                rivals = ("ADVI, full",) if level == 0.0 else ("ADVI, full", "GSM", "BaM")
+                others = ["ADVI, full", *(["GSM", "BaM"] if level else [])]
                 test = Beats(
                     posteriordb(posterior, method, level),
-                    tuple(posteriordb(posterior, rival, level) for rival in rivals),
+                    tuple(posteriordb(posterior, rival, level) for rival in others),
                     tie=level == 0.0,
                 )
                 form = "gradient" if "gradient" in method else "closed"

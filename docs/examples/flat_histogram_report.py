@@ -23,8 +23,9 @@ from docs.examples.recorded import recorded, row_of
 
 Floats = NDArray[np.float64]
 
-#: Two Normals of unit variance, ten deviations apart; chains begin in the small one.
-MEANS, MASSES, MIDDLE = (0.0, 10.0), (0.1, 0.9), 5.0
+#: Two Normals of unit variance, ten deviations apart; chains begin in the small one. The prior is
+#: about their middle, so that it leaves their masses as they are.
+MEANS, MASSES, MIDDLE, PRIOR_SCALE = (0.0, 10.0), (0.1, 0.9), 5.0, 20.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Options:
     steps: int = 24_000
     step_size: float = 0.1
     block: int = 20
-    lowest: float = 1.0
-    highest: float = 16.0
+    lowest: float = 4.9
+    highest: float = 19.9
     bins: int = 30
     power: float = 0.75
     gain: float = 10.0
@@ -136,4 +137,4 @@ def table(runs: Sequence[Record]) -> str:
         "its error": "standard error",
         "unweighted": "share of the draws as they are",
     }
-    return markdown_table([row_of(run, headings) for run in runs])
+    return markdown_table([{"seed": run.seed, **row_of(run, headings)} for run in runs])

@@ -37,7 +37,7 @@ def test_the_error_of_a_share_is_that_over_chains() -> None:
 def test_far_modes_have_their_masses(host: str, tmp_path: Path) -> None:
     example = importlib.import_module(f"docs.examples.{host}_examples.flat_histogram")
     found = example.main(["--out", str(tmp_path)])
-    # Steps of this size leave a bias of about 0.01, and chains that stay have a share of 0.
-    assert abs(found["share"] - shared.MASSES[1]) < 4.0 * found["its error"] + 0.01
+    # Steps of this size leave a bias of about 0.02, and chains that stay have a share of 0.
+    assert abs(found["share"] - shared.MASSES[1]) < 4.0 * found["its error"] + 0.02
     assert found["its error"] < 0.04
     assert (tmp_path / "flat-histogram.jsonl").exists()

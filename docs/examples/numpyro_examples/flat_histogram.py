@@ -24,16 +24,30 @@ import numpyro_ext as nx
 from docs.examples import flat_histogram_report as shared
 
 
-def modes() -> Any:
-    """The posterior."""
+def prior() -> Any:
+    """Of the latent."""
+    return dist.Normal(shared.MIDDLE, shared.PRIOR_SCALE)
+
+
+def log_likelihood(x: Array) -> Array:
+    """Two modes."""
     masses = dist.Categorical(jnp.array(shared.MASSES))
-    return dist.MixtureSameFamily(masses, dist.Normal(jnp.array(shared.MEANS), 1.0))
+    modes = dist.MixtureSameFamily(masses, dist.Normal(jnp.array(shared.MEANS), 1.0))
+    found: Array = modes.log_prob(x)
+    return found
+
+
+def energy_of(x: Array) -> Array:
+    """Negative log density of the posterior, up to a constant."""
+    found: Array = -(prior().log_prob(x) + log_likelihood(x))
+    return found
 
 
 def program(edges: Array, log_divisor: Array) -> None:
     """The posterior's density over the estimate at its energy."""
-    x = numpyro.sample("x", modes())
-    numpyro.factor("flat", -jnp.interp(-modes().log_prob(x), edges, log_divisor))
+    x = numpyro.sample("x", prior())
+    numpyro.factor("likelihood", log_likelihood(x))
+    numpyro.factor("flat", -jnp.interp(energy_of(x), edges, log_divisor))
 
 
 def sampled(options: shared.Options) -> tuple[shared.Floats, shared.Floats]:
@@ -49,7 +63,7 @@ def sampled(options: shared.Options) -> tuple[shared.Floats, shared.Floats]:
     def block(state: Any, log_divisor: Array) -> tuple[Any, tuple[Array, Array, Array]]:
         def step(state: Any, _: None) -> tuple[Any, tuple[Array, Array, Array]]:
             state = kernel.sample(state, (edges, log_divisor), {})
-            energy = -modes().log_prob(state.z["x"])
+            energy = energy_of(state.z["x"])
             return state, (state.z["x"], energy, jnp.interp(energy, edges, log_divisor))
 
         return lax.scan(step, state, None, options.block)

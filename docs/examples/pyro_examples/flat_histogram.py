@@ -22,24 +22,43 @@ from torch import Tensor
 import pyro_ext as px
 from docs.examples import flat_histogram_report as shared
 
+#: Checks of values are Python, which a graph of all chains cannot have.
+UNCHECKED: Any = {"validate_args": False}
 
-def modes() -> Any:
-    """The posterior."""
-    masses = dist.Categorical(torch.tensor(shared.MASSES))
-    return dist.MixtureSameFamily(masses, dist.Normal(torch.tensor(shared.MEANS), 1.0))
+
+def prior() -> Any:
+    """Of the latent."""
+    return dist.Normal(shared.MIDDLE, shared.PRIOR_SCALE, **UNCHECKED)
+
+
+def log_likelihood(x: Tensor) -> Tensor:
+    """Two modes."""
+    masses = dist.Categorical(torch.tensor(shared.MASSES), **UNCHECKED)
+    parts = dist.Normal(torch.tensor(shared.MEANS), 1.0, **UNCHECKED)
+    modes = dist.MixtureSameFamily(masses, parts, **UNCHECKED)
+    found: Tensor = modes.log_prob(x)
+    return found
+
+
+def energy_of(x: Tensor) -> Tensor:
+    """Negative log density of the posterior, up to a constant."""
+    found: Tensor = -(prior().log_prob(x) + log_likelihood(x))
+    return found
 
 
 def interpolated(x: Tensor, edges: Tensor, values: Tensor) -> Tensor:
     """Values between those at even edges, and those of the ends outside."""
-    place = ((x - edges[0]) / (edges[1] - edges[0])).clamp(0.0, len(edges) - 1.0)
-    left = place.detach().long().clamp(max=len(edges) - 2)
-    return values[left] + (place - left) * (values[left + 1] - values[left])
+    width = edges[1] - edges[0]
+    # A sum over bins, as positions of many chains cannot be indices of a graph.
+    inside = (x.unsqueeze(-1) - edges[:-1]).clamp(min=torch.zeros_like(width), max=width)
+    return values[0] + (inside * values.diff() / width).sum(-1)
 
 
 def program(edges: Tensor, log_divisor: Tensor) -> None:
     """The posterior's density over the estimate at its energy."""
-    x = pyro.sample("x", modes())
-    pyro.factor("flat", -interpolated(-modes().log_prob(x), edges, log_divisor))
+    x = pyro.sample("x", prior())
+    pyro.factor("likelihood", log_likelihood(x))
+    pyro.factor("flat", -interpolated(energy_of(x), edges, log_divisor))
 
 
 def sampled(options: shared.Options) -> tuple[shared.Floats, shared.Floats]:
@@ -59,7 +78,7 @@ def sampled(options: shared.Options) -> tuple[shared.Floats, shared.Floats]:
             x = kernel.draw().z.reshape(-1)
             found.append(x)
         block = torch.stack(found)
-        energy = -modes().log_prob(block)
+        energy = energy_of(block)
         draws.append(np.asarray(block, np.float64))
         log_weights.append(np.asarray(interpolated(energy, edges, log_divisor), np.float64))
         estimate = shared.updated(options, estimate, np.asarray(energy, np.float64), number)
