@@ -180,8 +180,9 @@ def test_what_an_exception_leaves_is_put_back(monkeypatch: pytest.MonkeyPatch) -
     assert level == [0]
 
 
+@pytest.mark.parametrize("alone", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_handlers_of_the_hosts_are_entered_under_the_lock_alone(
-    backend: Any, monkeypatch: pytest.MonkeyPatch
+    backend: Any, monkeypatch: pytest.MonkeyPatch, alone: bool
 ) -> None:
     """What enters one elsewhere is found in the list by the model of another thread."""
     if backend.is_pyro:
@@ -207,10 +208,11 @@ def test_handlers_of_the_hosts_are_entered_under_the_lock_alone(
     y = backend.array(np.linspace(-2.0, 3.0, 8))
     key = () if backend.is_pyro else (backend.key(0),)
     monkeypatch.setattr(Messenger, "__enter__", noted)
-    fit = backend.public.fit(*key, mixture, y, budget=3_000, progress_bar=False)
     backend.public.find_start(*key, mixture, y)
-    backend.public.check(*key, fit, mixture, y, budget=3_000, progress_bar=False)
-    backend.public.to_arviz(fit, y)
+    if not alone:
+        fit = backend.public.fit(*key, mixture, y, budget=3_000, progress_bar=False)
+        backend.public.check(*key, fit, mixture, y, budget=3_000, progress_bar=False)
+        backend.public.to_arviz(fit, y)
     assert not outside
 
 
