@@ -110,7 +110,7 @@ GROUPS = {
             "Setting up, running, stopping, saving; see :doc:`/getting-started` and, for an engine "
             "of your own, :doc:`/own-engine`.",
             (
-                *("run", "process", "best", "settling", "drift", "state_files"),
+                *("run", "process", "best", "settling", "drift", "judgement", "state_files"),
                 *("descent", "optim", "draws", "operations", "programs", "callbacks", "pieces"),
             ),
         ),
