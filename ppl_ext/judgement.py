@@ -281,7 +281,7 @@ def _judged(run: Run) -> Judgement:
     drawn = run.draw(number)
     positions = drawn.positions
     some = np.linspace(0, len(positions) - 1, min(len(positions), number)).astype(int)
-    log_q = None if drawn.log_density is None else np.float64(drawn.log_density[some])
+    log_q = None if drawn.log_density is None else np.asarray(drawn.log_density[some], np.float64)
     z = np.asarray(positions[some], np.float64)
     found = Judgement(run.engine, draws=len(z), evaluations=len(z) * max(1, len(parts)))
     broken = ~np.isfinite(z).all(1)
@@ -484,8 +484,10 @@ def _by_rows(
     if sampled is None:
         reason = "Scores at the draws are not finite."
         return replace(found, reasons=(reason,))
-    side = {"reasons": (sampled.told,)} if sampled.is_off else {"told": (sampled.told,)}
-    return replace(found, stein=sampled.stein, **side)
+    found = replace(found, stein=sampled.stein)
+    if sampled.is_off:
+        return replace(found, reasons=(sampled.told,))
+    return replace(found, told=(sampled.told,))
 
 
 __all__ = ["Drawn", "Judgement", "Run", "judge"]

@@ -117,7 +117,8 @@ def warn_of_broken_steps(kernel: str, broken: int, steps: int) -> None:
 def warn_of_first_broken_step(kernel: str, step: int) -> None:
     """Say that a step was not finite, where nobody knows yet how many will be."""
     warnings.warn(
-        f"Step {step} of {kernel} was not finite and was not taken; more may follow. {_SMALLER}",
+        f"Step {step} of {kernel} was not finite: it was not taken, or began where the density is "
+        f"not finite; more may follow. {_SMALLER}",
         DivergenceWarning,
         stacklevel=2,
     )

@@ -341,7 +341,7 @@ def test_a_chain_that_runs_off_is_told(chains: Any) -> None:
     warned = chains.public.DivergenceWarning, chains.public.DoubtfulFitWarning
     with pytest.warns(warned) as heard:
         run = chains.sample(
-            kernel, (backend.array(y),), num_samples=20, initial={"scale": np.array(-1.0)}
+            kernel, (backend.array(y),), num_samples=20, initial={"scale": np.array([-1.0])}
         )
     broken = ~np.isfinite(run.draws["scale"])
     assert broken.any()

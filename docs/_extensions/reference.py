@@ -62,7 +62,6 @@ GROUPS = {
             "check",
             "check: draws of any method, judged",
             "What stands behind a verdict on draws from anywhere; see :doc:`/fit`.",
-            ("judgement",),
         ),
         Room(
             "calibrate",
@@ -111,7 +110,7 @@ GROUPS = {
             "Setting up, running, stopping, saving; see :doc:`/getting-started` and, for an engine "
             "of your own, :doc:`/own-engine`.",
             (
-                *("run", "process", "best", "settling", "drift", "state_files"),
+                *("run", "process", "best", "settling", "drift", "judgement", "state_files"),
                 "whole_files",
                 *("descent", "optim", "draws", "operations", "programs", "callbacks", "pieces"),
             ),

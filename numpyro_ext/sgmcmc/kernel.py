@@ -54,7 +54,8 @@ class KernelState(NamedTuple):
     cycle : int array () or (C,)
         Cycle of the step size that the draw belongs to, from 0; always 0 without cycles.
     diverging : bool array () or (C,)
-        Whether a step since the last draw was not finite; such steps are not taken.
+        Whether a step since the last draw was not finite; such steps are not taken. Or whether it
+        began where the density is not.
     num_diverging : int array () or (C,)
         Number of steps that were not finite.
     replicas : dict
@@ -286,6 +287,9 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         # Replicas of a chain stay where they are together.
         taken = jnp.repeat(finite, self.num_replicas)[:, None]
         energies = -estimate.log_density(target.likelihood_temperature)
+        of_draws = energies[:: self.num_replicas].reshape(chains)
+        # Where values overflow a score may be finite, and leads back, but a draw is not.
+        nowhere = ~jnp.isfinite(of_draws)
         state = self._with_positions(state, jnp.where(taken, moved, z), single)
         return state._replace(
             step=state.step + 1,
@@ -296,8 +300,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
                 lambda new, old: jnp.asarray(new, old.dtype), estimator, state.estimator
             ),
             step_size=jnp.broadcast_to(step_size, chains),
-            potential_energy=energies[:: self.num_replicas].reshape(chains),
-            diverging=state.diverging | broken,
+            potential_energy=of_draws,
+            diverging=state.diverging | broken | nowhere,
             num_diverging=state.num_diverging + broken,
             rng_key=both[0, 0] if single else both[:, 0],
         )

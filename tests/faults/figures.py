@@ -527,3 +527,37 @@ def _laplace(trial: Trial) -> None:
     bound = trial.public.elbo(engine, *of_state, num_samples=100)
     np.testing.assert_allclose(bound.value, evidence, rtol=1e-3)
     assert trial.public.psis_khat(engine, *of_state, num_samples=200).khat < 0.5
+
+
+def _checked(trial: Trial, draws: Any, model: Any = None) -> Any:
+    """The verdict of ``check`` on draws of a program of the observations."""
+    keys = () if trial.is_pyro else (trial.backend.key(),)
+    given = {name: trial.backend.array(value) for name, value in draws.items()}
+    program = model or mean(trial.backend)
+    return trial.public.check(
+        *keys, given, program, trial.backend.array(Y), budget=500, progress_bar=False
+    )
+
+
+@fault("Figures", "one draw for `check`", REFUSED_AT_ONCE)
+def _one_draw(trial: Trial) -> None:
+    with trial.refused("two draws or more of each chain, found 1 in all"):
+        _checked(trial, {"mu": np.array([0.5])})
+
+
+@fault(
+    "Figures", "a negative rate among 200 draws, given to `check`", '"not trusted", with a count'
+)
+def _negative_rate(trial: Trial) -> None:
+    host, dist = trial.backend.host, trial.backend.dist
+
+    def model(y: Any) -> None:
+        rate = host.sample("rate", dist.Gamma(trial.backend.array(2.0), 1.0))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(0.0, rate), obs=y)
+
+    draws = np.random.default_rng(0).gamma(4.0, 0.5, 200)
+    draws[7] = -1.0
+    verdict = _checked(trial, {"rate": draws}, model)
+    assert verdict.level == "not trusted"
+    assert "1 of 200 draws lie outside of their supports, most in 'rate'" in str(verdict)

@@ -1562,6 +1562,34 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "a judgement that takes scores of the other sign",
+        "judgement.py",
+        "each = -((z - z.mean(0)) * scores).mean(1)",
+        "each = ((z - z.mean(0)) * scores).mean(1)",
+        "test_judgement",
+    )
+    yield from neutral(
+        "a judgement of tails that leaves out the factor three",
+        "judgement.py",
+        "squares = 3.0 * np.square(moves).mean(0)",
+        "squares = np.square(moves).mean(0)",
+        "test_judgement",
+    )
+    yield from neutral(
+        "a mode without draws is not told",
+        "judgement.py",
+        "if held[k] < MISSED * shares[k]",
+        "if held[k] > MISSED * shares[k]",
+        "test_judgement",
+    )
+    yield from neutral(
+        "a draw outside of its support passes",
+        "check/check.py",
+        "if outside:",
+        "if False:",
+        "test_check",
+    )
+    yield from neutral(
         "moments that importance weights correct the other way",
         "check/ratios.py",
         "(mean - raw_mean) / deviation",
