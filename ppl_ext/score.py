@@ -261,9 +261,9 @@ STEPS: dict[GuideKind, StepDefaults] = {
     "mixture": StepDefaults(2, 20),
     # Other Normals, planar flows and mixtures with low-rank covariances, which can bend to fit a
     # few draws in a few large steps, and have draws far out, whose scores would rule the
-    # optimizer's averages for long. A full Normal on a regression of eight weights with 2,000 rows ends at a KL
-    # divergence of 0.1 from the posterior after 20,000 scores by minibatches of 64. Two draws with
-    # twenty steps at 0.01 end at 5e4, and at 1e4 with all rows.
+    # optimizer's averages for long. A full Normal on a regression of eight weights with 2,000 rows
+    # ends at a KL divergence of 0.1 from the posterior after 20,000 scores by minibatches of 64.
+    # Two draws with twenty steps at 0.01 end at 5e4, and at 1e4 with all rows.
     "flexible": StepDefaults(8, 2, 5e-3, clip_norm=1.0),
     # All others, such as the host's flows, which break down with those.
     "other": StepDefaults(16, 1, 2e-3, clip_norm=1.0),
