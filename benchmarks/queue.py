@@ -110,7 +110,7 @@ def _parts() -> Iterator[Part]:
         yield from _both("synthetic", options, minutes, f"{kim}, {experiment}")
     for name in ("yacht", "energy", "concrete", "wine_red", "kin8nm", "power_plant", "naval"):
         yield from _both("score-vi", f"--experiment uci --sets {name} --seeds 5", 10.0, f"{kim}")
-    yield from _both("score-vi", "--experiment logistic --seeds 3", 15.0, f"{kim}, section 3")
+    yield from _both("score-vi", "--experiment logistic --seeds 3", 25.0, f"{kim}, section 3")
     sets = {"yacht": 4, "energy": 6, "concrete": 8, "wine_red": 10}
     classes = {"australian": 6, "breast_cancer": 6, "ionosphere": 5}
     methods = ("Ensemble", "WGD", "SVGD", "SVN", "SVN KFAC", "SVN diag", "LL-SVN")
