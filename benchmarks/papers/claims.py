@@ -205,7 +205,11 @@ def shown(values: Iterable[float]) -> str:
     """Mean, and its standard error where there are several values."""
     numbers = np.array(list(values), np.float64)
     mean, error = _mean_and_error(numbers)
-    return f"{mean:.4g}" if math.isnan(error) else f"{mean:.4g} ± {error:.1g}"
+    if math.isnan(error) or error <= 0.0:
+        return f"{mean:.4g}"
+    # As many decimals as the error's first digit.
+    decimals = min(6, max(0, -math.floor(math.log10(error))))
+    return f"{mean:.{decimals}f} ± {error:.1g}"
 
 
 def _mean_and_error(values: np.ndarray) -> tuple[float, float]:

@@ -99,6 +99,12 @@ def test_other_tests_of_a_claim() -> None:
         assert verdict(claim, runs) == expected
 
 
+def test_means_have_the_decimals_of_their_errors() -> None:
+    assert claims.shown([84.99, 85.01, 85.0]) == "85.000 ± 0.006"
+    assert claims.shown([1.0, 3.0, 5.0]) == "3 ± 1"
+    assert claims.shown([2.5]) == "2.5"
+
+
 def test_a_missing_record_never_shows_a_figure() -> None:
     for claim in CLAIMS:
         row = claim.row(claims.by_package([]))

@@ -145,6 +145,9 @@ def test_records_of_ended_parts_are_kept_once(
         queue.kept(tmp_path / "out")
         assert len(records.read(results / "study.jsonl")) == 8
         assert len(records.read(results / "queue.jsonl")) == 2
+    curves = {name: [1.0, 2.0] for name in ("epoch", "test NLL", "validation NLL")}
+    wide = records.Record("bnn", "SVN", figures={"curves": curves})
+    assert set(queue._slim(wide).figures["curves"]) == {"epoch", "test NLL"}
     # What the results have is not run again on another machine.
     assert small_queue(tmp_path / "elsewhere", "one", "two", "three").left()[0].options[0] == (
         "three"
