@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -335,8 +335,11 @@ class Fit:
         ArgumentError
             No file can be written there, as where its folder is missing.
         """
+        draws = {name: np.asarray(value) for name, value in self.draws.items()}
         state = {
-            "draws": {name: np.asarray(value) for name, value in self.draws.items()},
+            "draws": draws,
+            # Generated quantities of Stan programs may be NaN in some draws.
+            "gaps": [name for name, value in draws.items() if not np.isfinite(value).all()],
             "num_chains": self.num_chains,
             "verdict": self.verdict.as_json(),
             "rest": self._rest(),
@@ -375,7 +378,7 @@ def load_fit(path: str | os.PathLike[str], ways: Ways | None) -> Fit:
     with state_files.reading(path):
         verdict = Verdict.from_json(state["verdict"])
         draws, rest, chains = dict(state["draws"]), state["rest"], int(state["num_chains"])
-        _check_draws(draws, verdict)
+        _check_draws(draws, state["gaps"], verdict)
         if ways is None:
             return Fit(draws, verdict, chains, unbound=rest)
         bit_generator = GENERATORS[rest["generator"]["bit_generator"]]()
@@ -408,9 +411,9 @@ def load_fit(path: str | os.PathLike[str], ways: Ways | None) -> Fit:
         return Fit.of(climbed, generator, seed)
 
 
-def _check_draws(draws: Mapping[str, np.ndarray], verdict: Verdict) -> None:
-    """See that draws that may be trusted are numbers."""
-    finite = {name: np.isfinite(each).all() for name, each in draws.items()}
+def _check_draws(draws: Mapping[str, np.ndarray], gaps: Sequence[str], verdict: Verdict) -> None:
+    """See that draws that may be trusted are finite, but for sites that had ``gaps`` when saved."""
+    finite = {name: np.isfinite(each).all() for name, each in draws.items() if name not in gaps}
     if verdict.trusted:
         state_files.check_finite(finite)
 

@@ -246,7 +246,7 @@ def test_a_fit_has_stans_parameters(backend: Any, program: Any, tmp_path: Path) 
 
 
 @needs_stan
-def test_rejected_generated_quantities_leave_the_parameters(backend: Any) -> None:
+def test_rejected_generated_quantities_leave_the_parameters(backend: Any, tmp_path: Path) -> None:
     program = backend.public.stan.model(REJECTING, generated_quantities=True)
     z = np.array([[1.0], [2.5], [1.5], [3.0]])
     with pytest.warns(UserWarning, match="at 2 of 4 positions.*the parameters are kept.*is high"):
@@ -269,6 +269,9 @@ def test_rejected_generated_quantities_leave_the_parameters(backend: Any) -> Non
     # Of the Normal(2, 1), within four errors of 400 draws; half of it is rejected.
     assert abs(draws.mean() - 2.0) < 0.2 and draws.std() == pytest.approx(1.0, abs=0.15)
     np.testing.assert_array_equal(np.isnan(backend.numpy(fit.draws["next"]))[:, 0], draws > 2.0)
+    fit.save(tmp_path / "fit.npz")
+    loaded = backend.public.load_fit(tmp_path / "fit.npz")
+    np.testing.assert_array_equal(loaded.draws["next"], backend.numpy(fit.draws["next"]))
 
 
 def test_files_may_have_braces_in_their_names_and_a_byte_order_mark(tmp_path: Path) -> None:
