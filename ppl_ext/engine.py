@@ -108,6 +108,8 @@ class EngineShell(Documented):
         # What runs: the model, or one that may be written non-centred.
         self._program: Any = noncentred(model) if reparameterise else model
         self._has_looked = False
+        # Sites of latent scale that the look found, where the program is fitted as written.
+        self._centred: tuple[str, ...] = ()
         self._first_verbs = first_verbs
         #: Where the last run started that had no state; None where that was by the host's init
         #: strategy, and where there are more than ``LONGEST_START`` numbers.
@@ -242,18 +244,19 @@ class EngineShell(Documented):
         if self.reparameterise:
             moves = moves_of(target)
             if moves.latents:
-                written, before = target, self._program.moves
+                written, before = target, (self._program.moves, self._program.names)
                 self._program.moves, self._program.names = moves, target.layout.names
                 try:
                     target = make(self._program)
                     check(written, target)
                 except BaseException:
-                    self._program.moves = before
+                    self._program.moves, self._program.names = before
                     raise
         elif target.dim <= MOST_SEARCHED:  # Beyond, fit does not write programs anew either.
             with suppress(Exception):  # Only a look, which a run can do without.
                 if latents := moves_of(target).latents:
-                    say_before_run(type(self).__name__, tuple(latents))
+                    self._centred = tuple(latents)
+                    say_before_run(type(self).__name__, self._centred)
         self._has_looked = True
         return target
 
@@ -354,6 +357,7 @@ class EngineShell(Documented):
                 has_all_rows=target.passes is not None or not target.partial_plates(data),
                 draws_take_all_rows=self._draws_take_all_rows,
                 modes=() if self.start is None else self.start.modes,
+                centred=self._centred,
                 **found,
             )
         )

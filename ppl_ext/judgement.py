@@ -68,11 +68,12 @@ EVEN = 0.9
 #: Chains that a step size is found with, one piece; and the probability of calling right draws
 #: adrift. Chains are too few to see much at the level at which check refuses draws.
 TUNING_CHAINS, LEVEL = WIDTH, 1e-2
-#: Share of a mode's own mass that its draws have at least, and of all mass from which on it counts.
-MISSED = 0.1
+#: Share of a mode's own mass that its draws have at least, which is beyond what chance and the
+#: rough masses of the search explain; and share of all mass from which on a mode counts.
+FEW, COUNTS = 0.25, 0.1
 #: Evaluations in which a step size is found wherever the draws' covariance is that of the density:
-#: such trajectories take some three steps, and these allow for more than twenty.
-ENOUGH = 2_000
+#: such trajectories take some three steps, and these allow for more than fifteen.
+ENOUGH = 1_500
 #: Transitions of short chains, at most, and chains.
 MOST_TRANSITIONS, MOST_CHAINS = 8, 128
 #: Standard deviation of log densities, times the root of the dimensions, that no posterior has:
@@ -81,11 +82,6 @@ SPREAD = 5.0
 
 #: Modules whose lines are not the user's.
 _OWN = ("ppl_ext", "pyro_ext", "numpyro_ext")
-_ADVICE = (
-    "Look at it by `check`, run longer, write scales' effects non-centred "
-    "(`reparameterise=True`), or use `fit`, which chooses by itself."
-)
-
 
 _IN_FIT: ContextVar[bool] = ContextVar("_IN_FIT", default=False)
 
@@ -132,6 +128,9 @@ class Judgement:
         What else was found, and what was not looked at.
     draws, evaluations : int
         Draws that were looked at, and log densities with scores that this took.
+    centred : tuple of str
+        Sites of latent scale that the program does not write non-centred, which
+        ``reparameterise=True`` does.
     ratios : Ratios, optional
         Importance ratios: ``khat``, ``share``, and what weights do to moments.
     stein : Stein, optional
@@ -150,6 +149,7 @@ class Judgement:
     told: tuple[str, ...] = ()
     draws: int = 0
     evaluations: int = 0
+    centred: tuple[str, ...] = ()
     ratios: Ratios | None = field(default=None, repr=False, compare=False)
     stein: Stein | None = field(default=None, repr=False, compare=False)
     variance: float = math.nan
@@ -165,10 +165,12 @@ class Judgement:
     def __str__(self) -> str:
         if self.doubtful:
             first = f"{self.engine}: the answer is doubtful."
-        elif self.draws:
-            first = f"{self.engine}: nothing was found against the answer."
-        else:
+        elif self.stein is None:
             first = f"{self.engine}: the answer was not judged."
+        elif self.ratios is None and self.drift is None:
+            first = f"{self.engine}: scores say nothing against the answer, and see little."
+        else:
+            first = f"{self.engine}: nothing was found against the answer."
         lines = [*self.reasons, *self.told]
         if self.draws:
             lines.append(f"{self.draws:,} draws, {self.evaluations:,} evaluations.")
@@ -177,8 +179,11 @@ class Judgement:
     def warn(self) -> None:
         """Say what speaks against the answer, if anything does, at the line that asked for it."""
         if self.doubtful:
+            names = ", ".join(f"'{name}'" for name in self.centred)
+            other = f"write {names} non-centred (`reparameterise=True`), " if names else ""
             warnings.warn(
-                f"The answer of {self.engine} is doubtful: {' '.join(self.reasons)} {_ADVICE} "
+                f"The answer of {self.engine} is doubtful: {' '.join(self.reasons)} Look at it by "
+                f"`check`, run longer, {other}or use `fit`, which chooses by itself. "
                 "`result.judgement` holds the figures.",
                 DoubtfulFitWarning,
                 stacklevel=_level_of_the_caller(),
@@ -219,6 +224,8 @@ class Run:
         Whether no draw is made without a pass over them.
     modes : tuple of Mode
         That the search for its start has found.
+    centred : tuple of str
+        See :class:`Judgement`.
     """
 
     engine: str
@@ -232,6 +239,7 @@ class Run:
     has_all_rows: bool = True
     draws_take_all_rows: bool = False
     modes: tuple[Mode, ...] = ()
+    centred: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -245,7 +253,7 @@ class Run:
 
 def judge(run: Run) -> Judgement:
     """The judgement of a run; what cannot be looked at is said in it."""
-    nothing = Judgement(run.engine)
+    nothing = Judgement(run.engine, centred=run.centred)
     if _IN_FIT.get():
         return replace(nothing, told=("Not judged: the fit looks at its draws itself.",))
     if run.steps == 0:
@@ -254,7 +262,7 @@ def judge(run: Run) -> Judgement:
         many = f"Not judged: {run.dim:,} latent numbers are too many."
         return replace(nothing, told=(many,))
     if not run.has_all_rows:
-        batch = "Not judged: the arguments hold a batch of the rows. Use check with all."
+        batch = "Not judged: the run saw batches of the rows. Use check with all rows."
         return replace(nothing, told=(batch,))
     try:
         with np.errstate(all="ignore"):
@@ -264,6 +272,9 @@ def judge(run: Run) -> Judgement:
         text = str(error).partition("\n")[0]
         reason = f"It could not be drawn from, or evaluated at its draws: {text}"
         return replace(nothing, reasons=(reason,))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the run has its answer.
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return replace(nothing, told=(f"Not judged: the look at its draws failed with {text}",))
 
 
 def _judged(run: Run) -> Judgement:
@@ -277,20 +288,26 @@ def _judged(run: Run) -> Judgement:
             parts = list(rows.parts())
             number = min(number, DRAWS // max(1, len(parts)))
             if not parts or number < LEAST or run.draws_take_all_rows:
-                return Judgement(run.engine, told=("Not judged: all rows are too many.",))
+                many = "Not judged: all rows are too many."
+                return Judgement(run.engine, told=(many,), centred=run.centred)
     drawn = run.draw(number)
     positions = drawn.positions
     some = np.linspace(0, len(positions) - 1, min(len(positions), number)).astype(int)
     log_q = None if drawn.log_density is None else np.asarray(drawn.log_density[some], np.float64)
     z = np.asarray(positions[some], np.float64)
-    found = Judgement(run.engine, draws=len(z), evaluations=len(z) * max(1, len(parts)))
+    found = Judgement(
+        run.engine,
+        draws=len(z),
+        evaluations=len(z) * max(1, len(parts)),
+        centred=run.centred,
+    )
     broken = ~np.isfinite(z).all(1)
     if broken.any():
         return replace(found, reasons=(f"{broken.mean():.1%} of the draws are not finite.",))
     if parts:
         return _by_rows(run, found, z, rows, parts)
     values, scores = evaluate(z)
-    missed = _missed_mode(run.modes, z, evaluate)
+    missed = _missed_mode(run, z, evaluate)
     found = replace(found, reasons=missed)
     found = _by_density(run, found, z, values, scores, log_q, drawn.where)
     if found.doubtful or log_q is not None:
@@ -327,7 +344,7 @@ def _by_density(
     if spread > SPREAD * math.sqrt(dim):
         reasons.append(
             f"Log densities of the draws differ by {spread:.3g} nats (one standard deviation), far "
-            f"more than those of a posterior of {dim} dimensions: some have not arrived."
+            f"more than those of a posterior of {dim} dimension(s): some have not arrived."
         )
     ratios = None
     if log_q is not None and len(z) >= LEAST_KHAT_SAMPLES and np.isfinite(log_q).all():
@@ -380,10 +397,9 @@ def _variance(z: Float[np.ndarray, "S D"], scores: Float[np.ndarray, "S D"]) -> 
     return float(each.mean()), float(each.std(ddof=1) / math.sqrt(number))
 
 
-def _missed_mode(
-    modes: Sequence[Mode], z: Float[np.ndarray, "S D"], evaluate: Evaluate
-) -> tuple[str, ...]:
+def _missed_mode(run: Run, z: Float[np.ndarray, "S D"], evaluate: Evaluate) -> tuple[str, ...]:
     """What is to be said of a mode of the search for a start that no draws are near."""
+    modes = run.modes
     if not 1 < len(modes) <= WIDTH:
         return ()
     # By Laplace's method: the search's own bounds on masses are loose where modes are bent.
@@ -391,15 +407,21 @@ def _missed_mode(
     masses = heights + np.array([mode.log_scale for mode in modes])
     shares = np.exp(masses - masses.max())
     shares = shares / shares.sum()
-    nearest = np.stack(
-        [np.square((z - mode.mean) / mode.deviations).sum(1) for mode in modes]
-    ).argmin(0)
-    held = np.bincount(nearest, minlength=len(modes)) / len(z)
+    # A draw belongs to the mode whose Normal has most density there, the modes' masses alike.
+    logs = []
+    for mode in modes:
+        moves, factor = z - mode.mean, mode.factor
+        white = moves / factor if factor.ndim == 1 else np.linalg.solve(factor, moves.T).T
+        logs.append(-0.5 * np.square(white).sum(1) - mode.log_scale)
+    held = np.bincount(np.stack(logs).argmax(0), minlength=len(modes)) / len(z)
     most = int(held.argmax())
     for k, mode in enumerate(modes):
-        # Modes that differ by an exchange of labels say the same.
-        apart = np.abs(np.sort(mode.mean) - np.sort(modes[most].mean)).max()
-        if held[k] < MISSED * shares[k] and apart > mode.deviations.max() and shares[k] > MISSED:
+        # Modes that differ by an exchange of labels, within sites, say the same.
+        apart = max(
+            np.abs(np.sort(mode.mean[where]) - np.sort(modes[most].mean[where])).max()
+            for where in run.coordinates.values()
+        )
+        if held[k] < FEW * shares[k] and apart > mode.deviations.max() and shares[k] > COUNTS:
             return (
                 f"The search for a start found {len(modes)} modes; one with about {shares[k]:.0%} "
                 f"of the mass has {held[k]:.0%} of the draws.",

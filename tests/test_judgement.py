@@ -80,14 +80,80 @@ def test_right_draws_are_seldom_doubted() -> None:
     ],
 )
 def test_wrong_particles_are_doubted(factor: Any, shift: Any, words: str) -> None:
-    found = judge(run_of(drawn(64, np.asarray(factor), np.asarray(shift))))
+    draws = drawn(64, np.asarray(factor), np.asarray(shift))
+    found = judge(run_of(draws, centred=("effects",)))
     assert found.doubtful
     with pytest.warns(DoubtfulFitWarning, match=words) as heard:
         found.warn()
     assert len(heard) == 1
     assert heard[0].filename == __file__
-    for advice in ("check", "reparameterise=True", "fit", "result.judgement"):
+    for advice in ("check", "'effects' non-centred", "reparameterise=True", "`fit`"):
         assert advice in str(heard[0].message)
+    with pytest.warns(DoubtfulFitWarning) as heard:
+        judge(run_of(draws)).warn()
+    # Where no site has another form.
+    assert "reparameterise" not in str(heard[0].message)
+
+
+def two_modes(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log density and score of two Normals at (3, -3, 0) and (-3, 3, 0), 70 % and 30 %."""
+    centres = np.array([[3.0, -3.0, 0.0], [-3.0, 3.0, 0.0]])
+    moves = z[:, None] - centres
+    logs = np.log([0.7, 0.3]) - 0.5 * np.square(moves).sum(2)
+    values = np.logaddexp(logs[:, 0], logs[:, 1])
+    return values, -(np.exp(logs - values[:, None])[..., None] * moves).sum(1)
+
+
+def test_a_mode_without_draws_is_told_unless_labels_make_it_the_same() -> None:
+    modes = tuple(
+        Mode(np.array(mean), np.eye(3), mass, 0.0)
+        for mean, mass in (([3.0, -3.0, 0.0], 0.7), ([-3.0, 3.0, 0.0], 0.3))
+    )
+    z = modes[0].at(np.random.default_rng(0).normal(size=(496, 3)))
+    sites = {"a": slice(0, 1), "b": slice(1, 2), "c": slice(2, 3)}
+    options: dict[str, Any] = {"density": two_modes, "modes": modes}
+    found = judge(run_of(z, coordinates=sites, **options))
+    assert "30% of the mass has 0% of the draws" in found.reasons[0]
+    both = np.concatenate([z[:347], modes[1].at(z[347:] - modes[0].mean)])
+    assert not judge(run_of(both, coordinates=sites, **options)).doubtful
+    # The entries of one site, exchanged: the same with other labels.
+    labels = {"a": slice(0, 2), "c": slice(2, 3)}
+    assert not any(
+        "mass" in each for each in judge(run_of(z, coordinates=labels, **options)).reasons
+    )
+
+
+def test_draws_of_a_sharp_mode_are_not_counted_for_a_wide_one() -> None:
+    sharp, wide = (
+        Mode(np.array([4.0, 0.5, 0.0]), 0.3 * np.eye(3), 0.0, 0.0),
+        Mode(np.array([-4.0, -0.5, 0.0]), 3.0 * np.eye(3), 0.0, 0.0),
+    )
+    z = sharp.at(1.2 * np.random.default_rng(0).normal(size=(64, 3)))
+
+    def density(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        parts = [
+            (-0.5 * np.square((z - m.mean) / m.deviations).sum(1) - m.log_scale)
+            for m in (sharp, wide)
+        ]
+        values = np.logaddexp(*parts)
+        shares = [np.exp(part - values)[:, None] for part in parts]
+        scores = [-(z - m.mean) / m.deviations**2 for m in (sharp, wide)]
+        return values, shares[0] * scores[0] + shares[1] * scores[1]
+
+    found = judge(run_of(z, density=density, modes=(sharp, wide)))
+    assert "50% of the mass has 0% of the draws" in found.reasons[0]
+
+
+def test_where_little_was_seen_the_first_line_says_so() -> None:
+    few = judge(run_of(drawn(5)))
+    assert str(few).startswith("Engine: the answer was not judged.")
+
+    def broken(z: np.ndarray) -> Any:
+        raise TypeError("the user's own")
+
+    found = judge(run_of(drawn(64), density=broken))
+    assert not found.doubtful
+    assert "failed with TypeError: the user's own" in found.told[0]
 
 
 def test_ratios_tell_a_wrong_guide_and_what_weights_make_of_it() -> None:

@@ -230,23 +230,25 @@ class Fit:
         return self._climbed
 
     def get_samples(self, *_: Any, num_samples: int | None = None, **__: Any) -> dict[str, Any]:
-        """The draws, see ``draws``, or so many of them: evenly spaced, as many of each chain.
+        """The draws, see ``draws``, or so many of them at most, as many of each chain.
+
+        They are evenly spaced: the next lower multiple of the number of chains.
 
         Raises
         ------
         ArgumentError
-            There are fewer, or the number is no multiple of that of the chains.
+            There are fewer, or they are less than one of each chain.
         """
         if num_samples is None:
             return self.draws
         check_count("num_samples", num_samples)
-        each, left = divmod(num_samples, self.num_chains)
+        each = num_samples // self.num_chains
         length = len(next(iter(self.draws.values()))) // self.num_chains
-        if left or each > length:
+        if not 1 <= each or num_samples > length * self.num_chains:
             raise ArgumentError(
-                f"Expected num_samples of a fit to be at most its {length * self.num_chains} draws "
-                f"and as many of each of its {self.num_chains} chains, found {num_samples}. Take a "
-                f"multiple of {self.num_chains}; fit.more(number) makes further draws."
+                f"Expected num_samples of a fit from {self.num_chains}, one draw of each of its "
+                f"chains, to {length * self.num_chains}, all of its draws, found {num_samples}. "
+                "fit.more(number) makes further draws."
             )
         # The middle of each of so many stretches.
         places = ((np.arange(each) + 0.5) * length / each).astype(int)

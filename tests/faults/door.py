@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -273,6 +274,60 @@ def _clock_of_loader(trial: Trial) -> None:
         trial.run(trial.svgd(model), 2, batches=loader)
     with trial.refused("of their spread"):
         call(trial, "fit", model, batches=loader, progress_bar=False)
+
+
+@fault(DIGITS, "such times as one of two rows of features", pyro=KEPT)
+def _clock_in_rows(trial: Trial) -> None:
+    if trial.is_pyro:
+        return
+    features = np.stack([FIRST + np.linspace(10.0, 130.0, 40), np.arange(40.0)])
+    host, dist = trial.backend.host, trial.backend.dist
+
+    def model(x: Any, y: Any) -> None:
+        slope = host.sample("slope", dist.Normal(0.0, 1.0))
+        host.sample("y", dist.Normal(slope * (x[0] - FIRST), 1.0).to_event(1), obs=y)
+
+    with trial.refused("argument 'x'.*of their spread"):
+        trial.run(trial.svgd(model), 2, features, Y)
+
+
+@fault(DIGITS, "numbers that lose a part of their digits", "a warning", pyro=KEPT)
+def _some_digits(trial: Trial) -> None:
+    if trial.is_pyro:
+        return
+    y = 120_000.0 + np.random.default_rng(0).normal(size=200)
+    with trial.warned("of their spread.*Centre them", trial.public.DataWarning):
+        call(trial, "find_start", mean(trial.backend), y)
+
+
+@fault(DIGITS, "features most of which are next to zero, such as of narrow kernels", RUNS)
+def _next_to_zero(trial: Trial) -> None:
+    x = np.random.default_rng(0).uniform(-5.0, 5.0, 40)
+    features = np.exp(-0.5 * ((x[:, None] - np.linspace(-5.0, 5.0, 12)) / 0.15) ** 2)
+    given = trial.backend.array(features) if trial.is_pyro else features
+    y = trial.backend.array(Y) if trial.is_pyro else Y
+    host, dist = trial.backend.host, trial.backend.dist
+
+    def model(x: Any, y: Any) -> None:
+        slopes = host.sample("slopes", dist.Normal(trial.backend.xp.zeros(12), 1.0).to_event(1))
+        host.sample("y", dist.Normal(x @ slopes, 1.0).to_event(1), obs=y)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trial.run(trial.svgd(model), 2, given, y)
+
+
+@fault(DIGITS, "names in place of numbers", pyro="the host's own error where the model uses them")
+def _names(trial: Trial) -> None:
+    if trial.is_pyro:
+        return
+    host, dist = trial.backend.host, trial.backend.dist
+
+    def model(y: Any, names: Any) -> None:
+        host.sample("y", dist.Normal(host.sample("m", dist.Normal(0.0, 1.0)), 1.0), obs=y[0])
+
+    with trial.refused("argument 'names' of type <U1.*functools.partial"):
+        trial.run(trial.svgd(model), 2, Y, np.array(["a", "b"]))
 
 
 @fault(DIGITS, "whole numbers beyond 32 bits in a later batch of a loader", pyro=KEPT)
