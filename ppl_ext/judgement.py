@@ -142,6 +142,15 @@ class Judgement:
         Standard deviation of the draws' log densities, in nats.
     drift : Drift, optional
         How far short chains of an exact kernel move from draws without a density.
+
+    Examples
+    --------
+    >>> found = Judgement("SVGD", ("The draws lie too close together.",))  # as a run gives it
+    >>> found.doubtful
+    True
+    >>> print(found)
+    SVGD: the answer is doubtful.
+      - The draws lie too close together.
     """
 
     engine: str

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from ppl_ext.batches.passes import Passes
 from ppl_ext.bound_model import BoundModelShell
 from ppl_ext.density import Array, Score, ScoreParts
-from ppl_ext.errors import ArgumentError, HeldParameterWarning, ModelCheckError
+from ppl_ext.errors import ArgumentError, DataWarning, HeldParameterWarning
 from ppl_ext.layouts import DataPlate, sweep_ranges
 from ppl_ext.options import check_count, check_number, described
 from ppl_ext.start.given import Started
@@ -92,16 +92,14 @@ class LogDensityShell(ABC, Generic[Array, Data]):
             )
 
     def _check_rows_apart(self, data: Data) -> None:
-        """See that the likelihood of a row does not depend on the other rows of its batch.
+        """Warn where the likelihood of a row depends on the other rows of its batch.
 
         A batch of two rows, each of them many times, has the mean of the likelihoods of batches of
-        either, where rows stand apart: each counts N/n times.
-
-        Raises
-        ------
-        ModelCheckError
-            It does, so that a batch is no picture of all rows.
+        either, where rows stand apart: each counts N/n times. Rows depend on each other by discrete
+        sites that are summed out, whose values they share; nothing is said of those programs.
         """
+        if self.bound.enumerated:
+            return
         first = {name: np.arange(each.subsample_size) for name, each in self.plates.items()}
         pairs, chosen = [], []
         for name, plate in self.plates.items():
@@ -110,22 +108,27 @@ class LogDensityShell(ABC, Generic[Array, Data]):
                     one, two = np.zeros_like(first[name]), np.full_like(first[name], other)
                     both = np.where(first[name] < len(one) // 2, one, two)
                     pairs.append((name, other, len(one) // 2 / len(one)))
-                    chosen += [{**first, name: rows} for rows in (one, two, both)]
+                    chosen += [{**first, name: rows} for rows in (one, two, both, one)]
         if not pairs:
             return
         stacked = {name: np.stack([each[name] for each in chosen]) for name in first}
         found = self._likelihoods(np.tile(self._near_zero(), (len(chosen), 1)), stacked, data)
-        for (name, other, share), (one, two, both) in zip(pairs, found.reshape(-1, 3), strict=True):
+        for (name, other, share), (one, two, both, again) in zip(
+            pairs, found.reshape(-1, 4), strict=True
+        ):
             apart = share * one + (1.0 - share) * two
-            # What is infinite or NaN tells nothing.
-            if abs(both - apart) > APART * np.abs([one, two, both]).max():
-                raise ModelCheckError(
+            # What is infinite or NaN tells nothing, nor does a program that draws its observations.
+            if one == again and abs(both - apart) > APART * np.abs([one, two, both]).max():
+                warnings.warn(
                     f"The likelihood of a row of plate '{name}' depends on the other rows of its "
                     f"minibatch: batches of rows 0 and {other} have {both:.6g} together, and "
-                    f"{apart:.6g} apart. Expected rows that are independent given the latent "
-                    "sites. Take out what is computed of a whole batch, such as x - x.mean(0) or "
-                    "batch normalisation, or compute it of all rows before the fit."
+                    f"{apart:.6g} apart. Minibatches then have another posterior than all rows. "
+                    "Take out what is computed of a whole batch, such as x - x.mean(0) or batch "
+                    "normalisation, or compute it of all rows before the fit.",
+                    DataWarning,
+                    stacklevel=2,
                 )
+                return
 
     def _near_zero(self) -> Float[np.ndarray, " D"]:
         """A position near zero at which no two coordinates are the same."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.score import LEARNING_RATE, GradientSteps
+from ppl_ext.score import STEPS, GradientSteps
 from tests.backends import use_float64
 from tests.guides_support import face_of
 from tests.score_support import GuideRun, independent, room
@@ -35,7 +35,8 @@ def test_adam_moves_by_the_rate_of_each_step(
         found.append((before - run.flat) / inner_steps)
     # After the last step of the run the rate stays zero.
     done = np.minimum(np.arange(10) / 8, 1.0)
-    expected = LEARNING_RATE * 0.5 * (1.0 + np.cos(np.pi * done))
-    assert expected[0] == LEARNING_RATE and expected[4] == pytest.approx(LEARNING_RATE / 2)
+    rate = STEPS["flexible"].learning_rate
+    expected = rate * 0.5 * (1.0 + np.cos(np.pi * done))
+    assert expected[0] == rate and expected[4] == pytest.approx(rate / 2)
     expected = np.repeat(expected[:, None], len(run.flat), 1)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-14)

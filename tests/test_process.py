@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from ppl_ext import process
-from ppl_ext.process import HOST, at_once, between_steps, entry, heard, hold, release, swapping
+from ppl_ext.arguments import entry
+from ppl_ext.process import HOST, at_once, between_steps, heard, hold, release, swapping
 from tests.backends import from_zoo
 from tests.faults.process import in_threads
 

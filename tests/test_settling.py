@@ -444,5 +444,5 @@ def test_searching_is_no_settling(backend: Any) -> None:
     from ppl_ext.run import Cadence
 
     cadence = Cadence.of(100, 300, None, None, False, False)
-    watch = engine._until(Settled(), cadence, lambda: np.zeros((2, 2)))
+    watch = engine._until(Settled(), cadence, lambda: np.zeros((2, 2)), None)
     assert watch.next_look(100) == 201

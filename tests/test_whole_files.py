@@ -41,7 +41,9 @@ def write_on(path: Path, number: int) -> None:
 
 def test_two_writers_that_are_killed_leave_a_whole_file_and_nothing_else(tmp_path: Path) -> None:
     path, waits = tmp_path / "state", random.Random(0)
-    context = multiprocessing.get_context("fork")
+    # This process may have threads, of JAX for one, which a fork of it would leave behind.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.test_whole_files"])
     save(path, 0)
     reads = 0
     for _ in range(12):

@@ -222,10 +222,12 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
                 0, count, lambda _, state: self._advance(state, data, single), state
             )
         if self.sharding is None:
-            # A draw waits for the host only where a step was not finite.
+            # A draw waits for the host only where a step was not finite; under vmap, which computes
+            # both branches, at each draw.
+            broken = state.diverging.any()
             lax.cond(
-                state.diverging.any(),
-                lambda: jax.debug.callback(self._tell, True, state.step),
+                broken,
+                lambda: jax.debug.callback(self._tell, broken, state.step),
                 lambda: None,
             )
         return self._after_steps(state, data, single)

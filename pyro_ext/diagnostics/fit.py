@@ -22,7 +22,7 @@ from ppl_ext.diagnostics.fit import (
     chunk_sizes,
     target_of_engine,
 )
-from ppl_ext.errors import ArgumentError, HeldParameterWarning
+from ppl_ext.errors import ArgumentError, DataWarning, HeldParameterWarning
 from ppl_ext.options import as_seed
 from ppl_ext.process import swapped
 from pyro_ext.density import Data, LogDensity
@@ -141,6 +141,8 @@ def target_of_model(
     with swapped(warnings.catch_warnings()):
         # Parameters that SVI has fitted beside the guide are meant to be where they are.
         warnings.simplefilter("ignore", HeldParameterWarning)
+        if not all_rows:  # Of predictions: sites without values get some by place, not by row.
+            warnings.simplefilter("ignore", DataWarning)
         target = LogDensity(
             model, args, kwargs, dtype=dtype, allow_local_latents=allow_local_latents
         )

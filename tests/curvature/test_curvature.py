@@ -363,7 +363,8 @@ def test_rows_of_a_minibatch_that_share_their_weight_are_not_taken_apart(backend
                 host.sample("share", dist.Normal(x[i] @ w, 1.0), obs=x[i, 1])
 
     args = backend.array(X), backend.array(np.arange(1.0, 13.0))
-    target, data = backend.target(model, args)
+    with pytest.warns(backend.public.DataWarning, match="depends on the other rows"):
+        target, data = backend.target(model, args)
     position, indices = backend.array([0.3, -0.2]), {"N": backend.array(CHOSEN)}
     structure = backend.room("curvature").row_structure(target, position, data, indices)
     assert structure.by_row == {"apart"}

@@ -1578,8 +1578,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "a mode without draws is not told",
         "judgement.py",
-        "if held[k] < MISSED * shares[k]",
-        "if held[k] > MISSED * shares[k]",
+        "if held[k] < FEW * shares[k]",
+        "if held[k] > FEW * shares[k]",
         "test_judgement",
     )
     yield from neutral(

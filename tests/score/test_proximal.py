@@ -61,7 +61,7 @@ def test_inner_gradient_is_that_of_the_two_term_objective(face: Any, guide: str)
 
 @pytest.mark.in_one_package
 def test_full_normal_on_a_correlated_normal_by_gradient_steps(face: Any) -> None:
-    steps = {"pyro": 1200, "numpyro": 2000}[face.name]
+    steps = {"pyro": 1200, "numpyro": 4000}[face.name]
     model = support.gaussian(face)
     run = fit(
         face, model, guide_of(face, "AutoMultivariateNormal", model), steps, solver="gradient"
@@ -546,7 +546,7 @@ def test_arguments_of_diagnostics_are_a_tuple(face: Any) -> None:
 
 DEFAULTS = [
     ("AutoDiagonalNormal", {}, (1, 2, 0.01, None)),
-    ("AutoMultivariateNormal", {}, (2, 20, 0.01, None)),
+    ("AutoMultivariateNormal", {}, (8, 2, 0.005, 1.0)),
     ("AutoGaussianMixture", {"num_components": 2}, (2, 20, 0.01, None)),
     ("AutoGaussianMixture", {"num_components": 2, "covariance": "low_rank"}, (8, 2, 0.005, 1.0)),
     ("AutoPlanarFlow", {}, (8, 2, 0.005, 1.0)),
