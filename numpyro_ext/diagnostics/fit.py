@@ -39,7 +39,7 @@ from ppl_ext.diagnostics.fit import (
     chunk_sizes,
     target_of_engine,
 )
-from ppl_ext.errors import ArgumentError, HeldParameterWarning
+from ppl_ext.errors import ArgumentError, DataWarning, HeldParameterWarning
 from ppl_ext.process import swapped
 
 # Folded into a key, so that the diagnostics' draws are not those that steps or draws of the same
@@ -223,7 +223,9 @@ def target_of_model(
     for warning in caught:
         # Parameters that SVI has fitted beside the guide are meant to be where they are.
         told = issubclass(warning.category, HeldParameterWarning) and len(fitted) > 0
-        if not told:
+        # Of predictions: sites without values get some by place, not by row.
+        by_place = issubclass(warning.category, DataWarning) and not all_rows
+        if not (told or by_place):
             warnings.warn(warning.message, warning.category, stacklevel=2)
     if fitted:
         target = target.with_held({**target.held, **fitted})
