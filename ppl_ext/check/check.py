@@ -61,8 +61,9 @@ BROKEN = 0.01
 #: Step towards the mean of the draws, as a share of the way, by which rounding is undone: a draw
 #: outside of its support that comes into it lay at its edge.
 NUDGE = 1e-4
-#: Error of a standard deviation that is not ruled out, up to which draws may be confirmed.
-UNSURE = 0.3
+#: Error of a standard deviation that is not ruled out, up to which draws may be confirmed. Two
+#: thousand draws of a log-normal leave a third, since large ones are rare.
+UNSURE = 0.5
 #: Rounding of log densities, as a share of their standard deviation, up to which they are compared.
 ROUNDING = 0.02
 #: Draws at which rounding is measured, and the length of steps for it, in standard deviations.
