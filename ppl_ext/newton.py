@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Generic, Literal, NamedTuple, get_args
 
+from jaxtyping import Bool, Float
+
+from ppl_ext.density import Array
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice, check_count, check_number, is_number
 
@@ -154,6 +157,44 @@ def as_damping(damping: float | LevenbergMarquardt) -> LevenbergMarquardt:
             f"{damping!r}."
         )
     return LevenbergMarquardt(damping)
+
+
+class Proposal(NamedTuple, Generic[Array]):
+    """Moves within the trust region.
+
+    Parameters
+    ----------
+    moves : array (P, D)
+    lengths : array (P,)
+        sqrt(d'Hd / D) of each.
+    shortened : array (P,) of bool
+        Whether the radius was reached.
+    """
+
+    moves: Float[Array, "P D"]
+    lengths: Float[Array, " P"]
+    shortened: Bool[Array, " P"]
+
+
+class Judgement(NamedTuple, Generic[Array]):
+    """What became of a proposed move.
+
+    Parameters
+    ----------
+    accepted : array (P,) of bool
+        Particles that take it.
+    damping : float, or array ()
+        Of the next step.
+    disagreement : float, or array ()
+        Mean over particles, each at most 2.
+    radius : array (P,), optional
+        Of each particle at the next step.
+    """
+
+    accepted: Bool[Array, " P"]
+    damping: Any
+    disagreement: Any
+    radius: Float[Array, " P"] | None
 
 
 class CurvatureSizes(NamedTuple):

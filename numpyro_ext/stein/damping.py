@@ -14,8 +14,6 @@ same. Damping answers for moves within the radius, and the radius for those that
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
@@ -31,46 +29,9 @@ from ppl_ext.newton import (
     POOR,
     REFUSED,
     WIDENING,
+    Judgement,
+    Proposal,
 )
-
-
-class Proposal(NamedTuple):
-    """Moves within the trust region.
-
-    Parameters
-    ----------
-    moves : Array
-        Shape (P, D).
-    lengths : Array
-        sqrt(d'Hd / D) of each, shape (P,).
-    shortened : Array
-        Whether the radius was reached, shape (P,).
-    """
-
-    moves: Float[Array, "P D"]
-    lengths: Float[Array, " P"]
-    shortened: Bool[Array, " P"]
-
-
-class Judgement(NamedTuple):
-    """What became of a proposed move.
-
-    Parameters
-    ----------
-    accepted : Array
-        Particles that take it, shape (P,).
-    damping : Array
-        Of the next step.
-    disagreement : Array
-        Mean over particles, each at most 2.
-    radius : Array, optional
-        Of each particle at the next step, shape (P,).
-    """
-
-    accepted: Bool[Array, " P"]
-    damping: Float[Array, ""]
-    disagreement: Float[Array, ""]
-    radius: Float[Array, " P"] | None
 
 
 def damping_scale(diagonals: Float[Array, "P D"]) -> Float[Array, " D"]:
@@ -87,7 +48,7 @@ def within_radius(
     moves: Float[Array, "P D"],
     quadratic: Float[Array, " P"],
     radius: Float[Array, " P"] | None,
-) -> Proposal:
+) -> Proposal[Array]:
     """Moves d (P, D) shortened so that sqrt(d'Hd / D) is at most the radius of each particle.
 
     Parameters
@@ -106,13 +67,13 @@ def within_radius(
 
 def judge(
     predicted_gain: Float[Array, " P"],
-    proposal: Proposal,
+    proposal: Proposal[Array],
     before: Float[Array, " P"],
     after: Float[Array, " P"],
     damping: Float[Array, ""],
     radius: Float[Array, " P"] | None,
     solved: Bool[Array, ""],
-) -> Judgement:
+) -> Judgement[Array]:
     """Compare the model's change of the log density with the actual one.
 
     Parameters

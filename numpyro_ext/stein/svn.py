@@ -30,15 +30,17 @@ from numpyro_ext.kernels import (
     mixture,
 )
 from numpyro_ext.programs import concretely
-from numpyro_ext.stein.damping import Judgement, Proposal, damping_scale, judge, within_radius
+from numpyro_ext.stein.damping import damping_scale, judge, within_radius
 from numpyro_ext.stein.newton_system import LinearSystem
 from numpyro_ext.stein.particles import ParticleEngine
 from ppl_ext.curvature import as_curvature
 from ppl_ext.errors import ArgumentError
 from ppl_ext.newton import (
     Coupling,
+    Judgement,
     LevenbergMarquardt,
     NewtonSystem,
+    Proposal,
     Solver,
     as_damping,
     as_system,
@@ -383,9 +385,9 @@ class SVN(ParticleEngine):
         before: NewtonState,
         data: Data,
         score: ScoreEstimate,
-        proposal: Proposal,
+        proposal: Proposal[Array],
         solved: Array,
-    ) -> Judgement:
+    ) -> Judgement[Array]:
         """Which particles take their moves, the next damping and the next radius."""
         moves = proposal.moves
         if not self.damping.adapt:

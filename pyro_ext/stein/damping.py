@@ -14,10 +14,8 @@ same. Damping answers for moves within the radius, and the radius for those that
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.newton import (
@@ -31,46 +29,9 @@ from ppl_ext.newton import (
     POOR,
     REFUSED,
     WIDENING,
+    Judgement,
+    Proposal,
 )
-
-
-class Proposal(NamedTuple):
-    """Moves within the trust region.
-
-    Parameters
-    ----------
-    moves : Tensor
-        Shape (P, D).
-    lengths : Tensor
-        sqrt(d'Hd / D) of each, shape (P,).
-    shortened : Tensor
-        Whether the radius was reached, shape (P,).
-    """
-
-    moves: Float[Tensor, "P D"]
-    lengths: Float[Tensor, " P"]
-    shortened: Bool[Tensor, " P"]
-
-
-class Judgement(NamedTuple):
-    """What became of a proposed move.
-
-    Parameters
-    ----------
-    accepted : Tensor
-        Particles that take it, shape (P,).
-    damping : float
-        Of the next step.
-    disagreement : float
-        Mean over particles, each at most 2.
-    radius : Tensor, optional
-        Of each particle at the next step, shape (P,).
-    """
-
-    accepted: Bool[Tensor, " P"]
-    damping: float
-    disagreement: float
-    radius: Float[Tensor, " P"] | None
 
 
 def damping_scale(diagonals: Float[Tensor, "P D"]) -> Float[Tensor, " D"]:
@@ -87,7 +48,7 @@ def within_radius(
     moves: Float[Tensor, "P D"],
     quadratic: Float[Tensor, " P"],
     radius: Float[Tensor, " P"] | None,
-) -> Proposal:
+) -> Proposal[Tensor]:
     """Moves d (P, D) shortened so that sqrt(d'Hd / D) is at most the radius of each particle.
 
     Parameters
@@ -106,13 +67,13 @@ def within_radius(
 
 def judge(
     predicted_gain: Float[Tensor, " P"],
-    proposal: Proposal,
+    proposal: Proposal[Tensor],
     before: Float[Tensor, " P"],
     after: Float[Tensor, " P"],
     damping: float,
     radius: Float[Tensor, " P"] | None,
     solved: bool,
-) -> Judgement:
+) -> Judgement[Tensor]:
     """Compare the model's change of the log density with the actual one.
 
     Parameters

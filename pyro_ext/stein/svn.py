@@ -18,8 +18,10 @@ from ppl_ext.curvature import as_curvature
 from ppl_ext.errors import ArgumentError
 from ppl_ext.newton import (
     Coupling,
+    Judgement,
     LevenbergMarquardt,
     NewtonSystem,
+    Proposal,
     Solver,
     as_damping,
     as_system,
@@ -46,7 +48,7 @@ from pyro_ext.kernels import (
     mixture,
 )
 from pyro_ext.optim import EngineOptimizer, OptimizerLike, Undo
-from pyro_ext.stein.damping import Judgement, Proposal, damping_scale, judge, within_radius
+from pyro_ext.stein.damping import damping_scale, judge, within_radius
 from pyro_ext.stein.newton_system import LinearSystem
 from pyro_ext.stein.particles import ParticleEngine
 
@@ -358,9 +360,9 @@ class SVN(ParticleEngine):
         state: NewtonState,
         data: Data,
         score: ScoreEstimate,
-        proposal: Proposal,
+        proposal: Proposal[Tensor],
         solved: bool,
-    ) -> Judgement:
+    ) -> Judgement[Tensor]:
         """Which particles take their moves, the next damping and the next radius."""
         moves = proposal.moves
         if not self.damping.adapt:
