@@ -109,7 +109,7 @@ GROUPS = {
             "of your own, :doc:`/own-engine`.",
             (
                 *("engines", "running", "process", "descent", "optim", "draws"),
-                *("operations", "programs", "callbacks", "pieces"),
+                *("programs", "pieces", "graphs"),
             ),
         ),
     ],

@@ -204,14 +204,14 @@ def _density() -> Iterator[Mutation]:
     )
     yield from pyro(
         "graphs: values are read after they have been changed in place",
-        "density/simplify.py",
+        "graphs/simplify.py",
         "(node, *node.all_input_nodes)",
         "(node,)",
         "test_simplify",
     )
     yield from pyro(
         "graphs: numbers are carried past changes in place",
-        "density/simplify.py",
+        "graphs/simplify.py",
         """    if _touches(node, changed):
         return None
     if node.target not in (*_MULTIPLY""",
@@ -270,49 +270,49 @@ def _density() -> Iterator[Mutation]:
     )
     yield from pyro(
         "graphs: a number minus a tensor the other way round",
-        "density/simplify.py",
+        "graphs/simplify.py",
         "return torch.sub, (held, value), {}",
         "return torch.sub, (value, held), {}",
         "test_simplify",
     )
     yield from pyro(
         "graphs: numbers of half precision are rounded",
-        "density/simplify.py",
+        "graphs/simplify.py",
         "value.dtype in (torch.float32, torch.float64)",
         "value.dtype.is_floating_point",
         "test_simplify",
     )
     yield from pyro(
         "graphs: cross entropy of the other label",
-        "density/short_functions.py",
+        "graphs/short_functions.py",
         "(1.0 - target) * input",
         "target * input",
         "test_simplify test_log_density",
     )
     yield from pyro(
         "graphs: results written over values that are read later",
-        "density/reuse.py",
+        "graphs/reuse.py",
         "return not shared and last[root] == order[node] and _has_own_memory(root)",
         "return not shared and _has_own_memory(root)",
         "test_reuse",
     )
     yield from pyro(
         "graphs: results written over inputs",
-        "density/reuse.py",
+        "graphs/reuse.py",
         "last[root] == order[node] and _has_own_memory(root)",
         "last[root] == order[node]",
         "test_reuse",
     )
     yield from pyro(
         "graphs: results written over values of another layout",
-        "density/reuse.py",
+        "graphs/reuse.py",
         "if not alike or not (old.is_contiguous() and new.is_contiguous()):",
         "if not alike:",
         "test_reuse",
     )
     yield from pyro(
         "graphs: a copy taken for a view",
-        "density/simplify.py",
+        "graphs/simplify.py",
         "and _is_inside(left, node) else None",
         "else None",
         "test_simplify",
@@ -326,21 +326,21 @@ def _density() -> Iterator[Mutation]:
     )
     yield from pyro(
         "graphs: arithmetic of integers by NumPy's rules",
-        "density/numpy_graph.py",
+        "graphs/numpy_graph.py",
         "if given != {dtype}:",
         "if not given:",
         "test_simplify",
     )
     yield from numpyro(
         "steps of a run by another program when it is cut",
-        "programs.py",
+        "programs/program.py",
         "min(count, switch - first)",
         "count",
         "test_programs",
     )
     yield from numpyro(
         "programs found that delete other arguments",
-        "programs.py",
+        "programs/program.py",
         "(digest, self._donated, signature)",
         "(digest, signature)",
         "test_operations",
@@ -353,7 +353,7 @@ def _density() -> Iterator[Mutation]:
     ):
         yield from numpyro(
             f"programs found without what they differ in: {what}",
-            "operations.py",
+            "programs/operations.py",
             old,
             new,
             "test_operations",
