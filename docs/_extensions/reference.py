@@ -172,6 +172,7 @@ GROUPS = {
             "Diagnostics and predictions",
             "Draws for ArviZ, figures of a fit, predictions and how sure they are; see "
             ":doc:`/uncertainty`.",
+            ("statistics",),
         ),
         Room(
             "errors",

@@ -1596,11 +1596,26 @@ def _fit() -> Iterator[Mutation]:
         "(raw_mean - mean) / deviation",
         tests,
     )
+    for name, old, new in (
+        (
+            "correlations that rise again count",
+            "falling = np.minimum.accumulate(np.where(positive, pairs, np.inf), axis=0)",
+            "falling = pairs",
+        ),
+        ("chains that move off are not split", "[draws[:half], draws[-half:]]", "[draws]"),
+        ("the sum over lags is cut a term early", " + rest - 1.0", " - 1.0"),
+        (
+            "chains that lie apart are not seen",
+            "total += draws.mean(0).var",
+            "total -= 0.0 * draws.mean(0).var",
+        ),
+    ):
+        yield from neutral(name, "statistics/effective.py", old, new, "statistics")
     yield from neutral(
         "draws that depend on each other count as independent",
-        "chains/effective.py",
-        "most / times, most)",
-        "most, most)",
+        "statistics/effective.py",
+        "found = size / np.maximum(times,",
+        "found = size / np.maximum(1.0,",
         tests,
     )
     yield from neutral(
