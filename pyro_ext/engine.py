@@ -48,12 +48,12 @@ from ppl_ext.batches.stream import Stream, check_no_arguments, place_of
 from ppl_ext.engines.base import EngineShell
 from ppl_ext.engines.judgement import Drawn, Judgement
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
-from ppl_ext.fit.problem import Rows
 from ppl_ext.options import describe, described, is_count
 from ppl_ext.process import between_steps, hold, release, swapped
 from ppl_ext.running import state_files
 from ppl_ext.running.best import Best, warn_if_lost
-from ppl_ext.running.run import Cadence, Piece, check_num_steps, hand_over, take_steps
+from ppl_ext.running.piece import Piece
+from ppl_ext.running.run import Cadence, check_num_steps, hand_over, take_steps
 from ppl_ext.running.settling import (
     Settled,
     Settling,
@@ -64,6 +64,7 @@ from ppl_ext.running.settling import (
 )
 from ppl_ext.running.sharding import FIRST_BATCH
 from ppl_ext.start.given import HOST
+from ppl_ext.start.rows import Rows
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.density.fingerprint import digest_of_arguments

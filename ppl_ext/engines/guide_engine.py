@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from ppl_ext.engines.descent import DescentShell
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_number, refuse
-from ppl_ext.running.run import Piece
+from ppl_ext.running.piece import Piece
 from ppl_ext.start.given import HOST
 
 

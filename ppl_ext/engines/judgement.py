@@ -25,16 +25,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float, Int
 
-from ppl_ext.check.drift import DRAWS_PER_DIMENSION, Drift, drift
-from ppl_ext.check.ratios import LEAST_NUMBER, Ratios, importance_ratios
-from ppl_ext.check.sample import sampled_identities
-from ppl_ext.check.stein import Stein, stein_identities
 from ppl_ext.diagnostics.importance import LEAST_KHAT_SAMPLES
 from ppl_ext.errors import DoubtfulFitWarning
-from ppl_ext.fit.problem import Rows
 from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import WIDTH
 from ppl_ext.start.start import Mode
+from ppl_ext.witnesses.drift import DRAWS_PER_DIMENSION, Drift, drift
+from ppl_ext.witnesses.ratios import LEAST_NUMBER, Ratios, importance_ratios
+from ppl_ext.witnesses.sample import sampled_identities
+from ppl_ext.witnesses.stein import Stein, stein_identities
 
 #: Draws that are looked at, at most: whole pieces, so that a piece that is filled up does not lead
 #: beyond 500 evaluations.

@@ -1549,14 +1549,14 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "scores of the other sign in Stein's second identity",
-        "check/stein.py",
+        "witnesses/stein.py",
         "(positions - positions.mean(0)) * scores + 1.0",
         "(positions - positions.mean(0)) * -scores + 1.0",
         tests,
     )
     yield from neutral(
         "drift that is not paired with where chains started",
-        "check/drift.py",
+        "witnesses/drift.py",
         "each[1:].mean(0) - each[0] for each in figures",
         "each[1:].mean(0) - each[1] for each in figures",
         tests,
@@ -1591,7 +1591,7 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "moments that importance weights correct the other way",
-        "check/ratios.py",
+        "witnesses/ratios.py",
         "(mean - raw_mean) / deviation",
         "(raw_mean - mean) / deviation",
         tests,
@@ -2087,13 +2087,13 @@ def _batches() -> Iterator[Mutation]:
     for name, file, old, new in [
         (
             "a sample's error is that of one part",
-            "check/sample.py",
+            "witnesses/sample.py",
             "np.std(of_parts, axis=0, ddof=1) / np.sqrt(len(parts))",
             "np.std(of_parts, axis=0, ddof=1)",
         ),
         (
             "a sample's error is that of the draws alone",
-            "check/sample.py",
+            "witnesses/sample.py",
             "return np.hypot(of_draws, np.std(",
             "return of_draws + 0 * (np.std(",
         ),
@@ -2105,7 +2105,7 @@ def _batches() -> Iterator[Mutation]:
         ),
         (
             "a sample is all rows of a loader",
-            "fit/problem.py",
+            "start/rows.py",
             "every = InPieces(pieces(None), widths=WIDTHS)",
             "every = None",
         ),
