@@ -23,7 +23,6 @@ from ppl_ext.microcanonical.dynamics import (
 from ppl_ext.microcanonical.tuning import (
     FIRST,
     FIRST_STEPS,
-    KEPT,
     MOST_SCALED,
     OF_AUTOCORRELATION,
     TRACED,
@@ -192,7 +191,7 @@ class Microcanonical:
         zero, traced = xp.zeros_like(one), z[0, self.traced]
         value = FIRST * math.sqrt(self.whole) if self.step_size is None else self.step_size
         length = FIRST_STEPS * value if self.length is None else self.length
-        kept = min(KEPT, schedule.seen - schedule.moving) if self.step_size is None else 0
+        kept = schedule.remembered if self.step_size is None else 0
         coordinates = xp.zeros_like(noise[0]) if own else xp.zeros_like(traced)
         rows = xp.zeros_like(z[:, self.traced])
         return Dynamics(

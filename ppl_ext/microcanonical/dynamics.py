@@ -70,14 +70,14 @@ def turned(
     dim = direction.shape[-1]
     norm = xp.sqrt((score * score).sum(-1))
     # Without a score there is nothing to turn by.
-    norm = xp.where(norm > 0.0, norm, xp.ones_like(norm))
-    along = (score * direction).sum(-1) / norm
+    divisor = xp.where(norm > 0.0, norm, xp.ones_like(norm))
+    along = (score * direction).sum(-1) / divisor
     decay = xp.exp(-time * norm / (dim - 1))
     less = xp.expm1(-2.0 * time * norm / (dim - 1))
     # Both sides of the fraction by 2 exp(-δ): cosh is 1 + decay², sinh is 1 - decay².
     denominator = 2.0 + less * (1.0 - along)
     kept = 2.0 * decay / denominator
-    gained = (along * (2.0 + less - 2.0 * decay) - less) / (denominator * norm)
+    gained = (along * (2.0 + less - 2.0 * decay) - less) / (denominator * divisor)
     kinetic = time * norm + (dim - 1) * xp.log1p(0.5 * less * (1.0 - along))
     return kept[:, None] * direction + gained[:, None] * score, kinetic
 

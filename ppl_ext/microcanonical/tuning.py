@@ -76,9 +76,15 @@ class Schedule(NamedTuple):
         """Moves until autocorrelations are known."""
         return self.total * SEEN // 100
 
+    @property
+    def remembered(self) -> int:
+        """How many moves are kept for autocorrelations; of a whole number as ``total``."""
+        number = self.seen - self.moving
+        return int(number // max(1, -(-number // KEPT)))
+
     def every(self, kept: int) -> Any:
-        """Every so many moves are kept, where there is room for ``kept``."""
-        return 1 + (self.seen - self.moving - 1) // max(kept, 1)
+        """Every so many moves are kept, where ``kept`` are."""
+        return (self.seen - self.moving) // kept
 
 
 class StepLength(NamedTuple):
