@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,8 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import on_host
 from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.density.reparameterise import moves_of, noncentred
+from numpyro_ext.diagnostics.arviz import to_arviz
+from numpyro_ext.diagnostics.predictive import predictions
 from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
 from numpyro_ext.gradients import SVRG
@@ -49,6 +52,7 @@ from ppl_ext.fit.problem import (
     Rows,
     problem_of,
 )
+from ppl_ext.fit.views import NO_NAMES, Names, Views, axis_names
 from ppl_ext.noncentred import Moves
 from ppl_ext.settling import Settling
 from ppl_ext.sharding import check_sharding
@@ -88,6 +92,8 @@ def fit(
     engine: Engine | None = None,
     progress_bar: bool = True,
     sharding: Sharding | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    coords: Mapping[str, Sequence[Any]] | None = None,
     **kwargs: Any,
 ) -> Fit:
     """Draws of a program's posterior that may be trusted, or a clear no.
@@ -112,6 +118,7 @@ def fit(
     check_own_engine(model, guide, engine, Engine)
     check_key(rng_key)
     check_sharding(sharding, Sharding)
+    names = axis_names(dims, coords)
     passes = passes_of(batches, args)
     keys = random.split(rng_key)
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
@@ -135,6 +142,7 @@ def fit(
             engine_of=engine_of,
             sharding=sharding,
             passes=passes,
+            names=names,
         ),
         generator,
         seed,
@@ -155,6 +163,8 @@ def load_fit(
     model: Callable[..., Any] | None = None,
     *args: Any,
     batches: Iterable[Any] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    coords: Mapping[str, Sequence[Any]] | None = None,
     **kwargs: Any,
 ) -> Fit:
     """Read a fit that ``Fit.save`` has written.
@@ -179,11 +189,11 @@ def load_fit(
     True
     """
 
-    passes = passes_of(batches, args)
+    passes, names = passes_of(batches, args), axis_names(dims, coords)
 
     def ways(seed: int, generator: np.random.Generator) -> Iterator[Problem]:
         assert model is not None
-        return ways_of(model, args, kwargs, seed, generator, passes=passes)
+        return ways_of(model, args, kwargs, seed, generator, passes=passes, names=names)
 
     return shared.load_fit(path, None if model is None else ways)
 
@@ -204,6 +214,7 @@ def ways_of(
     engine_of: EngineOf | None = None,
     sharding: Sharding | None = None,
     passes: Passes | None = None,
+    names: Names = NO_NAMES,
 ) -> Iterator[Problem]:
     """A program as what a fit asks of it: as written first, then with sites non-centred.
 
@@ -212,6 +223,7 @@ def ways_of(
     """
     key, strategy_key = random.split(random.key(seed))
     sample, of_all = None, kwargs
+    args_given, loader = args, None if passes is None else passes.loader
     if passes is not None:
         clock = time.perf_counter if sharding is None else sharding.clock
         sample = passes.sample(on_host, search.MOST_ROWS, clock)
@@ -240,7 +252,9 @@ def ways_of(
     own = _by_engine(engine_of, model, target, data, strategy_key, passes, of_all)
     rows = rows_of(target, data)
     options = strategy_key, generator, rows, digest, own, passes is not None
-    yield _problem("as written", target, target, data, as_written, *options)
+    views = Views(args_given, of_all, to_arviz, partial(predictions, model), names, loader)
+    written = _problem("as written", target, target, data, as_written, *options)
+    yield replace(written, views=views)
     moves = Moves() if target.plates or rows.every else moves_of(target, data)
     if not moves.latents:
         return
@@ -256,7 +270,8 @@ def ways_of(
     own = _by_engine(engine_of, program, moved, moved_data, strategy_key, passes, of_all)
     rows = rows_of(moved, moved_data)
     options = strategy_key, generator, rows, digest, own, passes is not None
-    yield _problem(name, moved, target, moved_data, of_sites, *options, moves.latents)
+    other = _problem(name, moved, target, moved_data, of_sites, *options, moves.latents)
+    yield replace(other, views=views)
 
 
 def _rows(

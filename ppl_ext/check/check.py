@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from ppl_ext.chains.convergence import in_chains
 from ppl_ext.chains.effective import effective_number
@@ -229,7 +229,7 @@ def check(
     check_number("seconds", seconds, optional=True)
     check_number("target_ess", target_ess)
     check_choice("progress_bar", progress_bar, (True, False))
-    with tqdm(desc="check", unit=" scores", disable=not progress_bar) as bar:
+    with tqdm(desc="check", unit=" evaluations", disable=not progress_bar) as bar:
         meter = Meter(budget or BUDGET, seconds or SECONDS, bar)
         hearing = _Hearing(meter)
         if predictions is not None:
@@ -254,7 +254,7 @@ def check(
         observed = program.written.observed
         observed.warn()
         found = observed.judged(_heard(source, program, generator, hearing, reference or made))
-        bar.set_description("agrees" if found.trusted else found.level)
+        bar.set_description_str("agrees" if found.trusted else found.level)
     return found
 
 

@@ -16,6 +16,7 @@ from ppl_ext.batches.passes import Sample
 from ppl_ext.batches.stream import unscaled_error
 from ppl_ext.fit import policy
 from ppl_ext.fit.observed import Observed
+from ppl_ext.fit.views import Views
 from ppl_ext.layouts import DataPlate
 from ppl_ext.settling import Settling
 from ppl_ext.start.paths import Evaluate, SpentError
@@ -197,6 +198,8 @@ class Problem:
         Sites that another way to write the program has in another form, such as non-centred.
     observed : Observed
         What of the data the program sees.
+    views : Views, optional
+        What a fit of it shows of the program.
     """
 
     name: str
@@ -220,6 +223,7 @@ class Problem:
     latents: Mapping[str, str] = field(default_factory=dict)
     other_forms: tuple[str, ...] = ()
     observed: Observed = field(default_factory=Observed)
+    views: Views | None = None
 
     @property
     def is_whole(self) -> bool:

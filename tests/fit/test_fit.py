@@ -39,7 +39,7 @@ def test_fewer_draws_of_a_fit_are_as_many_of_each_chain() -> None:
     np.testing.assert_array_equal(found["w"][:, 1], -found["x"])
     np.testing.assert_array_equal(fit.get_samples(num_samples=12)["x"], draws)
     for number in (3, 16):
-        with pytest.raises(ArgumentError, match=f"each of its 4 chains, found {number}"):
+        with pytest.raises(ArgumentError, match=f"each of its 4 chains, .*found {number}"):
             fit.get_samples(num_samples=number)
 
 
