@@ -204,8 +204,8 @@ def evenly_spaced(
     each, length = num_samples // num_chains, num_draws // num_chains
     if not 1 <= each or num_samples > length * num_chains:
         raise ArgumentError(
-            f"Expected num_samples from {num_chains}, one draw of each of its {num_chains} chains, to "
-            f"{length * num_chains}, all draws that there are, found {num_samples}. {more}"
+            f"Expected num_samples from {num_chains}, one draw of each of its {num_chains} chains, "
+            f"to {length * num_chains}, all draws that there are, found {num_samples}. {more}"
         )
     # The middle of each of so many stretches.
     places = ((np.arange(each) + 0.5) * length / each).astype(int)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from ppl_ext import state_files
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.sampler import go_on
 from ppl_ext.check.comparison import compared, flat_columns
@@ -27,6 +26,7 @@ from ppl_ext.fit.saved import as_tree, from_tree
 from ppl_ext.fit.verdict import Stage, Verdict
 from ppl_ext.fit.views import Views
 from ppl_ext.options import check_choice, check_count, check_number
+from ppl_ext.running import state_files
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ppl_ext.density import Score, tempered
+from ppl_ext.target.scores import Score, tempered
 from pyro_ext.density.graph import BatchedFunction, as_arguments
 from pyro_ext.density.handlers import SiteHandler
 from pyro_ext.density.layout import Data

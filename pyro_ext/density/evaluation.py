@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.density import Score, ScoreParts, tempered
 from ppl_ext.errors import ArgumentError
+from ppl_ext.target.scores import Score, ScoreParts, tempered
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.graph import OWN_ROWS, BatchedFunction, as_arguments
 from pyro_ext.density.handlers import LARGE_SITE, SiteHandler

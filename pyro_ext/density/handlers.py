@@ -38,10 +38,10 @@ from torch.distributions import (
 from torch.distributions.constraints import MixtureSameFamilyConstraint
 from torch.distributions.transforms import ComposeTransform, IndependentTransform, Transform
 
-from ppl_ext.density import check_subsample_size
-from ppl_ext.discrete import STANDS_IN, check_places, support_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.process import handling, swapping
+from ppl_ext.target.discrete import STANDS_IN, check_places, support_error
+from ppl_ext.target.scores import check_subsample_size
 from pyro_ext.density.enumeration import Factor, factor_of, is_enumerated, log_marginal, values_of
 from pyro_ext.density.failed_factors import FailedFactors
 from pyro_ext.density.layout import Indices

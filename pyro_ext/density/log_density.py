@@ -29,12 +29,12 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from ppl_ext.arguments import check_callable, named_if_foreign
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.stream import unscaled_error
-from ppl_ext.density import tempered
-from ppl_ext.discrete import check_curvature
 from ppl_ext.errors import ArgumentError, ModelCheckError
-from ppl_ext.fingerprint import Fingerprint, digest_of
-from ppl_ext.log_density import LogDensityShell, warn_of_held_parameters
 from ppl_ext.options import check_count
+from ppl_ext.target.discrete import check_curvature
+from ppl_ext.target.fingerprint import Fingerprint, digest_of
+from ppl_ext.target.log_density import LogDensityShell, warn_of_held_parameters
+from ppl_ext.target.scores import tempered
 from pyro_ext.density.arguments import as_data, partial_plates
 from pyro_ext.density.batches import batches_of, sum_over_batches
 from pyro_ext.density.bound_model import BoundModel

@@ -37,10 +37,10 @@ from ppl_ext.diagnostics.replay import (
     one_draw,
     plates_of_axes,
 )
-from ppl_ext.discrete import RowTerms
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice
+from ppl_ext.target.discrete import RowTerms
 from pyro_ext.density.enumeration import (
     Factor,
     factor_of,

@@ -8,7 +8,7 @@ from pyro.infer.autoguide import initialization
 from pyro.nn import PyroModule, PyroSample
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from ppl_ext.curvature import GaussNewton
+from ppl_ext.curvature.program_curvature import GaussNewton
 from ppl_ext.errors import EvaluationWarning
 from pyro_ext.curvature import ProgramCurvature
 from pyro_ext.density import LogDensity
