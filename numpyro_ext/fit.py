@@ -18,9 +18,10 @@ from numpyro.infer.autoguide import (
     AutoLowRankMultivariateNormal,
     AutoMultivariateNormal,
 )
+from numpyro.optim import Adam
 
 from numpyro_ext.density import Data, LogDensity
-from numpyro_ext.density.batches import on_host
+from numpyro_ext.density.batches import on_host, place
 from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.density.reparameterise import moves_of, noncentred
 from numpyro_ext.diagnostics.arviz import to_arviz
@@ -43,6 +44,7 @@ from ppl_ext.fit.engine import (
     number_of_draws,
 )
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
+from ppl_ext.fit.habits import SEEDS, check_habits, columns_as_arrays, engine_of
 from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.problem import (
     Approximate,
@@ -66,6 +68,12 @@ GUIDES = {
     "low-rank": AutoLowRankMultivariateNormal,
     "diagonal": AutoDiagonalNormal,
 }
+#: What engines get that are given by class or name alone.
+ENGINE_DEFAULTS: dict[str, Callable[[], Any]] = {
+    "optim": lambda: Adam(0.05),
+    "guide": lambda: AutoMultivariateNormal,
+}
+KEY_WORDS = dict.fromkeys(SEEDS, "The key comes first: fit(jax.random.key(0), model, ...).")
 #: The engine of a program, or None where none can fit it.
 EngineOf = Callable[[Callable[..., Any], LogDensity], "Engine | None"]
 
@@ -89,7 +97,7 @@ def fit(
     target_ess: float = TARGET_ESS,
     exact: bool = True,
     guide: Any = None,
-    engine: Engine | None = None,
+    engine: Engine | type[Engine] | str | None = None,
     progress_bar: bool = True,
     sharding: Sharding | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
@@ -115,8 +123,10 @@ def fit(
     >>> print(f"{fit.draws['mean'].mean():.0f} {fit.draws['mean'].std():.1f}")
     2 0.5
     """
+    check_key(rng_key, "fit")
+    check_habits(model, kwargs, "fit", KEY_WORDS)
+    engine = engine_of(engine, model, Engine, ENGINE_DEFAULTS, {})
     check_own_engine(model, guide, engine, Engine)
-    check_key(rng_key)
     check_sharding(sharding, Sharding)
     names = axis_names(dims, coords)
     passes = passes_of(batches, args)
@@ -124,7 +134,7 @@ def fit(
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
     seed = seed_of(keys[1])
 
-    def engine_of(program: Callable[..., Any], target: LogDensity) -> Engine | None:
+    def own_engine(program: Callable[..., Any], target: LogDensity) -> Engine | None:
         if engine is not None or target.local_sites:
             return engine  # guides have no local latents
         estimator = SVRG(epoch_of(target.plates)) if target.plates else None
@@ -139,7 +149,7 @@ def fit(
             kwargs,
             seed,
             generator,
-            engine_of=engine_of,
+            engine_of=own_engine,
             sharding=sharding,
             passes=passes,
             names=names,
@@ -221,6 +231,7 @@ def ways_of(
     Parameters without a prior are held as in ``held`` where they are there. Rows come from a
     loader where there are ``passes``, to which ``args`` and ``kwargs`` add.
     """
+    args, kwargs = columns_as_arrays(args, kwargs, place)
     key, strategy_key = random.split(random.key(seed))
     sample, of_all = None, kwargs
     args_given, loader = args, None if passes is None else passes.loader

@@ -17,6 +17,7 @@ from pyro.infer.autoguide import (
     AutoLowRankMultivariateNormal,
     AutoMultivariateNormal,
 )
+from pyro.optim import Adam
 from torch import Tensor
 
 from ppl_ext.arguments import entry
@@ -32,6 +33,7 @@ from ppl_ext.fit.engine import (
     number_of_draws,
 )
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
+from ppl_ext.fit.habits import KEYS, check_habits, columns_as_arrays, engine_of
 from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.problem import (
     Approximate,
@@ -67,6 +69,12 @@ GUIDES = {
     "low-rank": AutoLowRankMultivariateNormal,
     "diagonal": AutoDiagonalNormal,
 }
+#: What engines get that are given by class or name alone.
+ENGINE_DEFAULTS: dict[str, Callable[[], Any]] = {
+    "optim": lambda: Adam({"lr": 0.05}),
+    "guide": lambda: AutoMultivariateNormal,
+}
+SEED_WORDS = dict.fromkeys(KEYS, "Write seed=0, a whole number: Pyro has no keys.")
 #: The engine of a program, or None where none can fit it.
 EngineOf = Callable[[Callable[..., Any], LogDensity], "Engine | None"]
 
@@ -89,7 +97,7 @@ def fit(
     target_ess: float = TARGET_ESS,
     exact: bool = True,
     guide: Any = None,
-    engine: Engine | None = None,
+    engine: Engine | type[Engine] | str | None = None,
     progress_bar: bool = True,
     sharding: Sharding | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
@@ -114,6 +122,8 @@ def fit(
     >>> print(f"{fit.draws['mean'].mean():.0f} {fit.draws['mean'].std():.1f}")
     2 0.5
     """
+    check_habits(model, kwargs, "fit", SEED_WORDS)
+    engine = engine_of(engine, model, Engine, ENGINE_DEFAULTS, {"seed": seed})
     check_own_engine(model, guide, engine, Engine)
     check_sharding(sharding, Sharding)
     names = axis_names(dims, coords)
@@ -128,7 +138,7 @@ def fit(
         )
     generator = np.random.default_rng(seed)
 
-    def engine_of(program: Callable[..., Any], target: LogDensity) -> Engine | None:
+    def own_engine(program: Callable[..., Any], target: LogDensity) -> Engine | None:
         if engine is not None or target.local_sites:
             return engine  # guides have no local latents
         estimator = SVRG(epoch_of(target.plates)) if target.plates else None
@@ -142,7 +152,7 @@ def fit(
             kwargs,
             seed,
             generator,
-            engine_of=engine_of,
+            engine_of=own_engine,
             sharding=sharding,
             passes=passes,
             names=names,
@@ -215,6 +225,7 @@ def ways_of(
 
     Rows come from a loader where there are ``passes``, to which ``args`` and ``kwargs`` add.
     """
+    args, kwargs = columns_as_arrays(args, kwargs, placing(None))
     rng, of_all = torch.Generator().manual_seed(seed), kwargs
     args_given, loader = args, None if passes is None else passes.loader
     sample = loaded = None

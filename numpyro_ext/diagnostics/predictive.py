@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax import random
 
+from numpyro_ext.density.batches import place
 from numpyro_ext.density.prediction import ObserveMissing, run_at
 from numpyro_ext.density.replay import computed_sites, replay
 from numpyro_ext.diagnostics.fit import target_of_model
@@ -24,6 +25,7 @@ from ppl_ext.diagnostics.predictive_data import (
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.habits import columns_as_arrays
 from ppl_ext.options import check_count, described
 from ppl_ext.running.sharding import check_sharding
 from ppl_ext.target.discrete import dependents
@@ -191,6 +193,7 @@ def predictions(
     ArgumentError
         The draws or the arguments do not fit the model.
     """
+    args, kwargs = columns_as_arrays(args, kwargs, place)
     draws = {name: np.asarray(value) for name, value in draws.items()}
     observing = ObserveMissing(model, draws)
     target, data = target_of_model(observing, args, kwargs, all_rows=False, owner="predict")

@@ -8,6 +8,7 @@ together in the order of the rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -572,6 +573,22 @@ class Recorder:
         self.per_draw |= bool(self.computed_sites) and "log_likelihood" in groups
         self.uncertain: set[str] = set()
         self.outside: dict[str, Array] = {}
+
+    @property
+    def at_draws(self) -> set[str]:
+        """The groups for which the model has to run at every draw."""
+        if not self.per_draw:
+            return set()
+        empty = {"observed"}
+        empty |= set() if self.deterministic_sites else {"deterministic"}
+        empty |= set() if self.discrete_sites else {"discrete"}
+        empty |= set() if self.observed_sites else {"predictive", "prediction"}
+        return set(self.groups - empty)
+
+    def draws_together(self, numbers: int, most: int) -> int:
+        """Draws of which so many numbers of the largest site are there at once, and at most."""
+        largest = max((math.prod(site.shape) for site in self._sites.values()), default=1)
+        return max(1, min(most, numbers // max(1, largest)))
 
     def note_outside(self, name: str, flags: Array, draws: slice) -> None:
         """Keep which draws of a latent site are outside of its support on a chunk of rows."""

@@ -77,9 +77,10 @@ FIT_DOCUMENTATION = """
     guide : $guide, optional
         Fit this guide by ``ProximalScoreVI``. The draws are then the guide's, judged by chains
         where these can run.
-    engine : $engine, optional
+    engine : $engine, class or str, optional
         Likewise an engine of this package with the same model, such as ``SVGD(model, optim)``,
-        which runs until it has settled.
+        which runs until it has settled. A class, or its name such as "SVGD", is made with its
+        defaults, and with Adam at 0.05 where it needs an optimiser.
     progress_bar : bool
         Show what is done and what is found.
     sharding : Sharding, optional
@@ -661,12 +662,13 @@ def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
     theirs = flat_columns(climbed.ordered_draws, shapes, reference.num_chains)
     found = compared(flat_columns(climbed.ordered(draws), shapes), theirs, problem.dim)
     level, reasons = policy.judge_engine(given.engine, climbed.verdict, found.wrong)
+    unsure = (found.unsure,) if level == "approximate" and found.unsure else ()
     verdict = Verdict(
         level,
-        (*reasons, f"Against chains, {found.worst.told}"),
+        (*reasons, *unsure, found.worst.told),
         found.by_site,
         tuple(climbed.stages),
-        confirmed=level == "approximate",
+        confirmed=level == "approximate" and not unsure,
     )
     verdict = problem.observed.judged(verdict)
     climbed = replace(climbed, problem=problem, positions=given.positions[:, None], sampled=None)

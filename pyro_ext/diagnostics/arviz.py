@@ -161,6 +161,7 @@ def to_arviz(
             discrete,
         ),
         discrete=discrete or "sample",
+        draw_chunk=draw_chunk,
         data_chunk=data_chunk,
         seed=seed,
         sharding=sharding,

@@ -18,9 +18,11 @@ from ppl_ext.diagnostics.predictive_data import (
 )
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
+from ppl_ext.fit.habits import columns_as_arrays
 from ppl_ext.options import as_seed, check_count
 from ppl_ext.running.sharding import check_sharding
 from ppl_ext.target.discrete import dependents
+from pyro_ext.density.batches import placing
 from pyro_ext.density.prediction import ObserveMissing, run_at
 from pyro_ext.density.replay import computed_sites, replay
 from pyro_ext.diagnostics.fit import target_of_model
@@ -141,6 +143,7 @@ def predictions(
     ArgumentError
         The draws or the arguments do not fit the model.
     """
+    args, kwargs = columns_as_arrays(args, kwargs, placing(None))
     draws = {name: torch.as_tensor(value).detach() for name, value in draws.items()}
     dtype = next((value.dtype for value in draws.values() if value.is_floating_point()), None)
     observing = ObserveMissing(draws)

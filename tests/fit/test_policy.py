@@ -115,9 +115,9 @@ INEXACT = replace(WANTED, exact=False)
         (
             {"program": BATCH, "engine": replace(MOVING, moving=0.7, figure="0.7 sd")},
             "not trusted",
-            "had not settled after 3,000 steps (0.7 sd)",
+            "was still moving when it ended after 3,000 steps (by 0.7 sd)",
         ),
-        ({"program": BATCH, "engine": MOVING}, "approximate", "had not settled"),
+        ({"program": BATCH, "engine": MOVING}, "approximate", "was still moving"),
         (
             {"program": replace(BATCH, has_engine=False), "correction": None},
             "not trusted",
