@@ -1,4 +1,4 @@
-"""What a fit shows of itself: a table, ArviZ, predictions, pictures, labels, a page of a notebook."""
+"""What a fit shows of itself: a table, ArviZ, predictions, pictures, a page of a notebook."""
 
 from __future__ import annotations
 
@@ -153,6 +153,7 @@ def test_draws_are_found_by_the_name_of_their_site(backend: Any, fit: Any) -> No
         fit["alpha"]
 
 
+@pytest.mark.filterwarnings("ignore:Passing a dict or None as alias_mapping")
 @pytest.mark.parametrize("kind", KINDS)
 def test_pictures(fit: Any, kind: str) -> None:
     plt = pytest.importorskip("matplotlib.pyplot")
