@@ -36,6 +36,7 @@ from ppl_ext.diagnostics.replay import (
     as_computed,
     check_draw_shape,
     check_draws,
+    check_room,
     describe_sites,
     is_outside,
     names_of_computed,
@@ -352,6 +353,7 @@ def replay(
         for name in one.keys() & linear_at.keys():
             check_draw_shape(name, tuple(np.shape(linear_at[name])), described[name].shape)
         num_draws = len(next(iter(values.values())))
+        check_room(described, groups, num_draws, target.dtype.itemsize)
         places = list(range(num_draws))
         if sharding is not None:
             places = sharding.own_draws(num_draws)

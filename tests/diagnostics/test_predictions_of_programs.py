@@ -73,9 +73,7 @@ def test_many_draws_at_once_are_what_each_is(
         pytest.skip("NumPyro compiles one program for all draws")
     replays = backend.room("density.replay")
     positions = arviz_support.positions
-    model, args, kwargs, target, data, draws = draws_of(
-        backend, name, lambda dim: positions(dim, 7)
-    )
+    *_, target, data, draws = draws_of(backend, name, lambda dim: positions(dim, 7))
     groups = {"log_likelihood", "log_prior", "predictive", "deterministic"}
     fallen: list[str] = []
     monkeypatch.setattr(replays, "_tell_of_time", lambda *told: fallen.append(str(told[1:])))

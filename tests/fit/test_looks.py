@@ -157,7 +157,8 @@ def test_draws_are_found_by_the_name_of_their_site(backend: Any, fit: Any) -> No
 @pytest.mark.parametrize("kind", KINDS)
 def test_pictures(fit: Any, kind: str) -> None:
     plt = pytest.importorskip("matplotlib.pyplot")
-    options = {} if kind in ("predictive", "history") else {"var_names": ["slope", "mean"]}
+    names = ["slope", "mean"] if kind == "pair" else ["slope"]
+    options = {} if kind in ("predictive", "history") else {"var_names": names}
     assert fit.plot(kind, **options) is not None
     plt.close("all")
 
@@ -196,6 +197,17 @@ def test_data_that_were_changed_in_place_are_not_shown(backend: Any) -> None:
     for look in (fit.to_arviz, fit.predict):
         with pytest.raises(ArgumentError, match="changed in place"):
             look()
+
+
+def test_what_does_not_fit_into_memory_is_refused_before_it_is_computed(
+    fit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Six rows each of a log likelihood, predictions and a mean, and the prior of one number.
+    number, room = len(fit["slope"]), 100 * 4 * (3 * 6 + 1) / 0.8
+    monkeypatch.setattr("ppl_ext.diagnostics.replay.free_memory", lambda: room)
+    with pytest.raises(ArgumentError, match=f"for {number:,} draws.*Pass num_samples=100 or fewer"):
+        fit.to_arviz()
+    assert "posterior" in fit.to_arviz(num_samples=96)
 
 
 @pytest.mark.parametrize("what", ["dims", "coords"])
