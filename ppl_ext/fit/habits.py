@@ -143,12 +143,13 @@ def engine_of(
     takes = {each.name for each in parameters}
     is_open = any(each.kind is each.VAR_KEYWORD for each in parameters)
     own = {name: value for name, value in options.items() if is_open or name in takes}
-    return engine(model, **{name: defaults[name]() for name in needed}, **own)
+    make: Callable[..., Any] = engine
+    return make(model, **{name: defaults[name]() for name in needed}, **own)
 
 
 def _classes(base: type) -> list[type]:
     """Engines that can be made, below a base."""
-    found = []
+    found: list[type] = []
     for each in base.__subclasses__():
         if not inspect.isabstract(each) and not each.__name__.startswith("_"):
             found.append(each)

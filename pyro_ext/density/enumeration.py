@@ -70,7 +70,7 @@ def enumerating(nesting: int) -> Iterator[None]:
         yield
 
 
-class _Enumerating(EnumMessenger):  # type: ignore[misc]
+class _Enumerating(EnumMessenger):
     """Pyro's enumeration, at many draws at once as well."""
 
     def _pyro_post_sample(self, msg: Any) -> None:

@@ -76,7 +76,7 @@ class _Picked(torch.autograd.Function):
         context.save_for_backward(terms)
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (terms,) = context.saved_tensors
         if not context.largest:
             # The largest after noise of Gumbel's is a draw.

@@ -527,7 +527,7 @@ def _column(trial: Trial) -> None:
 
 
 @fault(
-    KEYWORDS, "words of other libraries to `fit`: `chains=`, `draws=`, `num_samples=` and others"
+    KEYWORDS, "words of other libraries to `fit`: `chains=`, `draws=` and others"
 )
 def _habits(trial: Trial) -> None:
     model, y = mean(trial.backend), trial.backend.array(Y)
