@@ -182,6 +182,7 @@ def climb(
     if policy.next_rung(evidence) == "chains":
         sampled: Sampled | None = None
         with stage("chains") as notes, suppress(SpentError):
+            began = time.perf_counter()
             first = drawn[generator.choice(len(drawn), CHAINS, p=_softened(weights, log_ratios))]
 
             def is_enough(found: Convergence, window: Window) -> bool:
@@ -189,6 +190,7 @@ def climb(
                     return False
                 chained = _chained(found, window, problem)
                 chained = _by_sites(chained, problem, found, window.draws, symmetry)
+                meter.shows(chained.ess_bulk, wanted.target_ess, time.perf_counter() - began)
                 return policy.enough(chained, wanted.target_ess)
 
             sampled = sample(

@@ -381,6 +381,17 @@ class Meter:
 
         return counted
 
+    def shows(self, worth: float, wanted: float, seconds: float) -> None:
+        """Let the bar say what the draws are worth after so many seconds, and about when they end.
+
+        What independent draws are worth grows with time.
+        """
+        if self.bar is not None and worth > 0.0:
+            left = max(0.0, seconds * (wanted / worth - 1.0))
+            self.bar.set_postfix_str(
+                f"ESS {worth:.0f} of {wanted:.0f}, about {left:.0f} s left", refresh=False
+            )
+
     @property
     def left(self) -> int:
         """Evaluations that may still be made."""

@@ -526,9 +526,7 @@ def _column(trial: Trial) -> None:
     assert abs(fit["mu"].mean() - Y.sum() / (len(Y) + 0.01)) < 0.1
 
 
-@fault(
-    KEYWORDS, "words of other libraries to `fit`: `chains=`, `draws=` and others"
-)
+@fault(KEYWORDS, "words of other libraries to `fit`: `chains=`, `draws=` and others")
 def _habits(trial: Trial) -> None:
     model, y = mean(trial.backend), trial.backend.array(Y)
     for name in ("chains", "draws", "num_samples", "num_warmup", "num_steps", "optimizer"):
