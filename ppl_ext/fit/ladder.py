@@ -20,7 +20,7 @@ from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import labels, policy
 from ppl_ext.fit.problem import Meter, Problem, timed
-from ppl_ext.fit.verdict import Stage, Verdict
+from ppl_ext.fit.verdict import STAGES, Stage, Verdict
 from ppl_ext.start.find import find, is_near, more_modes
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.search import MOST_SEARCHED
@@ -109,7 +109,7 @@ def staged(
     """
     before, started, notes = meter.evaluations, time.perf_counter(), list[str]()
     if meter.bar is not None:
-        meter.bar.set_description(shown or name)
+        meter.bar.set_description_str(shown or STAGES.get(name, name))
     yield notes
     spent = meter.evaluations - before
     stages.append(Stage(name, spent, time.perf_counter() - started, "; ".join(notes)))
@@ -137,7 +137,7 @@ def climb(
     if problem.dim <= MOST_SEARCHED:
         with stage("start") as notes:
             problem, start, program = _begun(written, others, generator, meter, dropped)
-            notes.append(f"{problem.name}, {len(start.modes)} mode(s)")
+            notes.append(f"{_written(problem)}{_counted(len(start.modes))}")
     else:
         program = _program(problem, None, meter)
     evidence = policy.Evidence(program, wanted, dropped=tuple(dropped), left=meter.left)
@@ -147,7 +147,7 @@ def climb(
             problem, start, program = _begun(
                 problem.with_all_rows(start.draw), iter(()), generator, meter, []
             )
-            notes.append(f"{len(start.modes)} mode(s)")
+            notes.append(_counted(len(start.modes)))
         evidence = replace(evidence, program=program, left=meter.left)
     if policy.next_rung(evidence) == "engine":
         assert problem.approximate is not None
@@ -168,18 +168,21 @@ def climb(
             kept = policy.DRAWS + policy.LEAST_CHAINS
             limited = meter.of(problem.evaluate, leaves=kept)
             start, modes, symmetry = _other_modes(limited, problem, start, generator)
-            notes.append(f"{modes.number} mode(s)")
+            notes.append(_counted(modes.number))
             if modes.number > 1 and symmetry is None:
                 modes = replace(modes, exchanged=_labels(problem, start, generator))
         evidence = replace(evidence, modes=modes)
     with stage("corrected draws") as notes:
         proposal, drawn, log_ratios = _ratios(evaluate, start, generator, symmetry)
         correction, weights = _correction(log_ratios, evidence.program.rounding)
-        notes.append(f"k-hat {correction.khat:.2f}, effective share {correction.share:.0%}")
+        notes.append(
+            f"k-hat {correction.khat:.2f}, weights worth {correction.share:.0%} of the draws"
+        )
     evidence = replace(evidence, correction=correction, left=meter.left)
     if policy.next_rung(evidence) == "chains":
         sampled: Sampled | None = None
         with stage("chains") as notes, suppress(SpentError):
+            began = time.perf_counter()
             first = drawn[generator.choice(len(drawn), CHAINS, p=_softened(weights, log_ratios))]
 
             def is_enough(found: Convergence, window: Window) -> bool:
@@ -187,12 +190,13 @@ def climb(
                     return False
                 chained = _chained(found, window, problem)
                 chained = _by_sites(chained, problem, found, window.draws, symmetry)
+                meter.shows(chained.ess_bulk, wanted.target_ess, time.perf_counter() - began)
                 return policy.enough(chained, wanted.target_ess)
 
             sampled = sample(
                 evaluate, proposal, first, generator, is_enough, meter.allows, symmetry
             )
-            notes.append(f"{len(sampled.draws)} transitions of {CHAINS} chains kept")
+            notes.append(f"{CHAINS} chains, {len(sampled.draws):,} draws each")
         if sampled is not None:
             climbed = Climbed(problem, sampled.draws, sampled, evidence, stages, symmetry)
             return with_chains(climbed, sampled)
@@ -300,10 +304,23 @@ def _endless(values: Mapping[str, np.ndarray]) -> tuple[str, ...]:
     )
 
 
+def _counted(number: int) -> str:
+    """A number of modes in words."""
+    return f"{number} mode{'s' * (number != 1)} found"
+
+
+def _written(problem: Problem) -> str:
+    """How a program is written, where it is not as the user wrote it."""
+    return "" if problem.name == "as written" else f"{problem.name}, "
+
+
 def _chained(figures: Convergence, window: Window, problem: Problem) -> policy.Chained:
+    # A reader knows the sites as they are written.
+    written = {latent: name for name, latent in problem.latents.items()}
+
     def site(coordinate: int) -> str:
         return next(
-            name
+            written.get(name, name)
             for name, where in problem.coordinates.items()
             if where.start <= coordinate < where.stop
         )

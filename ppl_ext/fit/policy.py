@@ -199,13 +199,15 @@ def rows_refused(evidence: Evidence) -> str | None:
     """Why densities are not evaluated with all of very many rows, or None."""
     program = evidence.program
     if program.dim > MOST_DIMENSIONS:
-        return "Batches of rows were evaluated only."
+        return (
+            "Only batches of the rows were looked at: the program has too many parameters for all."
+        )
     cost = ROW_EVALUATIONS * program.seconds_with_all_rows
     if cost > ROW_SHARE * evidence.wanted.seconds:
         return (
-            f"Batches of rows were evaluated only: with all rows a search would take about "
-            f"{cost:.0f} s, more than {ROW_SHARE:.0%} of the {evidence.wanted.seconds:.3g} s that "
-            "seconds= allows."
+            f"Only batches of the rows were looked at: with all rows the search alone would take "
+            f"about {cost:.0f} s, more than {ROW_SHARE:.0%} of the {evidence.wanted.seconds:.3g} s "
+            "that seconds= allows."
         )
     return None
 
@@ -253,12 +255,15 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
         found = evidence.chains
         against += _of_chains(found, evidence.wanted.target_ess)
         figures = (
-            f"R-hat {found.r_hat:.3f}, ESS {found.ess_bulk:.0f} (tails {found.ess_tail:.0f}) in "
-            f"the worst coordinate, of '{found.worst_site}'."
+            f"Least certain is '{found.worst_site}': R-hat {found.r_hat:.3f}, ESS "
+            f"{found.ess_bulk:.0f} (tails {found.ess_tail:.0f})."
         )
         if found.heavy:
             names = ", ".join(f"'{name}'" for name in found.heavy)
-            figures += f" Tails of {names} are heavy: read quantiles, not standard deviations."
+            figures += (
+                f" Tails of {names} are heavy, so that no standard deviation is certain. Read "
+                "quantiles."
+            )
         if DEVIATION_ERROR < found.deviation_error <= MOST_DEVIATION_ERROR:
             figures += f" {_words_of_deviations(found)}"
         told = (figures, *_of_labels(evidence))
@@ -267,17 +272,18 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     if correction is None:
         left = (rows_refused(evidence), chains_refused(evidence))
         why = (
-            "The budget ended before the draws could be corrected: they are of the Normal at a "
-            "mode. Give a larger budget."
+            "The budget ended early: these are draws of a Normal at the mode that was found, which "
+            "nothing has checked. Give a larger budget."
             if evidence.left < DRAWS
-            else "Latent sites inside a subsampled plate can be fitted with all rows only. The "
-            "draws are of the Normal at a mode, of a batch of rows. Give more seconds."
+            else "Latent sites inside a subsampled plate can be fitted with all rows only, for "
+            "which there was no time: these are draws of a Normal at the mode of a batch of rows. "
+            "Give more seconds."
         )
         return "not trusted", (why, *(each for each in left if each))
     refused = chains_refused(evidence) or "Chains were not run: exact=False."
     figures = (
-        f"Importance weights of the approximation: Pareto k-hat {correction.khat:.2f}, effective "
-        f"share {correction.share:.0%}."
+        f"Importance weights of the approximation: Pareto k-hat {correction.khat:.2f} (good below "
+        f"{BEST_KHAT}), worth {correction.share:.0%} of the draws (good above {BEST_SHARE:.0%})."
     )
     good = correction.khat < BEST_KHAT and correction.share > BEST_SHARE
     if good and not against:
@@ -300,10 +306,9 @@ def judge_engine(engine: Engine, chains: Verdict, wrong: int) -> tuple[Level, tu
     """The level of an engine's draws beside chains, so many of whose marginals they do not have."""
     told = (words_of(engine),)
     if chains.level != "exact":
-        return "not trusted", (*told, "Chains could not tell:", *chains.reasons)
+        return "not trusted", (*told, "A comparison with chains could not tell:", *chains.reasons)
     if wrong:
-        count = f"{wrong} marginal(s) are off by more than chance and tolerance allow."
-        return "not trusted", (*told, count)
+        return "not trusted", (*told, words_of_wrong(wrong))
     return "approximate", told
 
 
@@ -312,9 +317,17 @@ def words_of(engine: Engine) -> str:
     if engine.settled:
         return f"{engine.name} settled after {engine.steps:,} steps."
     return (
-        f"{engine.name} had not settled after {engine.steps:,} steps ({engine.figure}). "
-        "Give a larger budget or more seconds."
+        f"{engine.name} was still moving when it ended after {engine.steps:,} steps (by "
+        f"{engine.figure}). Give a larger budget or more seconds."
     )
+
+
+def words_of_wrong(wrong: int, of: int | None = None) -> str:
+    """That so many numbers differ from those of chains, of as many as were compared."""
+    among = "" if of is None else f" of {of:,}"
+    noun = "parameter" if (of or wrong) == 1 else "parameters"
+    verb = "differs" if wrong == 1 else "differ"
+    return f"{wrong:,}{among} {noun} {verb} from those of chains by more than chance explains."
 
 
 def words_of_labels(alike: Sequence[tuple[tuple[str, ...], str]]) -> tuple[str, str]:
@@ -381,16 +394,17 @@ def of_rounding(program: Program) -> list[str]:
         )
     if program.grain > GRAIN:
         reasons.append(
-            f"Neighbouring numbers lie {program.grain:.2g} standard deviations of the posterior "
-            "apart. Use double precision, or subtract a constant from the data."
+            f"Numbers of this precision are too coarse: neighbouring ones lie {program.grain:.2g} "
+            "standard deviations of the posterior apart. Use double precision, or subtract a "
+            "constant from the data."
         )
     return reasons
 
 
 def _words_of_deviations(found: Chained) -> str:
     return (
-        f"Standard deviations are known to {found.deviation_error:.1%}, expected "
-        f"{DEVIATION_ERROR:.1%}, and at most {MOST_DEVIATION_ERROR:.1%}."
+        f"Standard deviations are known to {found.deviation_error:.1%} only: "
+        f"{DEVIATION_ERROR:.1%} was aimed at, and {MOST_DEVIATION_ERROR:.1%} is the most allowed."
     )
 
 

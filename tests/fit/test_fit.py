@@ -39,7 +39,7 @@ def test_fewer_draws_of_a_fit_are_as_many_of_each_chain() -> None:
     np.testing.assert_array_equal(found["w"][:, 1], -found["x"])
     np.testing.assert_array_equal(fit.get_samples(num_samples=12)["x"], draws)
     for number in (3, 16):
-        with pytest.raises(ArgumentError, match=f"each of its 4 chains, found {number}"):
+        with pytest.raises(ArgumentError, match=f"each of its 4 chains, .*found {number}"):
             fit.get_samples(num_samples=number)
 
 
@@ -50,7 +50,7 @@ def test_a_normal_posterior_is_exact(backend: Any, tmp_path: Path) -> None:
     check_moments("conjugate_normal", numbers(backend, fit), 0.2, 0.1)
     assert fit.verdict.evaluations < 15_000 and fit.history == fit.verdict.cost
     text = str(fit.verdict)
-    assert text.startswith("exact") and "R-hat" in text and "corrected draws" in text
+    assert text.startswith("exact: 16 chains agree") and "correcting draws" in text
     assert all(name in text for name in fit.draws)
     # Saved and read again: draws and verdict, without the program.
     fit.save(tmp_path / "fit")
@@ -252,7 +252,7 @@ def test_more_rows_than_there_is_time_for_are_fitted_by_an_engine(
     assert fit.verdict.level == "approximate" and not fit.verdict.trusted
     text = str(fit.verdict)
     assert "ProximalScoreVI with AutoMultivariateNormal settled after" in text
-    assert "Batches of rows were evaluated only" in text and "Chains were not run" in text
+    assert "Only batches of the rows were looked at" in text and "Chains were not run" in text
     draws = numbers(backend, fit)["mean"]
     assert abs(draws.mean() - mean) < 0.5 * deviation
     assert draws.std() == pytest.approx(deviation, rel=0.3)

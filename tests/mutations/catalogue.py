@@ -126,7 +126,7 @@ def _density() -> Iterator[Mutation]:
         "for name, site in every.items()",
         "diagnostics/test_discrete",
         pyro=(
-            "for factor in every.scaled if factor.site not in missing",
+            "for factor in every.scaled if factor.site not in self.missing",
             "for factor in every.scaled",
         ),
     )
@@ -136,7 +136,7 @@ def _density() -> Iterator[Mutation]:
         "(given if at_values else trace)[name]",
         "trace[name]",
         "diagnostics/test_discrete",
-        pyro=('given[name] if "discrete" in groups else message', "message"),
+        pyro=('given[name] if "discrete" in groups else sites[name]', "sites[name]"),
     )
     yield from numpyro(
         "steps of a chain drawn apart",
@@ -1292,9 +1292,9 @@ def _diagnostics() -> Iterator[Mutation]:
     )
     yield from neutral(
         "fewer draws of a fit: all of the first chains",
-        "fit/fit.py",
-        "rows = (length * np.arange(self.num_chains)[:, None] + places).ravel()",
-        "rows = np.arange(num_samples)",
+        "diagnostics/fit.py",
+        "return (length * np.arange(num_chains)[:, None] + places).ravel()",
+        "return np.arange(num_samples)",
         "fit/test_fit",
     )
     yield from neutral(
@@ -1737,8 +1737,8 @@ def _neutral() -> Iterator[Mutation]:
         (
             "more draws do not look at the data",
             "fit/fit.py",
-            "if problem.digest() != self._arguments:",
-            "if not problem.digest():",
+            "if self.climbed.problem.digest() != self._arguments:",
+            "if not self.climbed.problem.digest():",
             "faults",
         ),
         (
@@ -2167,6 +2167,69 @@ def _batches() -> Iterator[Mutation]:
         yield from numpyro(name, file, old, new, "numpyro_ext/test_batches batches/test_runs")
 
 
+def _looks() -> Iterator[Mutation]:
+    """Of tables of a fit, predictions at new rows, and replays at many draws at once."""
+    for name, file, old, new, tests in [
+        (
+            "the error of a mean in standard deviations",
+            "fit/figures.py",
+            "float(deviations[k] * mean_errors[k])",
+            "float(mean_errors[k])",
+            "fit/test_looks",
+        ),
+        (
+            "the error of a standard deviation without the fourth moment",
+            "fit/figures.py",
+            "0.5 * np.sqrt(np.maximum(fourth - 1.0, 0.0) / ess)",
+            "0.5 * np.sqrt(fourth / ess)",
+            "fit/test_looks",
+        ),
+        (
+            "of many numbers the best known is shown",
+            "fit/figures.py",
+            "int(np.argmin(np.where(moves, ess, math.inf)))",
+            "int(np.argmax(np.where(moves, ess, -math.inf)))",
+            "fit/test_looks",
+        ),
+        (
+            "an interval of the other probability",
+            "fit/looks.py",
+            "ends = 0.5 * (1.0 - probability), 0.5 * (1.0 + probability)",
+            "ends = 0.5 * probability, 1.0 - 0.5 * probability",
+            "fit/test_looks",
+        ),
+        (
+            "errors of draws that are not trusted",
+            "fit/verdict.py",
+            'if self.trusted and math.isfinite(figure) else "–"',
+            'if math.isfinite(figure) else "–"',
+            "fit/test_looks",
+        ),
+        (
+            "room for half of what is computed",
+            "diagnostics/replay.py",
+            "numbers[group] = times * sum(math.prod(shape) for shape in shapes)",
+            "numbers[group] = times * max((math.prod(shape) for shape in shapes), default=0) // 2",
+            "fit/test_looks",
+        ),
+    ]:
+        yield from neutral(name, file, old, new, tests)
+    yield from pyro(
+        "draws side by side with one noise",
+        "density/replay.py",
+        'partial(at_draw, groups=wanted), randomness="different")',
+        'partial(at_draw, groups=wanted), randomness="same")',
+        "fit/test_looks",
+    )
+    yield from pyro(
+        "chunks of draws with one noise",
+        "density/replay.py",
+        "_seed([*seeds[begin], chunk, draws.stop - begin])",
+        "_seed([*seeds[0], chunk, draws.stop - begin])",
+        "fit/test_looks",
+    )
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     *_density(),
     *_gradients(),
@@ -2186,4 +2249,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_settling(),
     *_sharding(),
     *_batches(),
+    *_looks(),
 )
