@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 
 from ppl_ext.calibrate import uniformity
 from ppl_ext.diagnostics.inference_data import Variable, inference_data
+from ppl_ext.diagnostics.tables import Table, block, listed, paragraph
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.tables import Table, block, listed, paragraph
 
 #: The log likelihood among the figures that are ranked.
 LIKELIHOOD = "log likelihood"

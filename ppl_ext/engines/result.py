@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_ext.fit.tables import Table, block, listed, paragraph
+from ppl_ext.diagnostics.tables import Table, block, listed, paragraph
 
 
 def run_text(result: Any) -> str:

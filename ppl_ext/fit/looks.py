@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Shaped
 
+from ppl_ext.diagnostics.tables import block, paragraph
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.figures import site_figures
-from ppl_ext.fit.tables import block, paragraph
 from ppl_ext.fit.verdict import STAGES
 from ppl_ext.options import check_choice, check_number
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from ppl_ext.fit.tables import Table, block, listed, paragraph
+from ppl_ext.diagnostics.tables import Table, block, listed, paragraph
 
 Level = Literal["exact", "corrected", "approximate", "not trusted"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ppl_ext.diagnostics.tables import Table
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.figures import site_figures
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.looks import KINDS
-from ppl_ext.fit.tables import Table
 from ppl_ext.fit.verdict import Stage, Verdict
 
 X = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
