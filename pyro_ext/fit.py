@@ -83,6 +83,7 @@ def fit(
     budget: int | None = None,
     seconds: float | None = None,
     target_ess: float = TARGET_ESS,
+    target_sd_error: float | None = None,
     exact: bool = True,
     guide: Any = None,
     engine: Engine | None = None,
@@ -112,7 +113,7 @@ def fit(
     check_sharding(sharding, Sharding)
     passes = passes_of(batches, args)
     if sharding is not None:
-        asked = describe((seed, budget, seconds, target_ess, exact))
+        asked = describe((seed, budget, seconds, target_ess, target_sd_error, exact))
         sharding.agree(
             {
                 "arguments": digest_of_arguments((args, kwargs)),
@@ -144,6 +145,7 @@ def fit(
         budget=budget,
         seconds=seconds,
         target_ess=target_ess,
+        target_sd_error=target_sd_error,
         exact=exact,
         progress_bar=progress_bar and (sharding is None or sharding.writes),
         clock=time.perf_counter if sharding is None else sharding.clock,

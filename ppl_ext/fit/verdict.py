@@ -90,6 +90,11 @@ class Verdict:
     cost : tuple of Stage
     confirmed : bool
         Whether draws that nothing corrected agree with chains that are exact.
+    total_variation : float, optional
+        Upper bound on the total variation distance of the draws' distribution from that which the
+        chains come to, with 95 % confidence, from pairs of chains that start far apart. A part of
+        the posterior that neither starts nor chains reach is not in it. None where there are no
+        chains, or pairs did not meet; the reasons say so then.
 
     Examples
     --------
@@ -106,6 +111,7 @@ class Verdict:
     by_site: Mapping[str, SiteFigures] = field(default_factory=dict)
     cost: tuple[Stage, ...] = ()
     confirmed: bool = False
+    total_variation: float | None = None
 
     @property
     def trusted(self) -> bool:
@@ -124,12 +130,14 @@ class Verdict:
 
     def attributes(self) -> dict[str, str | int | float]:
         """The verdict as attributes of a file."""
+        bound = self.total_variation
         return {
             "verdict": self.level,
             "verdict_trusted": int(self.trusted),
             "verdict_reasons": " ".join(self.reasons),
             "score_evaluations": self.evaluations,
             "fit_seconds": self.seconds,
+            **({} if bound is None else {"total_variation": bound}),
         }
 
     def as_json(self) -> str:
@@ -154,6 +162,7 @@ class Verdict:
             {name: SiteFigures(**site) for name, site in found["by_site"].items()},
             tuple(Stage(**stage) for stage in found["cost"]),
             found["confirmed"],
+            found.get("total_variation"),
         )
 
     def __str__(self) -> str:
