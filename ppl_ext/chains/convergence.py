@@ -183,7 +183,7 @@ def _effective_number(draws: Draws) -> Float[np.ndarray, " D"]:
 
 def _autocorrelation_times(draws: Draws) -> Float[np.ndarray, " D"]:
     """Integrated autocorrelation times (D,), 1 at least, of chains about their common mean."""
-    number = len(draws)
+    number, chains, _ = draws.shape
     centered = draws - draws.mean((0, 1))
     spectrum = np.abs(np.fft.rfft(centered, 1 << (2 * number - 1).bit_length(), axis=0)) ** 2
     sums = np.fft.irfft(spectrum, axis=0)[:number].mean(1)
@@ -193,7 +193,9 @@ def _autocorrelation_times(draws: Draws) -> Float[np.ndarray, " D"]:
     windows = np.arange(1, number)[:, None]
     closed = windows >= WINDOW * np.maximum(times, 1.0)
     ends = np.where(closed.any(0), closed.argmax(0), number - 2)
-    return np.maximum(1.0, np.take_along_axis(times, ends[None], axis=0)[0])
+    # What the common mean, which is estimated, takes from each correlation.
+    taken = (2.0 * ends + 3.0) / (number * chains)
+    return np.maximum(1.0, np.take_along_axis(times, ends[None], axis=0)[0] * (1.0 + taken))
 
 
 def _deviation_errors(draws: Draws) -> Float[np.ndarray, " D"]:

@@ -103,6 +103,7 @@ def upper_bound(times: Float[np.ndarray, " P"], lag: int, transitions: int) -> f
     return min(1.0, share + float(np.maximum(0.0, counts - 1.0).mean()))
 
 
+@np.errstate(all="ignore")
 def meetings(
     first: Float[np.ndarray, " P"],
     second: Float[np.ndarray, " P"],
@@ -146,6 +147,7 @@ def meetings(
     return times
 
 
+@np.errstate(all="ignore")
 def coupled(
     kernel: Kernel,
     positions: tuple[Positions, Positions],

@@ -21,6 +21,7 @@ from ppl_ext.start.paths import Evaluate
 FIRST, PAIRS = 5, 64
 
 
+@np.errstate(all="ignore")
 def jump(
     evaluate: Evaluate,
     proposal: Proposal,
@@ -68,6 +69,7 @@ def jump(
     return Sampled(window, FIRST + 1, drawn.rows(here), kernel)
 
 
+@np.errstate(all="ignore")
 def jumps_from(
     starts: tuple[Positions, Positions],
     evaluate: Evaluate,

@@ -40,8 +40,10 @@ FAIR = (0.4, 2.2)
 FREEDOM, ROUNDS = 4.0, 5
 #: Draws that the present metric counts as beside each dimension, and the fewest that tell of one.
 PRIOR_DRAWS, LEAST_DRAWS = 10.0, 40
-#: Jumps after each trajectory, by the acceptance from which on so many are worth their evaluations.
-JUMPS = {0.3: 4, 0.1: 2, 0.01: 1}
+#: Jumps after each trajectory, by the acceptance from which on so many are worth their evaluations:
+#: one that is taken half of the times is worth a third of a draw for an evaluation, trajectories
+#: are worth one for five and more.
+JUMPS = {0.5: 8, 0.3: 4, 0.1: 2, 0.01: 1}
 
 
 @dataclass
@@ -79,15 +81,28 @@ class Kernel:
         self, chains: Chains, generator: np.random.Generator
     ) -> tuple[Chains, Float[np.ndarray, " M"], float, float]:
         """Chains one transition on, acceptance of each, share of divergences, and of jumps."""
+        return self.transition(chains, generator)[:-1]
+
+    def transition(
+        self, chains: Chains, generator: np.random.Generator
+    ) -> tuple[Chains, Float[np.ndarray, " M"], float, float, list[Positions]]:
+        """The same, and the positions (M, D) that are draws: one where jumps are seldom taken."""
         if not self.has_trajectories:
-            chains, jumped = self._jumped(chains, generator)
-            return chains, jumped, 0.0, float(jumped.mean())
+            chains, jumped, _ = self._jumped(chains, generator)
+            return chains, jumped, 0.0, float(jumped.mean()), [chains.positions]
         factor = self.factors[int(generator.choice(len(self.factors), p=self.weights))]
         chains, chance, divergent = trajectory(
             self.evaluate, chains, factor, self.step_size, generator
         )
-        chains, jumped = self._jumped(chains, generator)
-        return chains, chance, float(divergent.mean()), float(jumped.mean())
+        before = chains.positions
+        chains, jumped, places = self._jumped(chains, generator)
+        places = [before, *places] if self.draws_of_each > 1 else [chains.positions]
+        return chains, chance, float(divergent.mean()), float(jumped.mean()), places
+
+    @property
+    def draws_of_each(self) -> int:
+        """Draws of each transition."""
+        return 1 + self.jumps if self.has_trajectories and self.jumps > 1 else 1
 
     def ordered(self, draws: Float[np.ndarray, "... D"]) -> Float[np.ndarray, "... D"]:
         """Draws with what labels can be exchanged in order."""
@@ -95,8 +110,8 @@ class Kernel:
 
     def _jumped(
         self, chains: Chains, generator: np.random.Generator
-    ) -> tuple[Chains, Float[np.ndarray, " M"]]:
-        """Chains after their jumps, and the mean acceptance of these, by chain.
+    ) -> tuple[Chains, Float[np.ndarray, " M"], list[Positions]]:
+        """Chains after their jumps, the mean acceptance of these by chain, and all positions.
 
         The order of a chain's labels tells nothing of where the chain is with its labels in order:
         jumps are made there, among such positions alone, and the order is put back. The density
@@ -104,8 +119,9 @@ class Kernel:
         """
         number, log_density = len(chains.values), self.proposal.log_density
         accepted = np.zeros(number)
+        places: list[Positions] = []
         if not self.jumps:
-            return chains, accepted
+            return chains, accepted, places
         here = replace(chains, positions=self.ordered(chains.positions))
         moved = (here.positions != chains.positions).any(1)
         proposed, changed = log_density(here.positions), np.zeros(number, bool)
@@ -120,34 +136,36 @@ class Kernel:
             taken = generator.uniform(size=number) < chance
             here, proposed = here.where(taken, drawn), np.where(taken, of_drawn, proposed)
             changed, accepted = changed | taken, accepted + chance / self.jumps
+            places.append(here.positions)
         back = changed & moved
         if self.symmetry is not None and back.any():
             put = self.symmetry.unordered(here.positions[back], chains.positions[back])
             positions, scores = here.positions.copy(), here.scores.copy()
             positions[back], (_, scores[back]) = put, self.evaluate(put)
             here = Chains(positions, here.values, scores)
-        return chains.where(changed, here), accepted
+        return chains.where(changed, here), accepted, places
 
 
 @dataclass(frozen=True)
 class Window:
-    """Some transitions of all chains.
+    """Some transitions T of all chains.
 
     Attributes
     ----------
     draws : array (N, M, D)
-    chances : array (N, M)
+        One of each transition, or several, where jumps are often taken.
+    chances : array (T, M)
         Probabilities of acceptance.
-    divergent : array (N,)
+    divergent : array (T,)
         Shares of trajectories that diverged.
-    jumped : array (N,)
+    jumped : array (T,)
         Mean acceptance of jumps.
     """
 
     draws: Float[np.ndarray, "N M D"]
-    chances: Float[np.ndarray, "N M"]
-    divergent: Float[np.ndarray, " N"]
-    jumped: Float[np.ndarray, " N"]
+    chances: Float[np.ndarray, "T M"]
+    divergent: Float[np.ndarray, " T"]
+    jumped: Float[np.ndarray, " T"]
 
     @classmethod
     def joined(cls, windows: Sequence[Window]) -> Window:
@@ -159,9 +177,16 @@ class Window:
             np.concatenate([each.jumped for each in windows]),
         )
 
-    def after(self, number: int) -> Window:
-        """Without the first so many transitions."""
-        return Window(*(getattr(self, each.name)[number:] for each in fields(self)))
+    @property
+    def transitions(self) -> int:
+        """Transitions of each chain."""
+        return len(self.chances)
+
+    @property
+    def later(self) -> Window:
+        """The second half."""
+        parts = (getattr(self, each.name) for each in fields(self))
+        return Window(*(part[len(part) // 2 :] for part in parts))
 
     @property
     def stuck(self) -> float:
@@ -244,39 +269,39 @@ def sample(
     while True:
         tuning = left > 0
         chains, window = _window(kernel, chains, length, generator, has_budget, tuning=tuning)
-        if len(window.draws) < LEAST_WINDOW:
+        if window.transitions < LEAST_WINDOW:
             # The budget has ended: too few to learn from.
             kept += [] if tuning else [window]
             break
         if tuning:
-            discarded += len(window.draws)
+            discarded += window.transitions
             tuned.append(window)
             left -= 1
             if _tune(kernel, tuned, generator):
                 left = 0
-            if left:
-                length = min(LONGEST_TUNING, int(1.5 * length))
+            length = min(LONGEST_TUNING, int(1.5 * length)) if left else LEAST_WINDOW
         else:
             kept.append(window)
             joined = Window.joined(kept)
-            number = len(joined.draws)
+            number = joined.transitions
             figures = convergence(kernel.ordered(joined.draws))
             if is_enough(figures, joined):
                 break
             is_slow = number > SLOW * 2**again and _can_refit(kernel, joined)
             is_off = joined.chances.mean() < ACCEPTANCE - 2.0 * OFF
             if again < AGAIN and (is_slow or is_off):
-                discarded, length, again = discarded + number, number // 4, again + 1
+                discarded, again = discarded + number, again + 1
+                length = max(LEAST_WINDOW, number // 4)
                 tuned, kept, left = [*tuned, joined], [], TUNING_AGAIN
                 if is_slow:
                     _refit(kernel, joined, generator)
             else:
                 if figures.is_adrift:
-                    kept, discarded = [joined.after(number // 2)], discarded + number // 2
+                    kept, discarded = [joined.later], discarded + number // 2
                 length = max(length, number // 2)
         if not has_budget():
             break
-    if sum(len(each.draws) for each in kept) < LEAST_WINDOW:
+    if sum(each.transitions for each in kept) < LEAST_WINDOW:
         kept = tuned[-1:]
     if not kept:
         raise SpentError
@@ -286,14 +311,15 @@ def sample(
 @np.errstate(all="ignore")
 def go_on(
     sampled: Sampled,
-    transitions: int,
+    draws: int,
     generator: np.random.Generator,
     has_budget: Callable[[], bool] = lambda: True,
 ) -> Sampled:
-    """The same with so many further transitions of each chain, fewer where the budget ends."""
-    chains, window = _window(
-        sampled.kernel, sampled.chains, transitions, generator, has_budget, tuning=False
-    )
+    """The same with so many further draws of each chain, fewer where the budget ends."""
+    kernel = sampled.kernel
+    length = -(-draws // kernel.draws_of_each)
+    chains, window = _window(kernel, sampled.chains, length, generator, has_budget, tuning=False)
+    window = replace(window, draws=window.draws[:draws])
     joined = Window.joined([sampled.window, window])
     return replace(sampled, window=joined, chains=chains)
 
@@ -313,20 +339,20 @@ def _window(
         if number >= LEAST_WINDOW and not has_budget():
             break
         try:
-            chains, chance, share, jump = kernel(chains, generator)
+            chains, chance, share, jump, places = kernel.transition(chains, generator)
         except SpentError:
             break
         if tuning:
             gain = GAIN / math.sqrt(1.0 + number) * (float(chance.mean()) - ACCEPTANCE)
             kernel.step_size = min(LENGTH, kernel.step_size * math.exp(gain))
-        draws.append(chains.positions)
+        draws.extend(places)
         chances.append(chance)
         divergent.append(share)
         jumped.append(jump)
-    shape = (len(draws), *chains.positions.shape)
+    number, dim = chains.positions.shape
     found = Window(
-        np.reshape(draws, shape),
-        np.reshape(chances, shape[:2]),
+        np.reshape(draws, (-1, number, dim)),
+        np.reshape(chances, (-1, number)),
         np.array(divergent),
         np.array(jumped),
     )

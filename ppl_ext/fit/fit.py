@@ -318,7 +318,7 @@ class Fit:
                 known = replace(sampled, kernel=kernel)
                 longer = go_on(known, wanted, generator, meter.allows)
                 made = len(longer.draws) - len(sampled.draws)
-                note = "" if made == wanted else f"{made} of {wanted} transitions of each chain"
+                note = "" if made == wanted else f"{made} of {wanted} draws of each chain"
                 found = with_chains(climbed, longer)
                 found.stages.append(Stage("more chains", meter.evaluations, meter.elapsed, note))
                 made_anew = Fit.of(found, generator, self._seed)

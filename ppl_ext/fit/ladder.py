@@ -33,8 +33,8 @@ from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Mode, Start
 
-#: Chains side by side, and the fewest transitions that are kept of each.
-CHAINS, LEAST_TRANSITIONS = 16, 24
+#: Chains side by side, and the fewest draws that are kept of each.
+CHAINS, LEAST_DRAWS = 16, 24
 #: Further paths in each round of the search for modes, rounds at most, and how far their points
 #: lie from the first mode, in its standard deviations.
 MORE_PATHS, ROUNDS, FAR = 8, 12, (2.0, 5.0, 20.0)
@@ -204,7 +204,7 @@ def climb(
                 sampled = sample(
                     evaluate, proposal, first, generator, found, meter.allows, symmetry
                 )
-                notes.append(f"{len(sampled.draws)} transitions of {CHAINS} chains kept")
+                notes.append(f"{sampled.window.transitions} transitions of {CHAINS} chains kept")
             if sampled is not None:
                 with stage("pairs of chains") as notes:
                     coupled = _coupled(problem, start, sampled, generator, meter)
@@ -251,7 +251,7 @@ def _is_enough(
     window: Window,
 ) -> bool:
     """Whether chains have done what was asked."""
-    if len(window.draws) < LEAST_TRANSITIONS:
+    if len(window.draws) < LEAST_DRAWS:
         return False
     return policy.enough(chained_of(problem, window, found, symmetry), wanted)
 
