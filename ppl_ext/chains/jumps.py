@@ -6,6 +6,8 @@ proposals are draws whose importance ratios are known already, so that they cost
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from jaxtyping import Float
 
@@ -16,9 +18,13 @@ from ppl_ext.chains.sampler import Kernel, Sampled, Window
 from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.start.paths import Evaluate
 
-#: Transitions of each chain that are discarded, and pairs that are to meet within as many and the
-#: lag, which is as long: with 64 that all do, five in a hundred may not, with 95 % confidence.
-FIRST, PAIRS = 5, 64
+#: Transitions of each chain that are discarded, and those that one chain of a pair is ahead.
+FIRST, LAG = 10, 5
+#: Pairs that are to meet: where all of 64 do, five in a hundred may not, with 95 % confidence.
+PAIRS = 64
+#: Transitions of pairs at most, of those that have not met when the known draws end; and the share
+#: of pairs from which on that is not tried.
+MOST_TRANSITIONS, MOST_APART = 60, 0.1
 
 
 @np.errstate(all="ignore")
@@ -79,12 +85,28 @@ def jumps_from(
 ) -> Coupled:
     """Pairs of such chains that start elsewhere (P, D), and are proposed the same draws."""
     pairs = len(starts[0])
-    ratios = []
-    for each in starts:
-        values, _ = evaluate(each)
-        found = values - proposal.log_density(each)
-        ratios.append(np.where(np.isfinite(found), found, -np.inf))
+    ratios = np.stack([_ratios_at(each, evaluate, proposal) for each in starts])
     proposed = log_ratios[: len(log_ratios) // pairs * pairs].reshape(-1, pairs)
-    uniforms = generator.uniform(size=proposed.shape)
-    times = meetings(*ratios, proposed, np.log(uniforms), FIRST)
-    return Coupled.of(times, FIRST, FIRST, len(proposed))
+    uniforms = np.log(generator.uniform(size=proposed.shape))
+    times = meetings(*ratios, proposed, uniforms, LAG)
+    apart, made = np.isinf(times), len(proposed)
+    if 0 < apart.sum() < MOST_APART * pairs:
+        # The few that are slow go on with draws of their own.
+        shape = (MOST_TRANSITIONS - made, int(apart.sum()))
+        drawn = proposal.draw(math.prod(shape), generator)
+        fresh = _ratios_at(drawn, evaluate, proposal).reshape(shape)
+        proposed = np.concatenate([proposed[:, apart], fresh])
+        further = np.log(generator.uniform(size=shape))
+        uniforms = np.concatenate([uniforms[:, apart], further])
+        times[apart] = meetings(*ratios[:, apart], proposed, uniforms, LAG)
+        made = MOST_TRANSITIONS
+    return Coupled.of(times, LAG, FIRST, made)
+
+
+def _ratios_at(
+    positions: Positions, evaluate: Evaluate, proposal: Proposal
+) -> Float[np.ndarray, " P"]:
+    """Logarithms of importance ratios; minus infinity where the density is not finite."""
+    values, _ = evaluate(positions)
+    found = values - proposal.log_density(positions)
+    return np.where(np.isfinite(found), found, -np.inf)

@@ -26,7 +26,7 @@ OFF = 0.1
 MOST_TUNING, TUNING_AGAIN = 6, 2
 #: Jumps whose acceptance is lower than this have their proposal made anew: as a mixture fitted to
 #: so many of the latest draws, in so many dimensions at most, after so many windows at most.
-GOOD_JUMPS, MIXTURE_DRAWS, MIXTURE_DIMENSIONS, MIXTURES = 0.4, 4_000, 20, 5
+GOOD_JUMPS, MIXTURE_DRAWS, MIXTURE_DIMENSIONS, MIXTURES = 0.4, 4_000, 20, 2
 #: Transitions that are kept without being enough after which the proposal is made anew, twice as
 #: many each time, and how often.
 SLOW, AGAIN = 150, 3

@@ -30,10 +30,11 @@ FULL, LOW_RANK = 200, 1_000
 #: Pareto k-hat below which, and share of the draws that the weights must leave, for reweighted
 #: draws to be trusted.
 BEST_KHAT, BEST_SHARE = 0.5, 0.3
-#: Pareto k-hat below which, and with the same share, jumps to draws of the approximation are chains
-#: enough; total variation distance that their pairs may leave open, draws that they may take for
-#: each effective one that is wanted, and acceptance below which pairs of others are not tried.
-JUMP_KHAT, OPEN, MOST_JUMPS, LEAST_JUMPS = 0.3, 0.1, 8.0, 0.05
+#: Pareto k-hat below which, and effective share above which, jumps to draws of the approximation are
+#: chains enough: with less trajectories cost less. Total variation distance that their pairs may
+#: leave open, draws that they may take for each effective one that is wanted, and acceptance below
+#: which pairs of other chains are not tried.
+JUMP_KHAT, JUMP_SHARE, OPEN, MOST_JUMPS, LEAST_JUMPS = 0.3, 0.5, 0.15, 6.0, 0.05
 #: Chains: R-hat that they run for, and at most. In the worst of a hundred entries 400 effective
 #: draws have 1.02 by chance. Share of divergent trajectories and of stuck chains at most, and
 #: effective numbers of the tails as a share of those of the middle.
@@ -251,7 +252,7 @@ def chains_refused(evidence: Evidence) -> str | None:
 
 def may_jump(correction: Correction) -> bool:
     """Whether the approximation is so good that jumps to its draws are chains enough."""
-    return correction.khat < JUMP_KHAT and correction.share > BEST_SHARE
+    return correction.khat < JUMP_KHAT and correction.share > JUMP_SHARE
 
 
 def is_bounded(coupled: Coupled) -> bool:
