@@ -34,7 +34,7 @@ WINDOW = 4.0
 LEVEL, LEAST_SHIFT = 1e-3, 0.05
 #: Error of a standard deviation from which on the tails are looked at, and the shape of a tail
 #: from which on the variance of squares is infinite or nearly so.
-UNCERTAIN, HEAVY = 0.06, 0.25
+UNCERTAIN, HEAVY = 0.05, 0.25
 #: Fourth moment, as a share of the squared variance, from which on a few draws make the variance: a
 #: Normal has 3, an exponential 9.
 FEW = 20.0

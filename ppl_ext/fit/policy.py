@@ -30,10 +30,10 @@ FULL, LOW_RANK = 200, 1_000
 #: Pareto k-hat below which, and share of the draws that the weights must leave, for reweighted
 #: draws to be trusted.
 BEST_KHAT, BEST_SHARE = 0.5, 0.3
-#: Pareto k-hat below which, and effective share above which, jumps to draws of the approximation are
-#: chains enough: with less trajectories cost less. Total variation distance that their pairs may
-#: leave open, draws that they may take for each effective one that is wanted, and acceptance below
-#: which pairs of other chains are not tried.
+#: Pareto k-hat below which, and effective share above which, jumps to draws of the approximation
+#: are chains enough: where the share is less, trajectories cost less. Total variation distance that
+#: pairs may leave open, draws that jumps may take for each effective one that is wanted, and
+#: acceptance below which pairs of other chains are not tried.
 JUMP_KHAT, JUMP_SHARE, OPEN, MOST_JUMPS, LEAST_JUMPS = 0.3, 0.5, 0.15, 6.0, 0.05
 #: Chains: R-hat that they run for, and at most. In the worst of a hundred entries 400 effective
 #: draws have 1.02 by chance. Share of divergent trajectories and of stuck chains at most, and

@@ -166,7 +166,7 @@ def test_more_draws_end_with_their_budget(backend: Any) -> None:
     fit.more(10**7, budget=5_000, progress_bar=False)
     # A transition of all chains ends what it has begun.
     assert 0 < fit.history[-1].evaluations < 10_000
-    assert "transitions of each chain" in fit.history[-1].note
+    assert "draws of each chain" in fit.history[-1].note
     assert len(numbers(backend, fit)[next(iter(fit.draws))]) > before
     for name, value in {"budget": 0, "seconds": -1.0, "progress_bar": "no"}.items():
         with pytest.raises(backend.public.ArgumentError, match=f"Expected {name}"):
@@ -189,12 +189,12 @@ def test_a_fit_is_whole_after_more_has_failed(backend: Any) -> None:
     verdict = fit.verdict
     problem.evaluate._piece = failing
     with pytest.raises(KeyboardInterrupt):
-        fit.more(64, progress_bar=False)
+        fit.more(640, progress_bar=False)
     problem.evaluate._piece = piece
     assert fit.verdict is verdict
     # It goes on to the last bit as one that has not failed.
-    longer = numbers(backend, other.more(64, progress_bar=False))
-    for name, each in numbers(backend, fit.more(64, progress_bar=False)).items():
+    longer = numbers(backend, other.more(640, progress_bar=False))
+    for name, each in numbers(backend, fit.more(640, progress_bar=False)).items():
         np.testing.assert_array_equal(each, longer[name])
 
 
