@@ -28,8 +28,10 @@ MOST_TUNING, TUNING_AGAIN = 6, 2
 #: so many of the latest draws, in so many dimensions at most, after so many windows at most.
 GOOD_JUMPS, MIXTURE_DRAWS, MIXTURE_DIMENSIONS, MIXTURES = 0.4, 4_000, 20, 2
 #: Transitions that are kept without being enough after which the proposal is made anew, twice as
-#: many each time, and how often.
-SLOW, AGAIN = 150, 3
+#: many each time, and how often; transitions after which R-hat tells that chains are in different
+#: places, between which the proposal does not take them.
+SLOW, AGAIN = 80, 3
+FEW, PLACES = 16, 1.1
 #: Mean acceptance below which a chain is stuck.
 STUCK = 0.1
 #: Transitions of the first window, of the longest that tunes, and the fewest of any.
@@ -66,6 +68,9 @@ class Kernel:
         Labels that can be exchanged. The proposal is of draws that have them in order.
     has_trajectories : bool
         Whether there are any: without, a transition is a jump.
+    is_mixture : bool
+        Whether proposal and metrics are those of a mixture that was fitted to draws. They overlap,
+        so that the draws nearest to one of them do not tell of its width.
     """
 
     evaluate: Evaluate
@@ -76,6 +81,7 @@ class Kernel:
     jumps: int = 1
     symmetry: Symmetry | None = None
     has_trajectories: bool = True
+    is_mixture: bool = False
 
     def __call__(
         self, chains: Chains, generator: np.random.Generator
@@ -288,6 +294,8 @@ def sample(
             if is_enough(figures, joined):
                 break
             is_slow = number > SLOW * 2**again and _can_refit(kernel, joined)
+            is_apart = number >= FEW and figures.r_hat.max() > PLACES
+            is_slow |= is_apart and joined.draws.shape[2] <= MIXTURE_DIMENSIONS
             is_off = joined.chances.mean() < ACCEPTANCE - 2.0 * OFF
             if again < AGAIN and (is_slow or is_off):
                 discarded, again = discarded + number, again + 1
@@ -374,7 +382,8 @@ def _tune(kernel: Kernel, windows: Sequence[Window], generator: np.random.Genera
     if len(windows) <= MIXTURES and _can_refit(kernel, window):
         _refit(kernel, Window.joined(windows[-2:]), generator)
         return False
-    return _improve(kernel, drawn) and is_tuned and not is_adrift
+    is_fair = kernel.is_mixture or _improve(kernel, drawn)
+    return is_fair and is_tuned and not is_adrift
 
 
 def _can_refit(kernel: Kernel, window: Window) -> bool:
@@ -389,7 +398,7 @@ def _refit(kernel: Kernel, window: Window, generator: np.random.Generator) -> No
     modes, weights = fitted(flat[rows], generator)
     kernel.proposal = Proposal(modes, weights)
     kernel.factors, kernel.weights = [mode.factor for mode in modes], weights
-    kernel.jumps = 1
+    kernel.jumps, kernel.is_mixture = 1, True
 
 
 def _improve(kernel: Kernel, drawn: Float[np.ndarray, "N M D"]) -> bool:
