@@ -1,0 +1,531 @@
+"""What a run says of its own answer at its end: a few witnesses, for a small part of its cost.
+
+The draws that the engine would hand out are held against the density that it has fitted, with its
+temperature. Where they have a density of their own, importance ratios tell how far it is from the
+target's, and what weights would do to means and standard deviations. Of all draws the target's
+scores tell: by Stein's identities they have mean zero, and -E[(z - c) s] is 1 in each coordinate,
+less where draws lie too close together. At last, log densities of draws that have arrived differ by
+no more than those of a posterior.
+
+A judgement draws from a generator of its own, writes to no state, and takes at most 5 % of the run
+or some 500 evaluations. It sees what the draws see: a mode that no draw is near is missed, and so
+is much of what is wrong by less than the tolerances. ``check`` looks more closely.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from ppl_ext.diagnostics.importance import LEAST_KHAT_SAMPLES
+from ppl_ext.errors import DoubtfulFitWarning
+from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.rows import Rows
+from ppl_ext.start.search import WIDTH
+from ppl_ext.start.start import Mode
+from ppl_ext.witnesses.drift import DRAWS_PER_DIMENSION, Drift, drift
+from ppl_ext.witnesses.ratios import LEAST_NUMBER, Ratios, importance_ratios
+from ppl_ext.witnesses.sample import sampled_identities
+from ppl_ext.witnesses.stein import Stein, stein_identities
+
+#: Draws that are looked at, at most: whole pieces, so that a piece that is filled up does not lead
+#: beyond 500 evaluations.
+DRAWS = 500 // WIDTH * WIDTH
+#: Share of a run's evaluations that its judgement may take where it takes all of many rows.
+SHARE = 0.05
+#: Evaluations that are enough, however long the run: they are made in small pieces, which take
+#: longer than the run's own.
+MOST = 4_000
+#: Draws with fewer of which nothing is told.
+LEAST = 8
+#: Draws from which on fourth moments tell: with fewer one large draw more or less changes them by
+#: more than their own standard error.
+MANY = 200
+#: Numbers that the draws may be together, 32 MiB in double precision: fewer draws of long vectors.
+NUMBERS = 2**22
+#: Dimensions beyond which scores of several positions at once may not find room.
+LONGEST = 100_000
+#: Errors that are let pass: of a mean in standard deviations, of the logarithm of a standard
+#: deviation. A user reads two figures, of which neither changes a conclusion by as much.
+MEAN, DEVIATION = 0.25, 0.2
+#: The same of -E[(z - c) s], which is the ratio of variances where the posterior is Normal.
+VARIANCE = 1.0 - math.exp(-2.0 * DEVIATION)
+#: Pareto k-hat from which on ratios have no mean, so that nothing can be told by weights; and the
+#: variance of log ratios for each dimension up to which that is the number of dimensions' doing:
+#: half the square of a tenth, the error of a variance.
+HOPELESS, OF_DIMENSIONS = 1.0, 0.005
+#: Effective share from which on the shape of the ratios' tail does not matter: that of ratios whose
+#: logarithms have a standard deviation of a third.
+EVEN = 0.9
+#: Chains that a step size is found with, one piece; and the probability of calling right draws
+#: adrift. Chains are too few to see much at the level at which check refuses draws.
+TUNING_CHAINS, LEVEL = WIDTH, 1e-2
+#: Share of a mode's own mass that its draws have at least, which is beyond what chance and the
+#: rough masses of the search explain; and share of all mass from which on a mode counts.
+FEW, COUNTS = 0.25, 0.1
+#: Evaluations in which a step size is found wherever the draws' covariance is that of the density:
+#: such trajectories take some three steps, and these allow for more than fifteen.
+ENOUGH = 1_500
+#: Transitions of short chains, at most, and chains.
+MOST_TRANSITIONS, MOST_CHAINS = 8, 128
+#: Standard deviation of log densities, times the root of the dimensions, that no posterior has:
+#: that of a log-concave density has 1 at most (M. Fradelizi, O. Guedon, A. Pajor, 2014).
+SPREAD = 5.0
+
+#: Modules whose lines are not the user's.
+_OWN = ("ppl_ext", "pyro_ext", "numpyro_ext")
+
+_IN_FIT: ContextVar[bool] = ContextVar("_IN_FIT", default=False)
+
+
+@contextmanager
+def unjudged() -> Iterator[None]:
+    """Context in which runs are not judged: a fit looks at the draws of its engine itself."""
+    before = _IN_FIT.set(True)
+    try:
+        yield
+    finally:
+        _IN_FIT.reset(before)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Draws to be judged.
+
+    Attributes
+    ----------
+    positions : array (S, D)
+        In flat unconstrained space.
+    log_density : array (S,), optional
+        The approximation's own there.
+    where : array of int, optional
+        The coordinates that are drawn; others are held where they are.
+    """
+
+    positions: Float[np.ndarray, "S D"]
+    log_density: Float[np.ndarray, " S"] | None = None
+    where: Int[np.ndarray, " d"] | None = None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a run's end says for and against its answer; ``print`` shows it.
+
+    Attributes
+    ----------
+    engine : str
+    reasons : tuple of str
+        What speaks against the answer; none where nothing was found.
+    told : tuple of str
+        What else was found, and what was not looked at.
+    draws, evaluations : int
+        Draws that were looked at, and log densities with scores that this took.
+    centred : tuple of str
+        Sites of latent scale that the program does not write non-centred, which
+        ``reparameterise=True`` does.
+    ratios : Ratios, optional
+        Importance ratios: ``khat``, ``share``, and what weights do to moments.
+    stein : Stein, optional
+        Stein's identities by coordinate.
+    variance, variance_error : float
+        Mean over the coordinates of -E[(z - c) s], which is 1 for draws of the posterior and less
+        for draws that lie too close together, and its standard error.
+    spread : float
+        Standard deviation of the draws' log densities, in nats.
+    drift : Drift, optional
+        How far short chains of an exact kernel move from draws without a density.
+    of_chains : bool
+        Whether these are chains, which are judged by how they move.
+
+    Examples
+    --------
+    >>> found = Judgement("SVGD", ("The draws lie too close together.",))  # as a run gives it
+    >>> found.doubtful
+    True
+    >>> print(found)
+    SVGD: the answer is doubtful.
+      - The draws lie too close together.
+    """
+
+    engine: str
+    reasons: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+    draws: int = 0
+    evaluations: int = 0
+    centred: tuple[str, ...] = ()
+    ratios: Ratios | None = field(default=None, repr=False, compare=False)
+    stein: Stein | None = field(default=None, repr=False, compare=False)
+    variance: float = math.nan
+    variance_error: float = math.nan
+    spread: float = math.nan
+    drift: Drift | None = field(default=None, repr=False, compare=False)
+    of_chains: bool = False
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether something speaks against the answer."""
+        return bool(self.reasons)
+
+    def __str__(self) -> str:
+        if self.doubtful:
+            first = f"{self.engine}: the answer is doubtful."
+        elif self.of_chains:
+            first = f"{self.engine}: nothing was found against the answer."
+        elif self.stein is None:
+            first = f"{self.engine}: the answer was not judged."
+        elif self.ratios is None and self.drift is None:
+            first = f"{self.engine}: scores say nothing against the answer, and see little."
+        else:
+            first = f"{self.engine}: nothing was found against the answer."
+        lines = [*self.reasons, *self.told]
+        if self.draws and self.of_chains:
+            lines.append(f"{self.draws:,} draws.")
+        elif self.draws:
+            lines.append(f"{self.draws:,} draws, {self.evaluations:,} evaluations.")
+        return "\n".join([first, *(f"  - {each}" for each in lines)])
+
+    def warn(self) -> None:
+        """Say what speaks against the answer, if anything does, at the line that asked for it."""
+        if self.doubtful:
+            names = ", ".join(f"'{name}'" for name in self.centred)
+            other = f"write {names} non-centred (`reparameterise=True`), " if names else ""
+            warnings.warn(
+                f"The answer of {self.engine} is doubtful: {' '.join(self.reasons)} Look at it by "
+                f"`check`, run longer, {other}or use `fit`, which chooses by itself. "
+                "`result.judgement` holds the figures.",
+                DoubtfulFitWarning,
+                stacklevel=_level_of_the_caller(),
+            )
+
+
+def _level_of_the_caller() -> int:
+    """How many frames lie between a warning and whoever called into these packages."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a judgement asks of a run that has ended.
+
+    Attributes
+    ----------
+    engine : str
+    dim : int
+    coordinates : mapping of str to slice
+        Range of the flat vector that each site takes.
+    epsilon : float
+        Machine epsilon with which densities are computed.
+    steps : int
+        That it took.
+    evaluations : float
+        That it took, each with all rows.
+    draw : callable
+        So many draws at most.
+    rows : callable
+        What evaluates the target's density.
+    has_all_rows : bool
+        Whether the arguments hold all rows of the data.
+    draws_take_all_rows : bool
+        Whether no draw is made without a pass over them.
+    modes : tuple of Mode
+        That the search for its start has found.
+    centred : tuple of str
+        See :class:`Judgement`.
+    """
+
+    engine: str
+    dim: int
+    coordinates: dict[str, slice]
+    epsilon: float
+    steps: int
+    evaluations: float
+    draw: Callable[[int], Drawn]
+    rows: Callable[[], Rows]
+    has_all_rows: bool = True
+    draws_take_all_rows: bool = False
+    modes: tuple[Mode, ...] = ()
+    centred: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Of each coordinate of the flat vector."""
+        found = []
+        for name, where in self.coordinates.items():
+            size = where.stop - where.start
+            found += [f"{name}[{k}]" for k in range(size)] if size > 1 else [name]
+        return found
+
+
+def judge(run: Run) -> Judgement:
+    """The judgement of a run; what cannot be looked at is said in it."""
+    nothing = Judgement(run.engine, centred=run.centred)
+    if _IN_FIT.get():
+        return replace(nothing, told=("Not judged: the fit looks at its draws itself.",))
+    if run.steps == 0:
+        return replace(nothing, told=("Not judged: no step was taken.",))
+    if run.dim > LONGEST:
+        many = f"Not judged: {run.dim:,} latent numbers are too many."
+        return replace(nothing, told=(many,))
+    if not run.has_all_rows:
+        batch = "Not judged: the run saw batches of the rows. Use check with all rows."
+        return replace(nothing, told=(batch,))
+    try:
+        with np.errstate(all="ignore"):
+            return _judged(run)
+    except (ArithmeticError, RuntimeError, ValueError) as error:
+        # A run's answer is handed out even where it cannot be drawn from or evaluated.
+        text = str(error).partition("\n")[0]
+        reason = f"It could not be drawn from, or evaluated at its draws: {text}"
+        return replace(nothing, reasons=(reason,))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the run has its answer.
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return replace(nothing, told=(f"Not judged: the look at its draws failed with {text}",))
+
+
+def _judged(run: Run) -> Judgement:
+    rows, number = run.rows(), min(DRAWS, NUMBERS // run.dim)
+    evaluate, parts = rows.few, []
+    if rows.every is not None:
+        affordable = int(SHARE * run.evaluations)
+        if affordable >= LEAST * WIDTH:
+            evaluate, number = rows.every, min(number, affordable)
+        else:
+            parts = list(rows.parts())
+            number = min(number, DRAWS // max(1, len(parts)))
+            if not parts or number < LEAST or run.draws_take_all_rows:
+                many = "Not judged: all rows are too many."
+                return Judgement(run.engine, told=(many,), centred=run.centred)
+    drawn = run.draw(number)
+    positions = drawn.positions
+    some = np.linspace(0, len(positions) - 1, min(len(positions), number)).astype(int)
+    log_q = None if drawn.log_density is None else np.asarray(drawn.log_density[some], np.float64)
+    z = np.asarray(positions[some], np.float64)
+    found = Judgement(
+        run.engine,
+        draws=len(z),
+        evaluations=len(z) * max(1, len(parts)),
+        centred=run.centred,
+    )
+    broken = ~np.isfinite(z).all(1)
+    if broken.any():
+        return replace(found, reasons=(f"{broken.mean():.1%} of the draws are not finite.",))
+    if parts:
+        return _by_rows(run, found, z, rows, parts)
+    values, scores = evaluate(z)
+    missed = _missed_mode(run, z, evaluate)
+    found = replace(found, reasons=missed)
+    found = _by_density(run, found, z, values, scores, log_q, drawn.where)
+    if found.doubtful or log_q is not None:
+        return found
+    most = max(DRAWS, min(MOST, int(SHARE * run.evaluations))) - found.evaluations
+    return _by_drift(run, found, z, evaluate, most)
+
+
+def _by_density(
+    run: Run,
+    found: Judgement,
+    z: Float[np.ndarray, "S D"],
+    values: Float[np.ndarray, " S"],
+    scores: Float[np.ndarray, "S D"],
+    log_q: Float[np.ndarray, " S"] | None,
+    where: Int[np.ndarray, " d"] | None,
+) -> Judgement:
+    reasons, told = list(found.reasons), list[str]()
+    finite = np.isfinite(values) & np.isfinite(scores).all(1)
+    if not finite.all():
+        reasons.append(
+            f"Log density or score is not finite at {(~finite).mean():.1%} of the draws."
+        )
+    if finite.sum() < LEAST:
+        told.append(f"Only {finite.sum()} draws could be looked at.")
+        return replace(found, reasons=tuple(reasons), told=tuple(told))
+    names = run.names
+    if where is not None and len(where) < run.dim:
+        held = dict.fromkeys(names[k] for k in np.setdiff1d(np.arange(run.dim), where))
+        told.append(f"Held where they are, and not judged: {', '.join(held)}.")
+        z, scores, names = z[:, where], scores[:, where], [names[k] for k in where]
+    dim = len(names)
+    spread = float(values[finite].std(ddof=1))
+    if spread > SPREAD * math.sqrt(dim):
+        reasons.append(
+            f"Log densities of the draws differ by {spread:.3g} nats (one standard deviation), far "
+            f"more than those of a posterior of {dim} dimension(s): some have not arrived."
+        )
+    ratios = None
+    if log_q is not None and len(z) >= LEAST_KHAT_SAMPLES and np.isfinite(log_q).all():
+        known = np.where(finite, values, -np.inf)
+        ratios = importance_ratios(z, known, log_q, run.epsilon, names)
+        assert ratios is not None
+        ratios = replace(ratios, tolerances=(MEAN, DEVIATION))
+        uneven = ratios.share * len(z) < LEAST_NUMBER or (
+            ratios.khat.khat >= HOPELESS and ratios.share < EVEN
+        )
+        by_dimensions = float((values - log_q)[finite].var()) < OF_DIMENSIONS * dim
+        off = not by_dimensions if uneven else ratios.moves
+        (reasons if off else told).append(ratios.told)
+    stein = stein_identities(z[finite], scores[finite], names)
+    stein = replace(stein, tolerances=(MEAN, VARIANCE))
+    variance, error = _variance(z[finite], scores[finite])
+    (reasons if stein.is_off else told).append(stein.told)
+    tails, tails_error = _tails(z[finite], scores[finite])
+    allowed = np.hypot(VARIANCE, stein.quantile * tails_error)
+    worst = int((np.abs(tails - 1.0) / allowed).argmax())
+    if len(z) >= MANY and not np.abs(tails[worst] - 1.0) <= allowed[worst]:
+        reasons.append(
+            f"The tails of '{names[worst]}' are not the posterior's: -E[(z - c)^3 s] / 3 E[(z - "
+            f"c)^2] is {tails[worst]:.2f} ± {tails_error[worst]:.2f} (1)."
+        )
+    off = abs(variance - 1.0) > math.hypot(VARIANCE, 3.0 * error)
+    if off or not math.isfinite(variance):
+        way = "close together" if variance < 1.0 else "far apart"
+        reasons.append(
+            f"The draws lie too {way}: by their scores their variance is {variance:.2f} ± "
+            f"{error:.2f} times the posterior's, over all {dim} coordinates."
+        )
+    return replace(
+        found,
+        reasons=tuple(reasons),
+        told=tuple(told),
+        ratios=ratios,
+        stein=stein,
+        variance=variance,
+        variance_error=error,
+        spread=spread,
+    )
+
+
+def _variance(z: Float[np.ndarray, "S D"], scores: Float[np.ndarray, "S D"]) -> tuple[float, float]:
+    """Mean over coordinates of -E[(z - c) s], with its standard error."""
+    number = len(z)
+    # Of draws whose mean is their own, a share 1 / S of it is missing.
+    each = -((z - z.mean(0)) * scores).mean(1) * number / (number - 1.0)
+    return float(each.mean()), float(each.std(ddof=1) / math.sqrt(number))
+
+
+def _missed_mode(run: Run, z: Float[np.ndarray, "S D"], evaluate: Evaluate) -> tuple[str, ...]:
+    """What is to be said of a mode of the search for a start that no draws are near."""
+    modes = run.modes
+    if not 1 < len(modes) <= WIDTH:
+        return ()
+    # By Laplace's method: the search's own bounds on masses are loose where modes are bent.
+    heights = evaluate(np.stack([mode.mean for mode in modes]))[0]
+    masses = heights + np.array([mode.log_scale for mode in modes])
+    shares = np.exp(masses - masses.max())
+    shares = shares / shares.sum()
+    # A draw belongs to the mode whose Normal has most density there, the modes' masses alike.
+    logs = []
+    for mode in modes:
+        moves, factor = z - mode.mean, mode.factor
+        white = moves / factor if factor.ndim == 1 else np.linalg.solve(factor, moves.T).T
+        logs.append(-0.5 * np.square(white).sum(1) - mode.log_scale)
+    held = np.bincount(np.stack(logs).argmax(0), minlength=len(modes)) / len(z)
+    most = int(held.argmax())
+    for k, mode in enumerate(modes):
+        # Modes that differ by an exchange of labels, within sites, say the same.
+        apart = max(
+            np.abs(np.sort(mode.mean[where]) - np.sort(modes[most].mean[where])).max()
+            for where in run.coordinates.values()
+        )
+        if held[k] < FEW * shares[k] and apart > mode.deviations.max() and shares[k] > COUNTS:
+            return (
+                f"The search for a start found {len(modes)} modes; one with about {shares[k]:.0%} "
+                f"of the mass has {held[k]:.0%} of the draws.",
+            )
+    return ()
+
+
+class _SpentError(Exception):
+    """The evaluations that a judgement may take are spent."""
+
+
+def _by_drift(
+    run: Run, found: Judgement, z: Float[np.ndarray, "S D"], evaluate: Evaluate, most: int
+) -> Judgement:
+    """Short chains from the draws, as far as so many evaluations last."""
+    spent = 0
+
+    def counted(positions: Float[np.ndarray, "P D"]) -> tuple[np.ndarray, np.ndarray]:
+        nonlocal spent
+        spent += -len(positions) // WIDTH * -WIDTH
+        if spent > most:
+            raise _SpentError
+        return evaluate(positions)
+
+    try:
+        moved = drift(
+            counted,
+            z,
+            np.random.default_rng(0),
+            run.names,
+            chains=min(len(z), MOST_CHAINS),
+            transitions=MOST_TRANSITIONS,
+            tuning_chains=TUNING_CHAINS,
+            least=1,
+            has_budget=lambda: spent * 1.2 < most,
+        )
+    except _SpentError:
+        if most >= ENOUGH and len(z) >= DRAWS_PER_DIMENSION * run.dim:
+            stiff = (
+                f"Within {most:,} evaluations no step size was found with which short chains move "
+                "in the draws' own coordinates: the density bends sharply where they lie, as in "
+                "the neck of a funnel."
+            )
+            reasons = (*found.reasons, stiff)
+            return replace(found, reasons=reasons, evaluations=found.evaluations + most)
+        dear = "Short chains from the draws, which see most, were too dear: take more steps."
+        return replace(found, told=(*found.told, dear), evaluations=found.evaluations + most)
+    found = replace(found, evaluations=found.evaluations + spent, drift=moved)
+    if moved is None:
+        return found
+    moved = replace(moved, level=LEVEL)
+    if moved.is_adrift:
+        return replace(found, reasons=(moved.told,), drift=moved)
+    return replace(found, told=(*found.told, moved.told), drift=moved)
+
+
+def _tails(
+    z: Float[np.ndarray, "S D"], scores: Float[np.ndarray, "S D"]
+) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, " D"]]:
+    """-E[(z - c)^3 s] / 3 E[(z - c)^2], 1 for draws of the posterior, and its standard errors.
+
+    A Normal that is matched to a density with heavy tails keeps both identities of lower order.
+    """
+    moves = z - z.mean(0)
+    squares = 3.0 * np.square(moves).mean(0)
+    each = -(moves**3) * scores / squares
+    # The ratio's error: that of the difference at its value.
+    ratio = each.mean(0)
+    left = each - ratio * 3.0 * np.square(moves) / squares
+    return ratio, left.std(0, ddof=1) / math.sqrt(len(z))
+
+
+def _by_rows(
+    run: Run,
+    found: Judgement,
+    z: Float[np.ndarray, "S D"],
+    rows: Rows,
+    parts: Sequence[Evaluate],
+) -> Judgement:
+    """Stein's identities by a sample of very many rows."""
+    sampled = sampled_identities(z, parts, rows.number, run.names, (MEAN, VARIANCE))
+    if sampled is None:
+        reason = "Scores at the draws are not finite."
+        return replace(found, reasons=(reason,))
+    found = replace(found, stein=sampled.stein)
+    if sampled.is_off:
+        return replace(found, reasons=(sampled.told,))
+    return replace(found, told=(sampled.told,))
+
+
+__all__ = ["Drawn", "Judgement", "Run", "judge"]

@@ -1,0 +1,299 @@
+"""Draws of any method beside those of chains that leave the posterior as it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import betainc, ndtri
+
+from ppl_ext.chains.convergence import Convergence, convergence, in_chains
+from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.verdict import SiteFigures
+from ppl_ext.statistics.effective import distinct_number, effective_number
+
+#: Errors that nobody minds: of a mean in standard deviations, of the logarithm of a standard
+#: deviation, the Kolmogorov distance of a marginal, and the mass of a tail as a share of what it
+#: should be, or the other way round.
+MEAN, DEVIATION, DISTANCE, TAIL_RATIO = 0.1, 0.1, 0.05, 0.7
+#: Probability of each tail.
+TAIL = 0.015
+#: The log density sees all coordinates together: where each standard deviation is off by what
+#: nobody minds, it is by so many of its own standard deviations times the root of the dimensions.
+OF_DENSITY = 0.14
+#: Probability of refusing right draws, over all columns and figures together.
+LEVEL = 0.01
+#: Particles count as so many draws at least, but for their tails.
+SPREAD = 400.0
+#: Figures of a column.
+FIGURES = 5
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Scalars of draws, each a column.
+
+    Attributes
+    ----------
+    names : sequence of str
+        Such as "theta[2]".
+    sites : sequence of str
+        Of each column; "" of the log density, the last.
+    values : array (S, K)
+    chains : int
+        Chains that the draws are of, one after the other.
+    is_spread : bool
+        Whether the draws are particles, which are spread evenly: chance is no excuse for those.
+    """
+
+    names: Sequence[str]
+    sites: Sequence[str]
+    values: Float[np.ndarray, "S K"]
+    chains: int = 1
+    is_spread: bool = False
+
+
+@dataclass(frozen=True)
+class Off:
+    """How far one column is off, each figure as a share of what is allowed.
+
+    Attributes
+    ----------
+    mean : float
+        In standard deviations.
+    deviation : float
+        Ratio of standard deviations.
+    distance : float
+        Kolmogorov's.
+    lower, upper : float
+        Mass beyond the ends that hold 1.5 % each.
+    mean_bound, deviation_bound : float
+        What the errors of the mean and of the standard deviation are at most, chance allowed for.
+    """
+
+    name: str
+    site: str
+    mean: float
+    deviation: float
+    distance: float
+    lower: float
+    upper: float
+    share: float
+    mean_bound: float = math.nan
+    deviation_bound: float = math.nan
+
+    @property
+    def told(self) -> str:
+        """The figures in words."""
+        return (
+            f"'{self.name}' is furthest off: mean by {self.mean:.2f} sd, standard deviation by a "
+            f"factor of {self.deviation:.2f}, Kolmogorov distance {self.distance:.2f}, tails of "
+            f"{TAIL:.1%} hold {self.lower:.1%} and {self.upper:.1%}."
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every column beside the chains' own.
+
+    Attributes
+    ----------
+    found : list of Off
+        Constant columns are left out.
+    by_site : dict of str to SiteFigures
+    """
+
+    found: Sequence[Off]
+    by_site: Mapping[str, SiteFigures]
+
+    @property
+    def worst(self) -> Off:
+        """The column that is furthest off."""
+        return max(self.found, key=lambda off: off.share)
+
+    @property
+    def wrong(self) -> int:
+        """Columns that are off by more than chance and tolerance allow."""
+        return sum(off.share > 1.0 for off in self.found)
+
+
+def flat_columns(
+    draws: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], chains: int = 1
+) -> Columns:
+    """Scalars of sites of these shapes.
+
+    Raises
+    ------
+    ArgumentError
+        A site is missing, or has another shape.
+    """
+    names, sites, columns = [], [], []
+    for name, shape in shapes.items():
+        if name not in draws:
+            raise ArgumentError(
+                f"Expected draws of every latent site, found none of '{name}'. Sites that were "
+                f"drawn: {', '.join(map(str, draws))}."
+            )
+        own = np.asarray(on_host(draws[name]), np.float64)
+        if own.ndim == 0 or own.shape[1:] != shape:
+            raise ArgumentError(
+                f"Expected draws of '{name}' with shape (draws, {', '.join(map(str, shape))}), "
+                f"found {own.shape}."
+            )
+        flat = own.reshape(len(own), -1)
+        columns.append(flat)
+        sites += [name] * flat.shape[1]
+        names += [f"{name}[{k}]" for k in range(flat.shape[1])] if shape else [name]
+    lengths = {len(column) for column in columns}
+    if len(lengths) > 1 or 0 in lengths:
+        raise ArgumentError(f"Expected as many draws of every site, found {sorted(lengths)}.")
+    return Columns(names, sites, np.concatenate(columns, axis=1), chains)
+
+
+def on_host(value: Any) -> Any:
+    """A tensor where NumPy finds it; anything else as it is."""
+    return value.detach().cpu() if hasattr(value, "detach") else value
+
+
+def with_further(
+    columns: Columns, names: Sequence[str], sites: Sequence[str], values: Float[np.ndarray, "S D"]
+) -> Columns:
+    """The columns with further ones."""
+    joined = np.concatenate([columns.values, values], axis=1)
+    return replace(
+        columns, names=[*columns.names, *names], sites=[*columns.sites, *sites], values=joined
+    )
+
+
+@np.errstate(all="ignore")
+def compared(own: Columns, theirs: Columns, dim: int) -> Comparison:
+    """Draws beside those of chains, column by column."""
+    scale = theirs.values.std(0)
+    number_of_own = np.minimum(
+        effective_number(in_chains(own.values, own.chains)), distinct_number(own.values)
+    )
+    figures = convergence(in_chains(theirs.values, theirs.chains))
+    chosen = np.flatnonzero(scale > 0.0)
+    each = LEVEL / (FIGURES * max(1, len(chosen)))
+    numbers = _Numbers(number_of_own, *_of_reference(in_chains(theirs.values, theirs.chains)))
+    found = [_off(own, theirs, int(k), numbers, figures, each, dim) for k in chosen]
+    by_site = {
+        site: _of_site([off for off in found if off.site == site], own, number_of_own, site)
+        for site in dict.fromkeys(own.sites)
+        if site
+    }
+    return Comparison(found, by_site)
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """Effective numbers by column: of the draws, and of the reference's middle and tails."""
+
+    own: Float[np.ndarray, " K"]
+    bulk: Float[np.ndarray, " K"]
+    lower: Float[np.ndarray, " K"]
+    upper: Float[np.ndarray, " K"]
+
+
+def _of_reference(draws: Float[np.ndarray, "N M K"]) -> tuple[Float[np.ndarray, " K"], ...]:
+    low, high = np.quantile(draws, [TAIL, 1.0 - TAIL], axis=(0, 1))
+    return tuple(map(effective_number, (draws, (draws < low) * 1.0, (draws > high) * 1.0)))
+
+
+def _of_site(
+    found: Sequence[Off], own: Columns, numbers: Float[np.ndarray, " K"], site: str
+) -> SiteFigures:
+    rows = [k for k, name in enumerate(own.sites) if name == site]
+    number = float(numbers[rows].min())
+    mean = max((off.mean_bound for off in found), default=math.nan)
+    deviation = max((off.deviation_bound for off in found), default=math.nan)
+    return SiteFigures(number, number, math.nan, mean_bound=mean, deviation_error=deviation)
+
+
+def _off(
+    own: Columns,
+    theirs: Columns,
+    k: int,
+    numbers: _Numbers,
+    figures: Convergence,
+    each: float,
+    dim: int,
+) -> Off:
+    name, site = own.names[k], own.sites[k]
+    x, y = own.values[:, k], theirs.values[:, k]
+    if not np.isfinite(x).all():
+        return Off(name, site, math.nan, math.nan, 1.0, math.nan, math.nan, math.inf)
+    in_tails, of_mean = float(numbers.own[k]), float(numbers.bulk[k])
+    number = max(SPREAD, in_tails) if own.is_spread else in_tails
+    of_tails = float(numbers.lower[k]), float(numbers.upper[k])
+    scale, center = float(y.std()), float(y.mean())
+    white = (y - center) / scale
+    noise = 1.0 / number + 1.0 / of_mean
+    quantile = -float(ndtri(0.5 * each))
+    # E. Cornish and R. Fisher's correction of a mean's quantile for skewness.
+    skewness = abs(float((white**3).mean()))
+    corrected = quantile + (quantile**2 - 1.0) * skewness * math.sqrt(noise) / 6.0
+    error = math.hypot(
+        0.5 * math.sqrt(max(0.0, float((white**4).mean()) - 1.0) / number),
+        float(figures.deviation_error[k]),
+    )
+    mean = abs(float(x.mean()) - center) / scale
+    deviation = float(x.std()) / scale
+    off = abs(math.log(max(deviation, 1e-300)))
+    tolerance = 1.0 if site else max(1.0, OF_DENSITY / MEAN * math.sqrt(dim))
+    by_moments = (
+        mean / math.hypot(tolerance * MEAN, corrected * math.sqrt(noise)),
+        off / math.hypot(tolerance * DEVIATION, quantile * error),
+    )
+    distance = _distance(x, y)
+    of_distance = math.sqrt(-0.5 * math.log(0.5 * each) * noise)
+    shares = [distance / math.hypot(tolerance * DISTANCE, of_distance)]
+    low, high = np.quantile(y, [TAIL, 1.0 - TAIL])
+    # Ties count half, so that a rounded value at the end counts in neither.
+    lower = float(((x < low).mean() + (x <= low).mean()) / 2)
+    upper = float(((x > high).mean() + (x >= high).mean()) / 2)
+    if site:
+        masses = zip((lower, upper), of_tails, strict=True)
+        shares += [_tail_share(mass, in_tails, theirs_of, each) for mass, theirs_of in masses]
+    if not figures.is_heavy[k]:
+        shares += by_moments
+    return Off(
+        name,
+        site,
+        mean,
+        deviation,
+        distance,
+        lower,
+        upper,
+        max(shares),
+        mean + corrected * math.sqrt(noise),
+        math.expm1(off + quantile * error),
+    )
+
+
+def _tail_share(mass: float, own: float, theirs: float, each: float) -> float:
+    """Whether a tail's mass is off: more than 1 where chance does not bring it to tolerance.
+
+    Given the count in both sets, that in one is binomial.
+    """
+    ours, reference = mass * own, TAIL * theirs
+    few = TAIL_RATIO * own / (TAIL_RATIO * own + theirs)
+    many = own / (own + TAIL_RATIO * theirs)
+    chances = [
+        float(betainc(reference, ours + 1.0, 1.0 - few)) if mass < TAIL else 1.0,
+        float(betainc(ours, reference + 1.0, many)) if mass > TAIL else 1.0,
+    ]
+    return math.log(max(min(chances), 1e-300)) / math.log(0.5 * each)
+
+
+def _distance(own: Float[np.ndarray, " S"], theirs: Float[np.ndarray, " R"]) -> float:
+    """Kolmogorov distance of two sets of draws. SciPy's takes half a second to import."""
+    points = np.concatenate([own, theirs])
+    below = [
+        np.searchsorted(np.sort(each), points, side="right") / len(each) for each in (own, theirs)
+    ]
+    return float(np.abs(below[0] - below[1]).max())
