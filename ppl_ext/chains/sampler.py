@@ -28,10 +28,11 @@ MOST_TUNING, TUNING_AGAIN = 6, 2
 #: so many of the latest draws, in so many dimensions at most, after so many windows at most.
 GOOD_JUMPS, MIXTURE_DRAWS, MIXTURE_DIMENSIONS, MIXTURES = 0.4, 4_000, 20, 2
 #: Transitions that are kept without being enough after which the proposal is made anew, twice as
-#: many each time, and how often; transitions after which R-hat tells that chains are in different
-#: places, between which the proposal does not take them.
+#: many each time, and how often.
 SLOW, AGAIN = 80, 3
-FEW, PLACES = 16, 1.1
+#: Transitions after which a chain whose jumps are taken less often than this, while those of all are
+#: taken as often as that, tells that the proposal lacks the place where it is.
+FEW, NEVER, OFTEN = 16, 0.02, 0.2
 #: Mean acceptance below which a chain is stuck.
 STUCK = 0.1
 #: Transitions of the first window, of the longest that tunes, and the fewest of any.
@@ -87,15 +88,19 @@ class Kernel:
         self, chains: Chains, generator: np.random.Generator
     ) -> tuple[Chains, Float[np.ndarray, " M"], float, float]:
         """Chains one transition on, acceptance of each, share of divergences, and of jumps."""
-        return self.transition(chains, generator)[:-1]
+        chains, chance, divergent, jumped, _ = self.transition(chains, generator)
+        return chains, chance, divergent, float(jumped.mean())
 
     def transition(
         self, chains: Chains, generator: np.random.Generator
-    ) -> tuple[Chains, Float[np.ndarray, " M"], float, float, list[Positions]]:
-        """The same, and the positions (M, D) that are draws: one where jumps are seldom taken."""
+    ) -> tuple[Chains, Float[np.ndarray, " M"], float, Float[np.ndarray, " M"], list[Positions]]:
+        """The same with acceptance of each chain's jumps, and the positions (M, D) that are draws.
+
+        One where jumps are seldom taken.
+        """
         if not self.has_trajectories:
             chains, jumped, _ = self._jumped(chains, generator)
-            return chains, jumped, 0.0, float(jumped.mean()), [chains.positions]
+            return chains, jumped, 0.0, jumped, [chains.positions]
         factor = self.factors[int(generator.choice(len(self.factors), p=self.weights))]
         chains, chance, divergent = trajectory(
             self.evaluate, chains, factor, self.step_size, generator
@@ -103,7 +108,7 @@ class Kernel:
         before = chains.positions
         chains, jumped, places = self._jumped(chains, generator)
         places = [before, *places] if self.draws_of_each > 1 else [chains.positions]
-        return chains, chance, float(divergent.mean()), float(jumped.mean()), places
+        return chains, chance, float(divergent.mean()), jumped, places
 
     @property
     def draws_of_each(self) -> int:
@@ -164,14 +169,14 @@ class Window:
         Probabilities of acceptance.
     divergent : array (T,)
         Shares of trajectories that diverged.
-    jumped : array (T,)
+    jumped : array (T, M)
         Mean acceptance of jumps.
     """
 
     draws: Float[np.ndarray, "N M D"]
     chances: Float[np.ndarray, "T M"]
     divergent: Float[np.ndarray, " T"]
-    jumped: Float[np.ndarray, " T"]
+    jumped: Float[np.ndarray, "T M"]
 
     @classmethod
     def joined(cls, windows: Sequence[Window]) -> Window:
@@ -193,6 +198,13 @@ class Window:
         """The second half."""
         parts = (getattr(self, each.name) for each in fields(self))
         return Window(*(part[len(part) // 2 :] for part in parts))
+
+    @property
+    def lacks(self) -> bool:
+        """Whether no jump takes some chain from where it is, while others jump."""
+        of_chains = self.jumped.mean(0)
+        few = self.draws.shape[2] <= MIXTURE_DIMENSIONS
+        return few and bool(of_chains.min() < NEVER and of_chains.mean() > OFTEN)
 
     @property
     def stuck(self) -> float:
@@ -294,8 +306,7 @@ def sample(
             if is_enough(figures, joined):
                 break
             is_slow = number > SLOW * 2**again and _can_refit(kernel, joined)
-            is_apart = number >= FEW and figures.r_hat.max() > PLACES
-            is_slow |= is_apart and joined.draws.shape[2] <= MIXTURE_DIMENSIONS
+            is_slow |= number >= FEW and joined.lacks
             is_off = joined.chances.mean() < ACCEPTANCE - 2.0 * OFF
             if again < AGAIN and (is_slow or is_off):
                 discarded, again = discarded + number, again + 1
@@ -362,7 +373,7 @@ def _window(
         np.reshape(draws, (-1, number, dim)),
         np.reshape(chances, (-1, number)),
         np.array(divergent),
-        np.array(jumped),
+        np.reshape(jumped, (-1, number)),
     )
     return chains, found
 
