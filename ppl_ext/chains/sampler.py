@@ -30,8 +30,8 @@ GOOD_JUMPS, MIXTURE_DRAWS, MIXTURE_DIMENSIONS, MIXTURES = 0.4, 4_000, 20, 2
 #: Transitions that are kept without being enough after which the proposal is made anew, twice as
 #: many each time, and how often.
 SLOW, AGAIN = 80, 3
-#: Transitions after which a chain whose jumps are taken less often than this, while those of all are
-#: taken as often as that, tells that the proposal lacks the place where it is.
+#: Transitions after which a chain whose jumps are taken less often than this, and those of all as
+#: often as that, tells that the proposal lacks the place where it is.
 FEW, NEVER, OFTEN = 16, 0.02, 0.2
 #: Mean acceptance below which a chain is stuck.
 STUCK = 0.1
