@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,10 @@ import pytest
 from scipy import stats
 
 from ppl_ext.chains.convergence import convergence, split_r_hat
-from ppl_ext.chains.hamiltonian import Chains, trajectory
+from ppl_ext.chains.hamiltonian import LENGTH, Chains, trajectory
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import Proposal
-from ppl_ext.chains.sampler import Kernel, _bulk, go_on, sample
+from ppl_ext.chains.sampler import Kernel, Window, _bulk, _tune, go_on, sample
 from ppl_ext.start.paths import SpentError
 from ppl_ext.start.start import Mode
 
@@ -280,6 +281,32 @@ def test_tuning_ends_where_every_step_is_accepted() -> None:
             lambda: True,
         )
         assert found.discarded < 100
+
+
+@pytest.mark.parametrize(
+    ("step", "chance", "is_tuned"),
+    [(0.8, 0.86, True), (0.8, 0.99, False), (LENGTH, 0.99, True), (LENGTH, 0.6, False)],
+)
+def test_steps_are_tuned_where_they_cannot_be_longer(
+    step: float, chance: float, is_tuned: bool
+) -> None:
+    generator = np.random.default_rng(14)
+    ones = np.ones((40, 16))
+    window = Window(generator.normal(size=(40, 16, 1)), chance * ones, 0.0 * ones[:, 0], ones)
+    kernel = Kernel(
+        two_modes, Proposal((normal_mode(0.0, 1.0),), np.ones(1)), [np.eye(1)], np.ones(1), step
+    )
+    assert _tune(kernel, [window], generator) is is_tuned
+
+
+def test_a_place_that_the_proposal_lacks_is_told() -> None:
+    """One of the chains is where no jump takes it from; others jump half of the times."""
+    jumped = np.full((20, 16), 0.5)
+    window = Window(np.zeros((20, 16, 2)), jumped, jumped[:, 0], jumped)
+    assert not window.lacks
+    jumped[:, 3] = 0.01
+    assert window.lacks
+    assert window.later.transitions == 10 and not replace(window, jumped=0.1 * jumped).lacks
 
 
 def student(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
