@@ -95,6 +95,7 @@ def fit(
     budget: int | None = None,
     seconds: float | None = None,
     target_ess: float = TARGET_ESS,
+    target_sd_error: float | None = None,
     exact: bool = True,
     guide: Any = None,
     engine: Engine | type[Engine] | str | None = None,
@@ -129,7 +130,7 @@ def fit(
     names = axis_names(dims, coords)
     passes = passes_of(batches, args)
     if sharding is not None:
-        asked = describe((seed, budget, seconds, target_ess, exact))
+        asked = describe((seed, budget, seconds, target_ess, target_sd_error, exact))
         sharding.agree(
             {
                 "arguments": digest_of_arguments((args, kwargs)),
@@ -162,6 +163,7 @@ def fit(
         budget=budget,
         seconds=seconds,
         target_ess=target_ess,
+        target_sd_error=target_sd_error,
         exact=exact,
         progress_bar=progress_bar and (sharding is None or sharding.writes),
         clock=time.perf_counter if sharding is None else sharding.clock,

@@ -71,7 +71,10 @@ FIT_DOCUMENTATION = """
     seconds : float, optional
         Wall time at most, about. Default: 600.
     target_ess : float
-        Effective draws that the worst coordinate must have.
+        Effective draws that the worst entry of a site must have, for its mean.
+    target_sd_error : float, optional
+        Standard error of every standard deviation, as a share of it, for which chains go on, such
+        as 0.03. Default: the verdict states the errors, and nothing is run for them.
     exact : bool
         Whether chains may run. Without them the best level is "corrected".
     guide : $guide, optional
@@ -618,6 +621,7 @@ def fit(
     budget: int | None,
     seconds: float | None,
     target_ess: float,
+    target_sd_error: float | None = None,
     exact: bool,
     progress_bar: bool,
     has_engine: bool = False,
@@ -631,6 +635,7 @@ def fit(
     check_count("budget", budget, optional=True)
     check_number("seconds", seconds, optional=True)
     check_number("target_ess", target_ess)
+    check_number("target_sd_error", target_sd_error, optional=True)
     for name, flag in (("exact", exact), ("progress_bar", progress_bar)):
         check_choice(name, flag, (True, False))
     with tqdm(desc="fit", unit=" evaluations", disable=not progress_bar) as bar:
@@ -638,7 +643,7 @@ def fit(
         meter = Meter(
             budget or BUDGET, seconds or SECONDS, bar, for_engines=for_engines, clock=clock
         )
-        wanted = policy.Wanted(float(target_ess), exact, meter.seconds, has_engine)
+        wanted = policy.Wanted(float(target_ess), exact, meter.seconds, has_engine, target_sd_error)
         ways = problems()
         written = next(ways)
         written.observed.warn()

@@ -30,7 +30,9 @@ STAGES = {
     "all rows": "finding a mode, with all rows",
     "modes": "looking for other modes",
     "corrected draws": "correcting draws",
+    "jumps": "sampling by jumps",
     "chains": "sampling",
+    "pairs of chains": "coupling chains",
     "more chains": "sampling further",
     "engine": "running an engine",
 }
@@ -145,6 +147,11 @@ class Verdict:
         Whether draws that nothing corrected agree with chains that are exact.
     num_chains : int
         Chains that the draws are of; 0 where that is not known.
+    total_variation : float, optional
+        Upper bound on the total variation distance of the draws' distribution from that which the
+        chains come to, with 95 % confidence, from pairs of chains that start far apart. A part of
+        the posterior that neither starts nor chains reach is not in it. None where there are no
+        chains, or pairs did not meet; the reasons say so then.
 
     Examples
     --------
@@ -166,6 +173,7 @@ class Verdict:
     cost: tuple[Stage, ...] = ()
     confirmed: bool = False
     num_chains: int = 0
+    total_variation: float | None = None
 
     @property
     def trusted(self) -> bool:
@@ -209,12 +217,14 @@ class Verdict:
 
     def attributes(self) -> dict[str, str | int | float]:
         """The verdict as attributes of a file."""
+        bound = self.total_variation
         return {
             "verdict": self.level,
             "verdict_trusted": int(self.trusted),
             "verdict_reasons": " ".join(self.reasons),
             "score_evaluations": self.evaluations,
             "fit_seconds": self.seconds,
+            **({} if bound is None else {"total_variation": bound}),
         }
 
     def as_dict(self) -> dict[str, Any]:
@@ -223,7 +233,8 @@ class Verdict:
         Returns
         -------
         dict
-            ``schema`` (1), ``level``, ``trusted``, ``confirmed``, ``num_chains``, ``headline``,
+            ``schema`` (1), ``level``, ``trusted``, ``confirmed``, ``num_chains``,
+            ``total_variation``, ``headline``,
             ``reasons``, ``findings`` and ``advice`` (lists of str), ``worst`` (name of the least
             certain number, or None), ``sites`` (by site: ``size``, ``ess_bulk``, ``ess_tail``,
             ``r_hat``, ``mean_error`` and ``deviation_error`` in standard deviations, ``is_bound``,
@@ -237,6 +248,7 @@ class Verdict:
             "trusted": self.trusted,
             "confirmed": self.confirmed,
             "num_chains": self.num_chains,
+            "total_variation": self.total_variation,
             "headline": self.headline,
             "reasons": list(self.reasons),
             "findings": list(self.findings),
@@ -290,6 +302,7 @@ class Verdict:
             tuple(Stage(**stage) for stage in found["cost"]),
             found["confirmed"],
             found.get("num_chains", 0),
+            found.get("total_variation"),
         )
 
     def table(self) -> Table | None:

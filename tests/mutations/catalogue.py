@@ -1367,8 +1367,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "importance ratios without the proposal's density",
         "fit/ladder.py",
-        "log_ratios = values - proposal.log_density(drawn)",
-        "log_ratios = values",
+        "log_ratios = drawn.values - proposal.log_density(drawn.positions)",
+        "log_ratios = drawn.values",
         tests,
     )
     yield from neutral(
@@ -1418,10 +1418,66 @@ def _fit() -> Iterator[Mutation]:
         "labels " + tests,
     )
     yield from neutral(
-        "standard deviations judged by coordinates alone",
-        "fit/ladder.py",
-        "errors.append(min(site.worst_deviation, coordinates.worst_deviation))",
-        "errors.append(coordinates.worst_deviation)",
+        "chains judged by their coordinates in place of the sites",
+        "fit/figures.py",
+        "found = convergence(columns)",
+        "found = coordinates",
+        tests,
+    )
+    yield from neutral(
+        "R-hat of groups of chains divided by the square of their number",
+        "chains/convergence.py",
+        "between * GROUPS / draws.shape[1])",
+        "between * (GROUPS / draws.shape[1]) ** 2)",
+        tests,
+    )
+    yield from neutral(
+        "autocorrelations counted once",
+        "chains/convergence.py",
+        "times = 1.0 + 2.0 * np.cumsum",
+        "times = 1.0 + np.cumsum",
+        tests,
+    )
+    yield from neutral(
+        "tuning that goes on where steps cannot be longer",
+        "chains/sampler.py",
+        "or (of_step > 0.0 and kernel.step_size >= LENGTH)",
+        "",
+        tests,
+    )
+    yield from neutral(
+        "the scale of far draws' weights left as it is",
+        "chains/sampler.py",
+        "return mean, scatter * scale",
+        "return mean, scatter",
+        tests,
+    )
+    yield from neutral(
+        "jumps to known draws that forget where the chain is",
+        "chains/jumps.py",
+        "np.minimum(0.0, log_ratios[proposed] - log_ratios[here])",
+        "np.minimum(0.0, log_ratios[proposed])",
+        tests,
+    )
+    yield from neutral(
+        "pairs that meet where one of them jumps",
+        "chains/coupling.py",
+        "both &= taken",
+        "both |= taken",
+        tests,
+    )
+    yield from neutral(
+        "a lag that the bound does not count",
+        "chains/coupling.py",
+        "np.ceil((times - lag - transitions) / lag)",
+        "np.ceil((times - transitions) / lag)",
+        tests,
+    )
+    yield from neutral(
+        "a bound without the number of pairs",
+        "chains/coupling.py",
+        "share = float(betaincinv(late + 1.0, number - late, CONFIDENCE))",
+        "share = late / number",
         tests,
     )
     yield from neutral(
