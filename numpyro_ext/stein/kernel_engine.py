@@ -55,6 +55,7 @@ class KernelEngine(DirectionEngine):
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> KernelPlan:
         found = super()._plan(target, rng_key, data)
         kernel = self.kernel.with_sites(target.layout.slices)
+        kernel = kernel.for_shape(self.num_particles, target.layout.dim)
         return KernelPlan(target, found.estimator, kernel)
 
     def _init_direction(self, plan: KernelPlan, particles: Array) -> KernelState:

@@ -171,7 +171,7 @@ class EngineShell(Documented):
         return self._bound
 
     def _require_bound(self) -> Any:
-        if self._known() is None:
+        if self._bound is None and self._known() is None:
             raise RuntimeError(
                 f"{type(self).__name__} has not seen the model's arguments yet. Call "
                 f"{self._first_verbs} with them first."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -61,7 +60,10 @@ def corrected(
 
 def share_of_rows(plates: Mapping[str, Any]) -> float:
     """The share of all rows that one batch of these plates holds."""
-    return math.prod(plate.subsample_size / plate.size for plate in plates.values())
+    share = 1.0
+    for plate in plates.values():
+        share *= plate.subsample_size / plate.size
+    return share
 
 
 class GradientEstimator(Documented, ABC):

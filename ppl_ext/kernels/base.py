@@ -16,6 +16,7 @@ this folder.
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,13 @@ class Kernel(Documented, abc.ABC):
         """The kernel for a flat vector in which ``sites`` take these ranges.
 
         Only kernels that treat sites apart differ from themselves.
+        """
+        return self
+
+    def for_shape(self, num: int, dim: int) -> Any:
+        """The kernel for ``num`` particles in ``dim`` dimensions, for all steps of a run.
+
+        Only kernels that choose by these numbers differ from themselves, and what holds them.
         """
         return self
 
@@ -248,6 +256,14 @@ class Sum(KernelAtPoints):
         """The sum of the terms for these sites."""
         return type(self)(kernel.with_sites(sites) for kernel in self.kernels)
 
+    def for_shape(self, num: int, dim: int) -> Self:
+        """The sum of the terms for so many particles and dimensions."""
+        found = copy.copy(self)
+        # A term that becomes a sum stays one term, with its own state.
+        terms = tuple(kernel.for_shape(num, dim) for kernel in self.kernels)
+        object.__setattr__(found, "kernels", terms)
+        return found
+
     def init(self, particles: Float[Any, "P D"]) -> KernelState:
         """States of the terms, under their positions."""
         return {str(i): kernel.init(particles) for i, kernel in enumerate(self.kernels)}
@@ -258,7 +274,11 @@ class Sum(KernelAtPoints):
         """Direction phi, shape (P, D): the sum of the terms' directions."""
         total, states = self.arrays.functions.zeros_like(points.particles), {}
         for i, kernel in enumerate(self.kernels):
-            phi, states[str(i)] = kernel.direction_at(state[str(i)], points, scores)
+            # Most terms are multiples, whose own method would be one call more.
+            scaled = isinstance(kernel, Scaled)
+            term = kernel.kernel if scaled else kernel
+            phi, states[str(i)] = term.direction_at(state[str(i)], points, scores)
+            phi = kernel.factor * phi if scaled else phi
             total = total + phi
         return total, states
 
@@ -323,6 +343,10 @@ class Scaled(KernelAtPoints):
     def with_sites(self, sites: Mapping[str, slice]) -> Self:
         """The multiple of the kernel for these sites."""
         return type(self)(self.kernel.with_sites(sites), self.factor)
+
+    def for_shape(self, num: int, dim: int) -> Self:
+        """The multiple of the kernel for so many particles and dimensions."""
+        return type(self)(self.kernel.for_shape(num, dim), self.factor)
 
     def init(self, particles: Float[Any, "P D"]) -> KernelState:
         """State of the scaled kernel."""

@@ -53,10 +53,13 @@ class ByParticleCount(KernelAtPoints):
 
     def chosen(self, particles: Float[Any, "P D"]) -> Any:
         """The kernel for particles (P, D)."""
-        number, dim = len(particles), self.arrays.num_coordinates(particles)
-        if are_few(number, dim):
+        return self.for_shape(len(particles), self.arrays.num_coordinates(particles))
+
+    def for_shape(self, num: int, dim: int) -> Any:
+        """The kernel for ``num`` particles in ``dim`` dimensions."""
+        if are_few(num, dim):
             return self.few
-        return self.many if are_many(number, dim) else self.some
+        return self.many if are_many(num, dim) else self.some
 
     def init(self, particles: Float[Any, "P D"]) -> KernelState:
         """State of the kernel for these particles."""

@@ -182,6 +182,8 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         self.layout: Layout = bound.layout
         self.dtype = bound.dtype
         self.device = bound.device
+        # The last arguments, and the same as functions of one position take them.
+        self._whole: tuple[Data, Any] | None = None
         inputs = Inputs((data.args, data.kwargs, {}))
         self._known: dict[Any, tuple[Inputs, Fingerprint | None]] = {
             inputs.key: (inputs, repeatable_fingerprint(bound, data))
@@ -367,7 +369,9 @@ class LogDensity(LogDensityShell[Tensor, Data]):
                 lambda data, rows: function(z, as_arguments(data.args, data.kwargs, rows)),
             )
         if not self.plates:
-            return function(z, as_arguments(data.args, data.kwargs, {}))
+            if self._whole is None or self._whole[0] is not data:
+                self._whole = data, as_arguments(data.args, data.kwargs, {})
+            return function(z, self._whole[1])
         return sum_over_rows(
             self.sweep(), lambda rows: function(z, as_arguments(data.args, data.kwargs, rows))
         )

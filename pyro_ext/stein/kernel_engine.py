@@ -63,6 +63,7 @@ class KernelEngine(DirectionEngine):
     def _plan(self, target: LogDensity, generator: Generator, data: Data) -> KernelPlan:
         found = super()._plan(target, generator, data)
         kernel = self.kernel.with_sites(target.layout.slices)
+        kernel = kernel.for_shape(self.num_particles, target.layout.dim)
         return KernelPlan(target, found.estimator, kernel)
 
     def _init_direction(self, plan: KernelPlan, particles: Tensor) -> KernelState:

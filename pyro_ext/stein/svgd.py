@@ -97,5 +97,6 @@ class SVGD(KernelEngine):
     def _direction(
         self, plan: KernelPlan, state: KernelState, particles: Tensor, scores: Tensor
     ) -> tuple[Tensor, KernelState]:
-        scores = annealed(scores, self.annealing, self.num_steps_taken)
+        if self.annealing is not None:
+            scores = annealed(scores, self.annealing, self.num_steps_taken)
         return plan.kernel.direction(state, particles, scores)

@@ -1155,6 +1155,27 @@ def _sgmcmc() -> Iterator[Mutation]:
 
 
 def _engine() -> Iterator[Mutation]:
+    yield from pyro(
+        "arguments of another form taken for those of the last step",
+        "density/graph.py",
+        "if isinstance(leaf, Tensor) and (leaf.shape, leaf.dtype, leaf.device) != form:",
+        "if isinstance(leaf, Tensor) and leaf.dtype != form[1]:",
+        "svgd",
+    )
+    yield from pyro(
+        "an undone step leaves the optimizer's moments as they became",
+        "optim.py",
+        "optimizer.state.update(state)",
+        "optimizer.state.update({})",
+        "optim",
+    )
+    yield from neutral(
+        "multiples of kernels in a sum count once",
+        "kernels/base.py",
+        "phi = kernel.factor * phi if scaled else phi",
+        "phi = phi",
+        "kernels",
+    )
     yield from numpyro(
         "a search for a start with its rows split over devices",
         "start.py",
