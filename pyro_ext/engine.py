@@ -976,13 +976,19 @@ class Engine(EngineShell, ABC):
         ArgumentError
             The state is another engine's, one with other settings, or of another model.
         """
-        with state_files.reading(path):
-            saved = _found(path, type(self).__name__)
-            if self._bound is None:
-                self._restore_counts(saved[1])
-                self._pending = saved
-            else:
-                self._restore(*saved)
+        # The saved end of a run holds until a run sets its own.
+        before, self._horizon = self._horizon, None
+        try:
+            with state_files.reading(path):
+                saved = _found(path, type(self).__name__)
+                if self._bound is None:
+                    self._restore_counts(saved[1])
+                    self._pending = saved
+                else:
+                    self._restore(*saved)
+        except Exception:
+            self._horizon = before
+            raise
 
     def _restore(self, header: dict[str, Any], state: dict[str, Any]) -> None:
         plan, bound = self.plan, self._require_bound()
@@ -997,6 +1003,8 @@ class Engine(EngineShell, ABC):
         except BaseException:
             self._take_over(before)
             raise
+        if self._horizon is None:
+            self._horizon = state["algorithm"].get("total_steps")
 
     def _take_over(self, state: dict[str, Any]) -> None:
         plan, bound = self.plan, self._require_bound()

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from jaxtyping import Float, Int
 
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError
 from ppl_ext.target.scores import tempered
 
@@ -66,7 +66,8 @@ def share_of_rows(plates: Mapping[str, Any]) -> float:
     return share
 
 
-class GradientEstimator(Documented, ABC):
+@documents_subclasses
+class GradientEstimator(ABC):
     """An unbiased estimator of the target's score.
 
     The object holds settings only. What changes from step to step is a state, which the engine

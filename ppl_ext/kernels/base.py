@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from jaxtyping import Float
 
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError
 from ppl_ext.kernels.arrays import KernelArrays
 from ppl_ext.kernels.coordinates import CoordinatesByMetric
@@ -60,7 +60,8 @@ class Interactions(NamedTuple):
         return (self.gram.T @ scores + self.repulsion()) / len(scores)
 
 
-class Kernel(Documented, abc.ABC):
+@documents_subclasses
+class Kernel(abc.ABC):
     """A positive definite kernel with its Stein direction.
 
     Kernels are immutable descriptions. What a kernel has to remember between steps, if
@@ -193,22 +194,15 @@ class Kernel(Documented, abc.ABC):
             )
 
 
-class KernelAtPoints(Kernel):
-    """Base of the kernels that find their direction from what the terms of a sum have in common."""
-
-    def direction(
-        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
-    ) -> tuple[Float[Any, "P D"], KernelState]:
-        return self.direction_at(state, CoordinatesByMetric(self.arrays, particles), scores)
-
-    @abc.abstractmethod
-    def direction_at(
-        self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
-    ) -> tuple[Float[Any, "P D"], KernelState]: ...
+def direction_at_points(
+    kernel: Kernel, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+) -> tuple[Float[Any, "P D"], KernelState]:
+    """``direction`` of the kernels that find it by :meth:`Kernel.direction_at`."""
+    return kernel.direction_at(state, CoordinatesByMetric(kernel.arrays, particles), scores)
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class Sum(KernelAtPoints):
+class Sum(Kernel):
     """Sum of kernels, k = sum_m k_m; written ``RBF() + Linear()``.
 
     Parameters
@@ -218,6 +212,8 @@ class Sum(KernelAtPoints):
     """
 
     kernels: tuple[Any, ...]
+
+    direction = direction_at_points
 
     def __init__(self, kernels: Iterable[Any]) -> None:
         terms: list[Any] = []
@@ -322,7 +318,7 @@ class Sum(KernelAtPoints):
 
 
 @dataclass(frozen=True, repr=False)
-class Scaled(KernelAtPoints):
+class Scaled(Kernel):
     """Positive multiple of a kernel; written ``0.5 * Linear()``.
 
     Parameters
@@ -335,6 +331,8 @@ class Scaled(KernelAtPoints):
 
     kernel: Any
     factor: float
+
+    direction = direction_at_points
 
     def __post_init__(self) -> None:
         self.check(self.kernel)

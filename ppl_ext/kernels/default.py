@@ -28,13 +28,13 @@ from typing import Any, Self
 
 from jaxtyping import Float
 
-from ppl_ext.kernels.base import Interactions, KernelAtPoints, KernelState
+from ppl_ext.kernels.base import Interactions, Kernel, KernelState, direction_at_points
 from ppl_ext.kernels.coordinates import CoordinatesByMetric
 from ppl_ext.kernels.rules import ProductMetric, are_few, are_many
 
 
 @dataclass(frozen=True, repr=False)
-class ByParticleCount(KernelAtPoints):
+class ByParticleCount(Kernel):
     """A kernel for P particles in D dimensions, by these numbers.
 
     Parameters
@@ -50,6 +50,8 @@ class ByParticleCount(KernelAtPoints):
     many: Any
     some: Any
     few: Any
+
+    direction = direction_at_points
 
     def chosen(self, particles: Float[Any, "P D"]) -> Any:
         """The kernel for particles (P, D)."""

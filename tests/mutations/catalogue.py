@@ -586,7 +586,7 @@ def _kernels() -> Iterator[Mutation]:
 def _stein() -> Iterator[Mutation]:
     yield from both(
         "particles move against their direction",
-        "stein/direction.py",
+        "stein/particles.py",
         "self.optim.update(-phi,",
         "self.optim.update(phi,",
         "svgd engine",
@@ -608,7 +608,7 @@ def _stein() -> Iterator[Mutation]:
     )
     yield from both(
         "annealing left out",
-        "stein/svgd.py",
+        "stein/particles.py",
         "annealed(scores, self.annealing,",
         "annealed(scores, None,",
         "svgd",
@@ -1973,13 +1973,13 @@ def _sharding() -> Iterator[Mutation]:
         ),
         (
             "the optimizer of one process in a file",
-            "stein/direction.py",
+            "stein/particles.py",
             'own = ("particles", "optimizer")',
             'own = ("particles",)',
         ),
         (
             "the loss of one process",
-            "stein/direction.py",
+            "stein/particles.py",
             "[every[:, :2].mean(dim=0), every[:, 2:].amax(dim=0)]",
             "[figures[:2], every[:, 2:].amax(dim=0)]",
         ),
