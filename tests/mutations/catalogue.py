@@ -655,21 +655,21 @@ def _stein() -> Iterator[Mutation]:
         "if False:",
         "newton",
     )
-    yield from both(
+    yield from neutral(
         "damping left out of the Newton system",
         "stein/newton_system.py",
         "diagonal = found.diagonal + self.damping",
         "diagonal = found.diagonal + 0.0 * self.damping",
         "newton",
     )
-    yield from both(
+    yield from neutral(
         "Newton: repulsion with the wrong sign",
         "stein/newton_system.py",
         "right = self.scores + inverse @ repulsion",
         "right = self.scores - inverse @ repulsion",
         "newton",
     )
-    yield from both(
+    yield from neutral(
         "block system: kernel not squared",
         "stein/newton_system.py",
         "weights = gram**2 / number",
@@ -739,7 +739,7 @@ def _curvature() -> Iterator[Mutation]:
         "gram[:, count:, count:] + across.mT @ inner",
         "curvature newton",
     )
-    yield from both(
+    yield from neutral(
         "Newton: repulsion met by the kernel's inverse from one side",
         "stein/newton_system.py",
         "return damped.product(moves) + (inverse @ back) @ basis",
