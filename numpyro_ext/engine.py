@@ -62,23 +62,22 @@ from ppl_ext.batches.stream import Stream, check_no_arguments
 from ppl_ext.engines.base import EngineShell
 from ppl_ext.engines.judgement import Drawn, Judgement
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError, RankLostError
-from ppl_ext.fit.problem import Rows
 from ppl_ext.options import described
 from ppl_ext.process import hold, release, swapped
 from ppl_ext.running import state_files
 from ppl_ext.running.best import Best, warn_if_lost
+from ppl_ext.running.piece import Piece, joined
 from ppl_ext.running.run import (
     LARGEST_PIECE,
     Cadence,
-    Piece,
     check_num_steps,
     hand_over,
-    joined,
     take_steps,
 )
 from ppl_ext.running.settling import Settled, Settling, check_saved, rule_of, warn_if_unsettled
 from ppl_ext.running.sharding import lost_rank
 from ppl_ext.start.given import HOST
+from ppl_ext.start.rows import Rows
 from ppl_ext.target.fingerprint import Digest, numbers_of
 
 

@@ -46,12 +46,12 @@ from ppl_ext.fit.problem import (
     Approximated,
     Meter,
     Problem,
-    Rows,
     problem_of,
 )
 from ppl_ext.running.settling import Settling
 from ppl_ext.running.sharding import check_sharding
 from ppl_ext.start import search
+from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import Piece
 from ppl_ext.start.start import Start
 from ppl_ext.target.noncentred import Moves

@@ -48,12 +48,12 @@ from ppl_ext.batches.stream import Stream, check_no_arguments, place_of
 from ppl_ext.engines.base import EngineShell
 from ppl_ext.engines.judgement import Drawn, Judgement
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
-from ppl_ext.fit.problem import Rows
 from ppl_ext.options import describe, described, is_count
 from ppl_ext.process import between_steps, hold, release, swapped
 from ppl_ext.running import state_files
 from ppl_ext.running.best import Best, warn_if_lost
-from ppl_ext.running.run import Cadence, Piece, check_num_steps, hand_over, take_steps
+from ppl_ext.running.piece import Piece
+from ppl_ext.running.run import Cadence, check_num_steps, hand_over, take_steps
 from ppl_ext.running.settling import (
     Settled,
     Settling,
@@ -64,10 +64,10 @@ from ppl_ext.running.settling import (
 )
 from ppl_ext.running.sharding import FIRST_BATCH
 from ppl_ext.start.given import HOST
+from ppl_ext.start.rows import Rows
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
-from pyro_ext.density.graph import Inputs
 from pyro_ext.density.handlers import global_generator, isolated_parameters
 from pyro_ext.density.reparameterise import check_moved, moves_of, noncentred
 from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
@@ -225,13 +225,11 @@ class _Bound:
     data: Data
     memory: str = ""
     seen: tuple[tuple[int, int], ...] = ()
-    inputs: Inputs | None = None
+    inputs: Any = None
 
     def of_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Bound:
         """The same, after a step's arguments were met."""
-        inputs = Inputs((args, kwargs, {}))
-        can_tell = not self.seen and not any(each.is_inference() for each in inputs.tensors)
-        return replace(self, inputs=inputs) if can_tell else self
+        return self if self.seen else replace(self, inputs=self.plan.target.inputs_of(args, kwargs))
 
 
 class Engine(EngineShell, ABC):

@@ -62,6 +62,7 @@ GROUPS = {
             "check",
             "check: draws of any method, judged",
             "What stands behind a verdict on draws from anywhere; see :doc:`/fit`.",
+            ("witnesses",),
         ),
         Room(
             "calibrate",
@@ -109,7 +110,7 @@ GROUPS = {
             "of your own, :doc:`/own-engine`.",
             (
                 *("engines", "running", "process", "descent", "optim", "draws"),
-                *("operations", "programs", "callbacks", "pieces"),
+                *("programs", "pieces", "graphs"),
             ),
         ),
     ],
@@ -172,6 +173,7 @@ GROUPS = {
             "Diagnostics and predictions",
             "Draws for ArviZ, figures of a fit, predictions and how sure they are; see "
             ":doc:`/uncertainty`.",
+            ("statistics",),
         ),
         Room(
             "errors",

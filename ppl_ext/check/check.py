@@ -14,9 +14,12 @@ from jaxtyping import Float
 from tqdm import tqdm
 
 from ppl_ext.chains.convergence import in_chains
-from ppl_ext.chains.effective import effective_number
 from ppl_ext.chains.symmetry import Symmetry, find_symmetry, ordered_values
-from ppl_ext.check.comparison import (
+from ppl_ext.check.own_chains import OwnChains, own_chains
+from ppl_ext.check.source import Source
+from ppl_ext.errors import ArgumentError
+from ppl_ext.fit import policy
+from ppl_ext.fit.comparison import (
     Columns,
     Comparison,
     compared,
@@ -24,15 +27,6 @@ from ppl_ext.check.comparison import (
     on_host,
     with_further,
 )
-from ppl_ext.check.drift import Drift, drift
-from ppl_ext.check.own_chains import OwnChains, own_chains
-from ppl_ext.check.ratios import importance_ratios
-from ppl_ext.check.sample import sampled_identities
-from ppl_ext.check.source import Source
-from ppl_ext.check.stein import Stein, stein_identities
-from ppl_ext.check.touched import untouched
-from ppl_ext.errors import ArgumentError
-from ppl_ext.fit import policy
 from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
 from ppl_ext.fit.ladder import OF_MODE, staged
 from ppl_ext.fit.observed import Observed
@@ -40,6 +34,12 @@ from ppl_ext.fit.problem import Meter, Positions, Problem, timed
 from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.start.paths import Evaluate
+from ppl_ext.statistics.effective import effective_number
+from ppl_ext.witnesses.drift import Drift, drift
+from ppl_ext.witnesses.ratios import importance_ratios
+from ppl_ext.witnesses.sample import sampled_identities
+from ppl_ext.witnesses.stein import Stein, stein_identities
+from ppl_ext.witnesses.touched import untouched
 
 #: Effective draws of the chains unless told otherwise.
 CHECK_ESS = 2_000

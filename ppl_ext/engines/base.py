@@ -15,7 +15,8 @@ from ppl_ext.engines.judgement import Judgement, Run, judge
 from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.options import check_choice, decisions, describe, described, options_of
 from ppl_ext.running.best import LARGEST, Watch
-from ppl_ext.running.run import Cadence, Piece, check_callback
+from ppl_ext.running.piece import Piece
+from ppl_ext.running.run import Cadence, check_callback
 from ppl_ext.running.settling import Settled, SettlingWatch
 from ppl_ext.running.sharding import ShardingShell, check_sharding
 from ppl_ext.running.whole_files import check_can_write

@@ -9,7 +9,7 @@ from ppl_ext.engines.base import EngineShell
 from ppl_ext.engines.descent import DescentShell
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_number, refuse
-from ppl_ext.running.run import Piece
+from ppl_ext.running.piece import Piece
 from ppl_ext.start.given import HOST
 
 

@@ -15,9 +15,9 @@ from tqdm import tqdm
 from ppl_ext.chains.convergence import convergence
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.sampler import go_on
-from ppl_ext.check.comparison import compared, flat_columns
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import policy
+from ppl_ext.fit.comparison import compared, flat_columns
 from ppl_ext.fit.ladder import Climbed, climb, staged, with_chains
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.saved import as_tree, from_tree

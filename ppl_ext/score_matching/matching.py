@@ -41,7 +41,7 @@ from jaxtyping import Float
 from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError, ConvergenceWarning
 from ppl_ext.options import refuse
-from ppl_ext.running.run import Piece
+from ppl_ext.running.piece import Piece
 
 #: Weight of the latest step in the mean square of the scores.
 RECENT = 0.1

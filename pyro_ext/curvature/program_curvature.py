@@ -30,9 +30,9 @@ from pyro_ext.curvature.prior import (
 from pyro_ext.curvature.row_structure import row_structure
 from pyro_ext.curvature.solvers import symmetric_eigen
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.density.graph import Inputs, as_arguments
 from pyro_ext.density.handlers import global_generator
 from pyro_ext.density.layout import Indices
+from pyro_ext.graphs import Inputs, as_arguments
 
 
 class _KeptPrior(NamedTuple):

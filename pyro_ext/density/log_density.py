@@ -41,13 +41,13 @@ from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.check import check_enumeration, check_model
 from pyro_ext.density.evaluation import Evaluation, differentiated
 from pyro_ext.density.fingerprint import as_numpy, fingerprint, repeatable_fingerprint
-from pyro_ext.density.graph import MAX_GRAPHS, BatchedFunction, Inputs, as_arguments
-from pyro_ext.density.handlers import without_host_checks
+from pyro_ext.density.handlers import evaluating, without_host_checks
 from pyro_ext.density.layout import Data, Indices, Layout
 from pyro_ext.density.outputs import Output, OutputHandler
 from pyro_ext.density.spaces import check_values, constrain, unconstrain
 from pyro_ext.density.start import StartingPositions
 from pyro_ext.density.sweep import sum_over_rows
+from pyro_ext.graphs import MAX_GRAPHS, BatchedFunction, Inputs, as_arguments, lift
 from pyro_ext.sharding import Sharding
 
 _ADVICE = "Pass tensors, as torch.as_tensor(y) gives, or torch.as_tensor(y.to_numpy()) of a column."
@@ -74,7 +74,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
     dtype : torch.dtype, optional
         Default: torch's default dtype.
     evaluation : {"graph", "inductor", "handlers", "loop"}
-        See :class:`~pyro_ext.density.graph.BatchedFunction`. With "graph" and "inductor" tensors
+        See :class:`~pyro_ext.graphs.BatchedFunction`. With "graph" and "inductor" tensors
         that the model closes over are constants: pass data as arguments, or call
         :meth:`retrace` after changing them.
     allow_local_latents : bool
@@ -204,8 +204,11 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         self._check_differentiable(data)
         self._check_rows_apart(data)
         self._constrain = self._evaluation.lift(differentiated(constrained), constrained)
-        self._unconstrain = BatchedFunction(
-            differentiated(partial(unconstrain, bound)), "handlers", particle_chunk
+        self._unconstrain = lift(
+            differentiated(partial(unconstrain, bound)),
+            "handlers",
+            particle_chunk,
+            around=evaluating,
         )
 
     def lift(self, single: Callable[..., Any]) -> BatchedFunction:
@@ -270,6 +273,13 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         if look or inputs.may_change:
             return known[1] is None or known[1] == fingerprint(self.bound, data)
         return True
+
+    def inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs | None:
+        """What tells whether later arguments are these again, by ``is_of``; None where none can."""
+        inputs = Inputs((args, dict(kwargs), {}))
+        # Those of inference mode are evaluated as copies, and do not count what is written to them.
+        lost = any(each.is_inference() for each in inputs.tensors)
+        return None if lost or not inputs.is_flat else inputs
 
     def constants(self, data: Data) -> str:
         known = self._known.get(Inputs((data.args, data.kwargs, {})).key)

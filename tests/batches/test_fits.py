@@ -12,9 +12,9 @@ import pytest
 
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, total_rows
-from ppl_ext.check.sample import sampled_identities
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.problem import PARTS, Rows
+from ppl_ext.start.rows import PARTS, Rows
+from ppl_ext.witnesses.sample import sampled_identities
 from tests.backends import use_float64
 from tests.batches_support import ROWS, Again, ByEpoch, X, Y, by_argument, by_index
 from tests.fit.test_fit import fit_of, numbers

@@ -17,19 +17,19 @@ import pytest
 
 from ppl_ext.check import check as module
 from ppl_ext.check.check import Program, check
-from ppl_ext.check.comparison import compared, flat_columns
-from ppl_ext.check.drift import drift
 from ppl_ext.check.own_chains import energy_fraction, own_chains
-from ppl_ext.check.ratios import importance_ratios
 from ppl_ext.check.source import Source, source_of
-from ppl_ext.check.stein import stein_identities
-from ppl_ext.check.touched import untouched
 from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.comparison import compared, flat_columns
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.ladder import _best
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.verdict import SiteFigures, Verdict
 from ppl_ext.start.search import InPieces
+from ppl_ext.witnesses.drift import drift
+from ppl_ext.witnesses.ratios import importance_ratios
+from ppl_ext.witnesses.stein import stein_identities
+from ppl_ext.witnesses.touched import untouched
 from tests.backends import from_zoo
 from tests.fit.test_fit import CENTRES, fit_of, five_means, rows_of_a_normal
 

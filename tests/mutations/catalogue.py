@@ -204,14 +204,14 @@ def _density() -> Iterator[Mutation]:
     )
     yield from pyro(
         "graphs: values are read after they have been changed in place",
-        "density/simplify.py",
+        "graphs/simplify.py",
         "(node, *node.all_input_nodes)",
         "(node,)",
         "test_simplify",
     )
     yield from pyro(
         "graphs: numbers are carried past changes in place",
-        "density/simplify.py",
+        "graphs/simplify.py",
         """    if _touches(node, changed):
         return None
     if node.target not in (*_MULTIPLY""",
@@ -270,49 +270,49 @@ def _density() -> Iterator[Mutation]:
     )
     yield from pyro(
         "graphs: a number minus a tensor the other way round",
-        "density/simplify.py",
+        "graphs/simplify.py",
         "return torch.sub, (held, value), {}",
         "return torch.sub, (value, held), {}",
         "test_simplify",
     )
     yield from pyro(
         "graphs: numbers of half precision are rounded",
-        "density/simplify.py",
+        "graphs/simplify.py",
         "value.dtype in (torch.float32, torch.float64)",
         "value.dtype.is_floating_point",
         "test_simplify",
     )
     yield from pyro(
         "graphs: cross entropy of the other label",
-        "density/short_functions.py",
+        "graphs/short_functions.py",
         "(1.0 - target) * input",
         "target * input",
         "test_simplify test_log_density",
     )
     yield from pyro(
         "graphs: results written over values that are read later",
-        "density/reuse.py",
+        "graphs/reuse.py",
         "return not shared and last[root] == order[node] and _has_own_memory(root)",
         "return not shared and _has_own_memory(root)",
         "test_reuse",
     )
     yield from pyro(
         "graphs: results written over inputs",
-        "density/reuse.py",
+        "graphs/reuse.py",
         "last[root] == order[node] and _has_own_memory(root)",
         "last[root] == order[node]",
         "test_reuse",
     )
     yield from pyro(
         "graphs: results written over values of another layout",
-        "density/reuse.py",
+        "graphs/reuse.py",
         "if not alike or not (old.is_contiguous() and new.is_contiguous()):",
         "if not alike:",
         "test_reuse",
     )
     yield from pyro(
         "graphs: a copy taken for a view",
-        "density/simplify.py",
+        "graphs/simplify.py",
         "and _is_inside(left, node) else None",
         "else None",
         "test_simplify",
@@ -326,21 +326,21 @@ def _density() -> Iterator[Mutation]:
     )
     yield from pyro(
         "graphs: arithmetic of integers by NumPy's rules",
-        "density/numpy_graph.py",
+        "graphs/numpy_graph.py",
         "if given != {dtype}:",
         "if not given:",
         "test_simplify",
     )
     yield from numpyro(
         "steps of a run by another program when it is cut",
-        "programs.py",
+        "programs/program.py",
         "min(count, switch - first)",
         "count",
         "test_programs",
     )
     yield from numpyro(
         "programs found that delete other arguments",
-        "programs.py",
+        "programs/program.py",
         "(digest, self._donated, signature)",
         "(digest, signature)",
         "test_operations",
@@ -353,7 +353,7 @@ def _density() -> Iterator[Mutation]:
     ):
         yield from numpyro(
             f"programs found without what they differ in: {what}",
-            "operations.py",
+            "programs/operations.py",
             old,
             new,
             "test_operations",
@@ -1157,7 +1157,7 @@ def _sgmcmc() -> Iterator[Mutation]:
 def _engine() -> Iterator[Mutation]:
     yield from pyro(
         "arguments of another form taken for those of the last step",
-        "density/graph.py",
+        "graphs/arguments.py",
         "if isinstance(leaf, Tensor) and (leaf.shape, leaf.dtype, leaf.device) != form:",
         "if isinstance(leaf, Tensor) and leaf.dtype != form[1]:",
         "svgd",
@@ -1570,14 +1570,14 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "scores of the other sign in Stein's second identity",
-        "check/stein.py",
+        "witnesses/stein.py",
         "(positions - positions.mean(0)) * scores + 1.0",
         "(positions - positions.mean(0)) * -scores + 1.0",
         tests,
     )
     yield from neutral(
         "drift that is not paired with where chains started",
-        "check/drift.py",
+        "witnesses/drift.py",
         "each[1:].mean(0) - each[0] for each in figures",
         "each[1:].mean(0) - each[1] for each in figures",
         tests,
@@ -1612,16 +1612,31 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "moments that importance weights correct the other way",
-        "check/ratios.py",
+        "witnesses/ratios.py",
         "(mean - raw_mean) / deviation",
         "(raw_mean - mean) / deviation",
         tests,
     )
+    for name, old, new in (
+        (
+            "correlations that rise again count",
+            "falling = np.minimum.accumulate(np.where(positive, pairs, np.inf), axis=0)",
+            "falling = pairs",
+        ),
+        ("chains that move off are not split", "[draws[:half], draws[-half:]]", "[draws]"),
+        ("the sum over lags is cut a term early", " + rest - 1.0", " - 1.0"),
+        (
+            "chains that lie apart are not seen",
+            "total += draws.mean(0).var",
+            "total -= 0.0 * draws.mean(0).var",
+        ),
+    ):
+        yield from neutral(name, "statistics/effective.py", old, new, "statistics")
     yield from neutral(
         "draws that depend on each other count as independent",
-        "chains/effective.py",
-        "most / times, most)",
-        "most, most)",
+        "statistics/effective.py",
+        "found = size / np.maximum(times,",
+        "found = size / np.maximum(1.0,",
         tests,
     )
     yield from neutral(
@@ -2093,13 +2108,13 @@ def _batches() -> Iterator[Mutation]:
     for name, file, old, new in [
         (
             "a sample's error is that of one part",
-            "check/sample.py",
+            "witnesses/sample.py",
             "np.std(of_parts, axis=0, ddof=1) / np.sqrt(len(parts))",
             "np.std(of_parts, axis=0, ddof=1)",
         ),
         (
             "a sample's error is that of the draws alone",
-            "check/sample.py",
+            "witnesses/sample.py",
             "return np.hypot(of_draws, np.std(",
             "return of_draws + 0 * (np.std(",
         ),
@@ -2111,7 +2126,7 @@ def _batches() -> Iterator[Mutation]:
         ),
         (
             "a sample is all rows of a loader",
-            "fit/problem.py",
+            "start/rows.py",
             "every = InPieces(pieces(None), widths=WIDTHS)",
             "every = None",
         ),

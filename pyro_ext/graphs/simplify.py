@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pyro_ext.density.repeats import (
+from pyro_ext.graphs.repeats import (
     by_entry,
     computed,
     see_in_place,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.check.stein import DIAGONAL, MEAN, Stein, stein_identities
 from ppl_ext.start.paths import Evaluate
+from ppl_ext.witnesses.stein import DIAGONAL, MEAN, Stein, stein_identities
 
 
 @dataclass(frozen=True)

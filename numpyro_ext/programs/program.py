@@ -22,8 +22,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from numpyro_ext.callbacks import raised_as_it_is
-from numpyro_ext.operations import digest_of_program
+from numpyro_ext.programs.callbacks import raised_as_it_is
+from numpyro_ext.programs.operations import digest_of_program
 from numpyro_ext.sharding import is_tracing, mesh_of, on_mesh
 
 #: XLA spends most of a small program's compile time on making it fast. On processors these make

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from pyro_ext.density.simplify import replayed, root_of
+from pyro_ext.graphs.simplify import replayed, root_of
 
 _ATEN: Any = torch.ops.aten
 #: Entries up to which a tensor is small.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from pyro_ext.density.simplify import root_of
+from pyro_ext.graphs.simplify import root_of
 
 _ATEN: Any = torch.ops.aten
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_ext.density.joined_steps import joined
+from pyro_ext.graphs.joined_steps import joined
 
 #: Sites from which on a program may be one of many steps.
 MANY_SITES = 32
