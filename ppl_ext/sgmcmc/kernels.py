@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.arguments import check_callable
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError, ConvergenceWarning
 from ppl_ext.options import check_count, check_number
 from ppl_ext.running.sharding import ShardingShell, check_sharding
@@ -30,7 +30,8 @@ from ppl_ext.start.given import check_start
 ON_THE_WAY = 0.8
 
 
-class StochasticGradientShell(Documented):
+@documents_subclasses
+class StochasticGradientShell:
     """Base of the stochastic gradient MCMC kernels.
 
     Use with the host's ``MCMC``. Rows of a plate with ``subsample_size`` are drawn by the kernel,

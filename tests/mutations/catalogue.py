@@ -586,7 +586,7 @@ def _kernels() -> Iterator[Mutation]:
 def _stein() -> Iterator[Mutation]:
     yield from both(
         "particles move against their direction",
-        "stein/direction.py",
+        "stein/particles.py",
         "self.optim.update(-phi,",
         "self.optim.update(phi,",
         "svgd engine",
@@ -608,7 +608,7 @@ def _stein() -> Iterator[Mutation]:
     )
     yield from both(
         "annealing left out",
-        "stein/svgd.py",
+        "stein/particles.py",
         "annealed(scores, self.annealing,",
         "annealed(scores, None,",
         "svgd",
@@ -655,21 +655,21 @@ def _stein() -> Iterator[Mutation]:
         "if False:",
         "newton",
     )
-    yield from both(
+    yield from neutral(
         "damping left out of the Newton system",
         "stein/newton_system.py",
         "diagonal = found.diagonal + self.damping",
         "diagonal = found.diagonal + 0.0 * self.damping",
         "newton",
     )
-    yield from both(
+    yield from neutral(
         "Newton: repulsion with the wrong sign",
         "stein/newton_system.py",
         "right = self.scores + inverse @ repulsion",
         "right = self.scores - inverse @ repulsion",
         "newton",
     )
-    yield from both(
+    yield from neutral(
         "block system: kernel not squared",
         "stein/newton_system.py",
         "weights = gram**2 / number",
@@ -739,7 +739,7 @@ def _curvature() -> Iterator[Mutation]:
         "gram[:, count:, count:] + across.mT @ inner",
         "curvature newton",
     )
-    yield from both(
+    yield from neutral(
         "Newton: repulsion met by the kernel's inverse from one side",
         "stein/newton_system.py",
         "return damped.product(moves) + (inverse @ back) @ basis",
@@ -1155,6 +1155,27 @@ def _sgmcmc() -> Iterator[Mutation]:
 
 
 def _engine() -> Iterator[Mutation]:
+    yield from pyro(
+        "arguments of another form taken for those of the last step",
+        "graphs/arguments.py",
+        "if isinstance(leaf, Tensor) and (leaf.shape, leaf.dtype, leaf.device) != form:",
+        "if isinstance(leaf, Tensor) and leaf.dtype != form[1]:",
+        "svgd",
+    )
+    yield from pyro(
+        "an undone step leaves the optimizer's moments as they became",
+        "optim.py",
+        "optimizer.state.update(state)",
+        "optimizer.state.update({})",
+        "optim",
+    )
+    yield from neutral(
+        "multiples of kernels in a sum count once",
+        "kernels/base.py",
+        "phi = kernel.factor * phi if scaled else phi",
+        "phi = phi",
+        "kernels",
+    )
     yield from numpyro(
         "a search for a start with its rows split over devices",
         "start.py",
@@ -2023,13 +2044,13 @@ def _sharding() -> Iterator[Mutation]:
         ),
         (
             "the optimizer of one process in a file",
-            "stein/direction.py",
+            "stein/particles.py",
             'own = ("particles", "optimizer")',
             'own = ("particles",)',
         ),
         (
             "the loss of one process",
-            "stein/direction.py",
+            "stein/particles.py",
             "[every[:, :2].mean(dim=0), every[:, 2:].amax(dim=0)]",
             "[figures[:2], every[:, 2:].amax(dim=0)]",
         ),
