@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "descent": {"engine", "optim"},
     "score": {"descent", "engine", "density", "gradients", "guides", "optim"},
     "implicit": {"descent", "engine", "density", "gradients", "guides", "networks", "optim"},
-    "sgmcmc": {"density", "gradients"},
+    "sgmcmc": {"density", "gradients", "start"},
     "diagnostics": {"density", "engine", "guides"},
     "stan": set(),
     "networks": set(),

@@ -183,12 +183,8 @@ def fitter(program: NativeProgram, method: Method, budget: int, noise: float) ->
     """A method on a program."""
     check_noise(method, noise)
     kind: dict[str, Any] = {"host": HostFitter, "guide": EngineFitter}
-    kind |= {
-        "particles": EngineFitter,
-        "own": EngineFitter,
-        "chains": StochasticGradientFitter,
-        "MCMC": ChainFitter,
-    }
+    kind |= {"particles": EngineFitter, "chains": StochasticGradientFitter, "MCMC": ChainFitter}
+    kind |= {"fit": FitFitter, "own": EngineFitter}
     made: Fitter = kind[method.family](program, method, budget, noise)
     return made
 
@@ -486,3 +482,24 @@ class ChainFitter:
         target = self._program.target
         sites = {name: values[name] for name in target.layout.names}
         return np.asarray(target.unconstrain(sites, self._program.data), np.float64)
+
+
+class FitFitter:
+    """``fit`` with the run's budget and nothing else said; it is looked at when it has ended."""
+
+    def __init__(self, program: NativeProgram, method: Method, budget: int, noise: float) -> None:
+        self._program, self._budget = program, budget
+
+    def fit(
+        self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
+    ) -> None:
+        """See the protocol."""
+        began = time.perf_counter()
+        found = nx.fit(
+            random.key(seed), self._program.model, budget=self._budget, progress_bar=False
+        )
+        seconds = time.perf_counter() - began
+        target, data = self._program.target, self._program.data
+        sites = {name: jnp.asarray(found.draws[name]) for name in target.layout.names}
+        drawn = Draws(np.asarray(target.unconstrain(sites, data), np.float64))
+        look(found.verdict.evaluations, seconds, partial(_all, drawn))

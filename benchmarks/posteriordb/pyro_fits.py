@@ -170,12 +170,8 @@ def fitter(program: NativeProgram, method: Method, budget: int, noise: float) ->
     """A method on a program."""
     check_noise(method, noise)
     kind: dict[str, Any] = {"host": HostFitter, "guide": EngineFitter}
-    kind |= {
-        "particles": EngineFitter,
-        "own": EngineFitter,
-        "chains": StochasticGradientFitter,
-        "MCMC": ChainFitter,
-    }
+    kind |= {"particles": EngineFitter, "chains": StochasticGradientFitter, "MCMC": ChainFitter}
+    kind |= {"fit": FitFitter, "own": EngineFitter}
     made: Fitter = kind[method.family](program, method, budget, noise)
     return made
 
@@ -442,3 +438,22 @@ class ChainFitter:
             if look(spent, clock.seconds, partial(_all, drawn)):
                 return
             clock.start()
+
+
+class FitFitter:
+    """``fit`` with the run's budget and nothing else said; it is looked at when it has ended."""
+
+    def __init__(self, program: NativeProgram, method: Method, budget: int, noise: float) -> None:
+        self._program, self._budget = program, budget
+
+    def fit(
+        self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
+    ) -> None:
+        """See the protocol."""
+        began = time.perf_counter()
+        found = px.fit(self._program.model, seed=seed, budget=self._budget, progress_bar=False)
+        seconds = time.perf_counter() - began
+        target, data = self._program.target, self._program.data
+        sites = {name: as_tensor(found.draws[name]) for name in target.layout.names}
+        drawn = Draws(as_array(target.unconstrain(sites, data)))
+        look(found.verdict.evaluations, seconds, partial(_all, drawn))

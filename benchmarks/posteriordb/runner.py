@@ -28,6 +28,7 @@ from benchmarks.posteriordb.methods import (
     APPENDIX,
     APPENDIX_POSTERIORS,
     DRAWS,
+    EXACT,
     METHODS,
     QUICK,
     Backend,
@@ -394,7 +395,7 @@ class _Case:
     def _fit(self, record: Record, method: Method, noise: float) -> None:
         program, plan = self._program(), self._plan
         seed = record.seed or 0
-        start = self._start(seed) if method.family != "MCMC" else None
+        start = self._start(seed) if method.family not in EXACT else None
         key = (record.method, noise)
         if self._fitter[0] != key:
             made = self._backend.fitter(program, method, plan.budget, noise)
