@@ -47,6 +47,7 @@ from ppl_ext.batches.passes import check_not_shared
 from ppl_ext.batches.stream import Stream, check_no_arguments, place_of
 from ppl_ext.engines.base import EngineShell
 from ppl_ext.engines.judgement import Drawn, Judgement
+from ppl_ext.engines.result import run_page, run_text
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
 from ppl_ext.options import describe, described, is_count
 from ppl_ext.process import between_steps, hold, release, swapped
@@ -174,6 +175,12 @@ class RunResult:
     def settled(self) -> bool | None:
         """Whether the run has settled; None where no ``until`` was given."""
         return None if self.settling is None else self.settling.settled
+
+    def __repr__(self) -> str:
+        return run_text(self)
+
+    def _repr_html_(self) -> str:
+        return run_page(self)
 
 
 @dataclass(frozen=True)
@@ -874,13 +881,16 @@ class Engine(EngineShell, ABC):
         )
 
     @_at_work
-    def get_samples(self, num_samples: int | None = None) -> dict[str, Tensor]:
+    def get_samples(self, num_samples: int | RunResult | None = None) -> dict[str, Tensor]:
         """Posterior draws: latent site to constrained values, leading dimension = draws.
 
         The dictionary is what ``Predictive(model, posterior_samples=...)`` takes. Particle
-        engines return as many draws as particles.
+        engines return as many draws as particles. The result of a run in place of the number, as
+        NumPyro's engines take it, is of no account: the engine holds its state itself.
         """
         target, data = self.target, self.data
+        if isinstance(num_samples, RunResult):
+            num_samples = None
         with torch.no_grad():
             return target.constrain(self._draw(self.plan, self._state, num_samples), data)
 

@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "networks": set(),
     "start": {"density", "guides"},
     "warm_chains": {"density", "fit", "guides", "sgmcmc", "start"},
-    "fit": {"density", "engine", "gradients", "score", "start"},
+    "fit": {"density", "diagnostics", "engine", "gradients", "score", "start"},
     "check": {"density", "diagnostics", "engine", "fit"},
     "calibrate": {"check", "density", "fit"},
     "programs": set(),

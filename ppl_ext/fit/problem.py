@@ -13,6 +13,7 @@ from jaxtyping import Float
 
 from ppl_ext.fit import policy
 from ppl_ext.fit.observed import Observed
+from ppl_ext.fit.views import Views
 from ppl_ext.running.settling import Settling
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.rows import Rows
@@ -112,6 +113,8 @@ class Problem:
         Sites that another way to write the program has in another form, such as non-centred.
     observed : Observed
         What of the data the program sees.
+    views : Views, optional
+        What a fit of it shows of the program.
     """
 
     name: str
@@ -135,6 +138,7 @@ class Problem:
     latents: Mapping[str, str] = field(default_factory=dict)
     other_forms: tuple[str, ...] = ()
     observed: Observed = field(default_factory=Observed)
+    views: Views | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -291,6 +295,17 @@ class Meter:
             return evaluate(positions)
 
         return counted
+
+    def shows(self, worth: float, wanted: float, seconds: float) -> None:
+        """Let the bar say what the draws are worth after so many seconds, and about when they end.
+
+        What independent draws are worth grows with time.
+        """
+        if self.bar is not None and worth > 0.0:
+            left = max(0.0, seconds * (wanted / worth - 1.0))
+            self.bar.set_postfix_str(
+                f"ESS {worth:.0f} of {wanted:.0f}, about {left:.0f} s left", refresh=False
+            )
 
     @property
     def left(self) -> int:

@@ -51,7 +51,9 @@ class Functions(ABC):
     xp: Any
 
     @abstractmethod
-    def cond(self, truth: Any, then: Callable[..., Any], other: Callable[..., Any], *of: Any) -> Any:
+    def cond(
+        self, truth: Any, then: Callable[..., Any], other: Callable[..., Any], *of: Any
+    ) -> Any:
         """What one of two functions gives."""
 
     @abstractmethod
@@ -69,7 +71,9 @@ class Eager(Functions):
     def __init__(self, xp: Any) -> None:
         self.xp = xp
 
-    def cond(self, truth: Any, then: Callable[..., Any], other: Callable[..., Any], *of: Any) -> Any:
+    def cond(
+        self, truth: Any, then: Callable[..., Any], other: Callable[..., Any], *of: Any
+    ) -> Any:
         return then(*of) if truth else other(*of)
 
     def loop(self, count: Any, body: Callable[[Any], Any], value: Any) -> Any:

@@ -126,7 +126,7 @@ def _density() -> Iterator[Mutation]:
         "for name, site in every.items()",
         "diagnostics/test_discrete",
         pyro=(
-            "for factor in every.scaled if factor.site not in missing",
+            "for factor in every.scaled if factor.site not in self.missing",
             "for factor in every.scaled",
         ),
     )
@@ -136,7 +136,7 @@ def _density() -> Iterator[Mutation]:
         "(given if at_values else trace)[name]",
         "trace[name]",
         "diagnostics/test_discrete",
-        pyro=('given[name] if "discrete" in groups else message', "message"),
+        pyro=('given[name] if "discrete" in groups else sites[name]', "sites[name]"),
     )
     yield from numpyro(
         "steps of a chain drawn apart",
@@ -1292,9 +1292,9 @@ def _diagnostics() -> Iterator[Mutation]:
     )
     yield from neutral(
         "fewer draws of a fit: all of the first chains",
-        "fit/fit.py",
-        "rows = (length * np.arange(self.num_chains)[:, None] + places).ravel()",
-        "rows = np.arange(num_samples)",
+        "diagnostics/fit.py",
+        "return (length * np.arange(num_chains)[:, None] + places).ravel()",
+        "return np.arange(num_samples)",
         "fit/test_fit",
     )
     yield from neutral(
@@ -1367,8 +1367,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "importance ratios without the proposal's density",
         "fit/ladder.py",
-        "log_ratios = values - proposal.log_density(drawn)",
-        "log_ratios = values",
+        "log_ratios = drawn.values - proposal.log_density(drawn.positions)",
+        "log_ratios = drawn.values",
         tests,
     )
     yield from neutral(
@@ -1418,10 +1418,66 @@ def _fit() -> Iterator[Mutation]:
         "labels " + tests,
     )
     yield from neutral(
-        "standard deviations judged by coordinates alone",
-        "fit/ladder.py",
-        "errors.append(min(site.worst_deviation, coordinates.worst_deviation))",
-        "errors.append(coordinates.worst_deviation)",
+        "chains judged by their coordinates in place of the sites",
+        "fit/figures.py",
+        "found = convergence(columns)",
+        "found = coordinates",
+        tests,
+    )
+    yield from neutral(
+        "R-hat of groups of chains divided by the square of their number",
+        "chains/convergence.py",
+        "between * GROUPS / draws.shape[1])",
+        "between * (GROUPS / draws.shape[1]) ** 2)",
+        tests,
+    )
+    yield from neutral(
+        "autocorrelations counted once",
+        "chains/convergence.py",
+        "times = 1.0 + 2.0 * np.cumsum",
+        "times = 1.0 + np.cumsum",
+        tests,
+    )
+    yield from neutral(
+        "tuning that goes on where steps cannot be longer",
+        "chains/sampler.py",
+        "or (of_step > 0.0 and kernel.step_size >= LENGTH)",
+        "",
+        tests,
+    )
+    yield from neutral(
+        "the scale of far draws' weights left as it is",
+        "chains/sampler.py",
+        "return mean, scatter * scale",
+        "return mean, scatter",
+        tests,
+    )
+    yield from neutral(
+        "jumps to known draws that forget where the chain is",
+        "chains/jumps.py",
+        "np.minimum(0.0, log_ratios[proposed] - log_ratios[here])",
+        "np.minimum(0.0, log_ratios[proposed])",
+        tests,
+    )
+    yield from neutral(
+        "pairs that meet where one of them jumps",
+        "chains/coupling.py",
+        "both &= taken",
+        "both |= taken",
+        tests,
+    )
+    yield from neutral(
+        "a lag that the bound does not count",
+        "chains/coupling.py",
+        "np.ceil((times - lag - transitions) / lag)",
+        "np.ceil((times - transitions) / lag)",
+        tests,
+    )
+    yield from neutral(
+        "a bound without the number of pairs",
+        "chains/coupling.py",
+        "share = float(betaincinv(late + 1.0, number - late, CONFIDENCE))",
+        "share = late / number",
         tests,
     )
     yield from neutral(
@@ -1737,8 +1793,8 @@ def _neutral() -> Iterator[Mutation]:
         (
             "more draws do not look at the data",
             "fit/fit.py",
-            "if problem.digest() != self._arguments:",
-            "if not problem.digest():",
+            "if self.climbed.problem.digest() != self._arguments:",
+            "if not self.climbed.problem.digest():",
             "faults",
         ),
         (
@@ -2167,6 +2223,69 @@ def _batches() -> Iterator[Mutation]:
         yield from numpyro(name, file, old, new, "numpyro_ext/test_batches batches/test_runs")
 
 
+def _looks() -> Iterator[Mutation]:
+    """Of tables of a fit, predictions at new rows, and replays at many draws at once."""
+    for name, file, old, new, tests in [
+        (
+            "the error of a mean in standard deviations",
+            "fit/figures.py",
+            "float(deviations[k] * mean_errors[k])",
+            "float(mean_errors[k])",
+            "fit/test_looks",
+        ),
+        (
+            "the error of a standard deviation without the fourth moment",
+            "fit/figures.py",
+            "0.5 * np.sqrt(np.maximum(fourth - 1.0, 0.0) / ess)",
+            "0.5 * np.sqrt(fourth / ess)",
+            "fit/test_looks",
+        ),
+        (
+            "of many numbers the best known is shown",
+            "fit/figures.py",
+            "int(np.argmin(np.where(moves, ess, math.inf)))",
+            "int(np.argmax(np.where(moves, ess, -math.inf)))",
+            "fit/test_looks",
+        ),
+        (
+            "an interval of the other probability",
+            "fit/looks.py",
+            "ends = 0.5 * (1.0 - probability), 0.5 * (1.0 + probability)",
+            "ends = 0.5 * probability, 1.0 - 0.5 * probability",
+            "fit/test_looks",
+        ),
+        (
+            "errors of draws that are not trusted",
+            "fit/verdict.py",
+            'if self.trusted and math.isfinite(figure) else "–"',
+            'if math.isfinite(figure) else "–"',
+            "fit/test_looks",
+        ),
+        (
+            "room for half of what is computed",
+            "diagnostics/replay.py",
+            "numbers[group] = times * sum(math.prod(shape) for shape in shapes)",
+            "numbers[group] = times * max((math.prod(shape) for shape in shapes), default=0) // 2",
+            "fit/test_looks",
+        ),
+    ]:
+        yield from neutral(name, file, old, new, tests)
+    yield from pyro(
+        "draws side by side with one noise",
+        "density/replay.py",
+        'partial(at_draw, groups=wanted), randomness="different")',
+        'partial(at_draw, groups=wanted), randomness="same")',
+        "fit/test_looks",
+    )
+    yield from pyro(
+        "chunks of draws with one noise",
+        "density/replay.py",
+        "_seed([*seeds[begin], chunk, draws.stop - begin])",
+        "_seed([*seeds[0], chunk, draws.stop - begin])",
+        "fit/test_looks",
+    )
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     *_density(),
     *_gradients(),
@@ -2186,4 +2305,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_settling(),
     *_sharding(),
     *_batches(),
+    *_looks(),
 )
