@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -14,7 +15,7 @@ from ppl_ext.score_matching.options import GradientSteps
 from ppl_ext.start.start import Start
 
 Floats = NDArray[np.float64]
-Family = Literal["host", "guide", "particles", "chains", "MCMC", "fit"]
+Family = Literal["host", "guide", "particles", "chains", "MCMC", "fit", "own"]
 GuideName = Literal["diagonal", "full", "mixture", "Laplace"]
 
 #: Particles of SVGD and SVN: enough for standard deviations of a dozen of correlated parameters.
@@ -49,10 +50,11 @@ class Method:
     Attributes
     ----------
     engine : str
-        Class of the engine in both packages, or of the host.
+        Class of the engine in both packages, or of the host; of a user's own ``module:name``.
     family : str
         "host" is variational inference of the host's own, "guide" an engine of ours with a guide,
-        "chains" a kernel of ours, "MCMC" one of the host, "fit" the function of that name.
+        "chains" a kernel of ours, "MCMC" one of the host, "fit" the function of that name, "own"
+        an engine of a user.
     guide : str, optional
         Family of the guide.
     options : dict
@@ -124,6 +126,27 @@ APPENDIX_POSTERIORS = (
     "gp_pois_regr-gp_pois_regr",
     "low_dim_gauss_mix-low_dim_gauss_mix",
 )
+
+
+def own_engine(name: str) -> Callable[..., Any]:
+    """What ``module:name`` says: takes a program and options, returns an engine.
+
+    Raises
+    ------
+    ValueError
+        There is no such module, or nothing of that name in it that can be called.
+    """
+    module, colon, inside = name.partition(":")
+    if not (module and colon and inside):
+        raise ValueError(f"expected module:name, found {name!r}")
+    try:
+        found = getattr(importlib.import_module(module), inside, None)
+    except ImportError as error:
+        raise ValueError(f"expected a module that can be imported: {error}") from error
+    if not callable(found):
+        raise ValueError(f"expected a class or function {inside!r} in {module}, found {found!r}")
+    made: Callable[..., Any] = found
+    return made
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from benchmarks.posteriordb.methods import (
     check_noise,
     cost_of,
     of_chains,
+    own_engine,
     sweeps_of,
     warm_up,
 )
@@ -170,7 +171,7 @@ def fitter(program: NativeProgram, method: Method, budget: int, noise: float) ->
     check_noise(method, noise)
     kind: dict[str, Any] = {"host": HostFitter, "guide": EngineFitter}
     kind |= {"particles": EngineFitter, "chains": StochasticGradientFitter, "MCMC": ChainFitter}
-    kind["fit"] = FitFitter
+    kind |= {"fit": FitFitter, "own": EngineFitter}
     made: Fitter = kind[method.family](program, method, budget, noise)
     return made
 
@@ -249,14 +250,21 @@ class EngineFitter:
     ) -> None:
         """See the protocol."""
         method, model = self._method, self._program.model
-        kind: Any = getattr(px, method.engine)
+        own = method.family == "own"
+        kind: Any = own_engine(method.engine) if own else getattr(px, method.engine)
         options = dict(method.options) | {"on_nonfinite": "skip", "seed": seed}
         if self._noise:
             options["estimator"] = px.Noisy(px.Full(), level=self._noise)
         pyro.set_rng_seed(seed)
         each, begin = PARTICLES, "host" if start is None else start
         spent = 0 if start is None else start.evaluations
-        if method.family == "particles":
+        particles = method.family == "particles"
+        if own:
+            engine = kind(model, **options)
+            engine.setup(start=begin)
+            particles = hasattr(engine, "num_particles")
+            each = int(engine.num_particles if particles else engine.plan.num_samples)
+        elif particles:
             spent += round(self._cost.start * each)
             steps = int((self._budget - spent) / (self._cost.step * each))
             optim = () if method.engine == "SVN" else (adam(rate, steps),)
@@ -272,7 +280,7 @@ class EngineFitter:
         clock = _Clock()
 
         def draws(number: int) -> Draws:
-            if method.family == "particles":
+            if particles:
                 return Draws(as_array(engine.particles))
             density, parameters = engine.density, engine.density.live_parameters()
             with torch.no_grad():

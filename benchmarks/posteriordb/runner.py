@@ -92,8 +92,9 @@ class Plan:
         """
         appendix = arguments.appendix_b
         named = arguments.posteriors or (APPENDIX_POSTERIORS if appendix else None)
-        names = arguments.methods or (APPENDIX if appendix else QUICK)
+        names = arguments.methods or (APPENDIX if appendix else () if arguments.method else QUICK)
         names = tuple(METHODS) if "all" in names else names
+        own = {name: Method(name, "own") for name in arguments.method}
         noise = arguments.noise or (APPENDIX_NOISE if appendix else (0.0,))
         backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
         routes = ("native", "stan") if arguments.route == "both" else (arguments.route,)
@@ -101,7 +102,7 @@ class Plan:
         return cls(
             arguments.out,
             chosen(database, named),
-            {name: METHODS[name] for name in names},
+            {name: METHODS[name] for name in names} | own,
             backends,
             routes,
             arguments.budget,
