@@ -166,7 +166,7 @@ def test_more_draws_end_with_their_budget(backend: Any) -> None:
     fit.more(10**7, budget=5_000, progress_bar=False)
     # A transition of all chains ends what it has begun.
     assert 0 < fit.history[-1].evaluations < 10_000
-    assert "transitions of each chain" in fit.history[-1].note
+    assert "draws of each chain" in fit.history[-1].note
     assert len(numbers(backend, fit)[next(iter(fit.draws))]) > before
     for name, value in {"budget": 0, "seconds": -1.0, "progress_bar": "no"}.items():
         with pytest.raises(backend.public.ArgumentError, match=f"Expected {name}"):
@@ -380,7 +380,7 @@ def test_a_budget_bounds_what_is_spent(backend: Any) -> None:
     with pytest.raises(backend.public.ArgumentError, match="budget=10, which ended before"):
         fit_of(backend, model, *args, budget=10)
     for budget, level, words in (
-        (600, "not trusted", "before the draws could be corrected"),
+        (600, "not trusted", "The budget ended early"),
         (3_000, "corrected", "which take 4,608 at least. Give a larger budget"),
         (6_200, None, "R-hat"),
     ):
