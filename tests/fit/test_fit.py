@@ -410,7 +410,7 @@ def test_a_budget_bounds_what_is_spent(backend: Any) -> None:
     with pytest.raises(backend.public.ArgumentError, match="budget=10, which ended before"):
         fit_of(backend, model, *args, budget=10)
     for budget, level, words in (
-        (600, "not trusted", "before the draws could be corrected"),
+        (600, "not trusted", "The budget ended early"),
         (3_000, "corrected", "which take 4,608 at least. Give a larger budget"),
         (6_200, None, "R-hat"),
     ):
