@@ -278,6 +278,8 @@ def _longer(
         if (most is not None and CHAINS * number > most) or not meter.allows():
             break
         sampled = go_on(sampled, number // 2, generator, meter.allows)
+        if len(sampled.draws) == number:
+            break  # What is left buys no transition.
     return sampled
 
 
