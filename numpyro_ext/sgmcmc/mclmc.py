@@ -181,7 +181,7 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
             z,
             state.step,
             total,
-            _normal(noise, moves.whole, z.dtype),
+            lambda: _normal(noise, moves.whole, z.dtype),
             jnp.log(shares[:, 0]),
             shares[0, 1],
             self._evaluation(data),

@@ -17,6 +17,7 @@ from ppl_ext.microcanonical.dynamics import (
     forgetting,
     leapfrog,
     refreshed,
+    selected,
     settled,
     with_spare,
 )
@@ -33,6 +34,9 @@ from ppl_ext.microcanonical.tuning import (
     scaled,
 )
 
+#: Refreshes in a decoherence length, at least, where steps are short enough; and steps from one to
+#: the next, at most. Noise for each step would take as long as a gradient of a small network.
+OFTEN, MOST_SELDOM = 4.0, 8.0
 #: Length of an adjusted trajectory, in the mean, by the root of the number of dimensions: a quarter
 #: of a period of a Normal whose deviations are one.
 QUARTER = 0.5 * math.pi
@@ -63,6 +67,11 @@ class Functions(ABC):
         """Records with one of them replaced; the others may be the same memory."""
 
 
+    def select(self, accepted: Any, after: Any, before: Any) -> Any:
+        """Rows of the one where chains are accepted, else of the other."""
+        return selected(accepted, after, before, self.xp)
+
+
 class Eager(Functions):
     """The same where operations are done at once."""
 
@@ -80,6 +89,10 @@ class Eager(Functions):
     def put(self, records: Any, place: Any, value: Any) -> Any:
         records[int(place)] = value
         return records
+
+    def select(self, accepted: Any, after: Any, before: Any) -> Any:
+        # Most of the time all are.
+        return after if accepted.all() else super().select(accepted, after, before)
 
 
 class Dynamics(NamedTuple):
@@ -215,7 +228,7 @@ class Microcanonical:
         z: Float[Any, "C D"],
         number: Any,
         total: Any,
-        noise: Float[Any, "C E"],
+        noise: Callable[[], Float[Any, "C E"]],
         log_uniform: Float[Any, " C"],
         share: Any,
         evaluate: Evaluate,
@@ -228,8 +241,8 @@ class Microcanonical:
         z : array (C, D)
         number, total : int or array ()
             Moves so far, and those of the warm-up.
-        noise : array (C, D + E)
-            Standard Normal.
+        noise : callable
+            Gives standard Normal numbers (C, D + E); called once at most.
         log_uniform : array (C,)
             Logarithms of uniform numbers, by which adjusted moves are accepted.
         share : array ()
@@ -246,7 +259,11 @@ class Microcanonical:
         xp = self.functions.xp
         evaluate = self._evaluate(evaluate)
         step_size, length = dynamics.step.value, dynamics.length
-        amount = forgetting(step_size, length, self.whole, xp)
+        every = xp.floor(length / (OFTEN * step_size))
+        every = xp.where(every > MOST_SELDOM, MOST_SELDOM * xp.ones_like(every), every)
+        every = xp.where(every > 1.0, every, xp.ones_like(every))
+        amount = forgetting(every * step_size, length, self.whole, xp)
+        due = number % every < 1.0
         before = Point(
             self._joined(z, dynamics.spare),
             dynamics.direction,
@@ -258,13 +275,20 @@ class Microcanonical:
             # Until the scale is known moves are single steps, all of which are taken.
             free = number < Schedule(total).moving
             held = 1.0 * free
+            due = due | (held < 1.0)
             direction, amount = held * direction, held * amount + (1.0 - held)
             steps = xp.ceil(2.0 * share * length / step_size)
             steps = xp.where(steps > MOST_STEPS, MOST_STEPS * count, steps)
             count = self.functions.cond(free, lambda: count, lambda: steps)
             taken = -math.inf * xp.ones_like(log_uniform)
             chances = self.functions.cond(free, lambda: taken, lambda: log_uniform)
-        before = before._replace(direction=refreshed(direction, noise, amount, xp))
+        direction = self.functions.cond(
+            due,
+            lambda direction: refreshed(direction, noise(), amount, xp),
+            lambda direction: direction,
+            direction,
+        )
+        before = before._replace(direction=direction)
 
         def step(carried: tuple[Point, Any]) -> tuple[Point, Any]:
             point, gained = leapfrog(carried[0], evaluate, step_size, dynamics.scale, xp)
@@ -272,7 +296,9 @@ class Microcanonical:
 
         first = (before, xp.zeros_like(before.log_density))
         after, error = step(first) if not self.adjusted else self.functions.loop(count, step, first)
-        point, _, diverged, chance = settled(before, after, error, chances, xp)
+        point, _, diverged, chance = settled(
+            before, after, error, chances, xp, self.functions.select
+        )
         z, spare = point.position[:, : self.dim], point.position[:, self.dim :]
         moved = dynamics._replace(
             direction=point.direction,

@@ -8,12 +8,15 @@ chains at once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from jaxtyping import Bool, Float
 
 #: Log densities (C,) and scores (C, D) at positions (C, D).
 Evaluate: TypeAlias = Callable[[Any], tuple[Any, Any]]
+#: Of two arrays whose rows are chains, those of the first where chains are accepted.
+Select: TypeAlias = Callable[[Any, Any, Any], Any]
 #: Error of the energy of a move, in nats, from which on it has diverged: the hosts' NUTS has the
 #: same. Even so rare a draw has no share in a posterior.
 DIVERGED = 1_000.0
@@ -148,6 +151,7 @@ def settled(
     error: Float[Any, " C"],
     log_uniform: Float[Any, " C"] | None,
     xp: Any,
+    select: Select | None = None,
 ) -> tuple[Point, Bool[Any, " C"], Bool[Any, " C"], Float[Any, " C"]]:
     """Where chains are after a move: there, or where they were, with the direction turned round.
 
@@ -159,6 +163,8 @@ def settled(
     log_uniform : array (C,), optional
         Logarithms of uniform numbers, by which a move is accepted with probability
         min(1, exp(-error)). Without, all moves are accepted that have not diverged.
+    select : callable, optional
+        Default: :func:`selected`.
 
     Returns
     -------
@@ -167,20 +173,20 @@ def settled(
     chance : array (C,)
         min(1, exp(-error)), 0 where the move has diverged.
     """
-    # A score that is not finite would turn the next direction into NaN; the error sees but one
-    # turn of it.
-    finite = xp.isfinite(error + (after.score.sum(-1) + after.direction.sum(-1)))
-    diverged = ~(finite & (error < DIVERGED))
+    # Where a score is not finite, the turn by it makes the error so.
+    diverged = ~(xp.isfinite(error) & (error < DIVERGED))
     chance = xp.where(diverged, xp.zeros_like(error), xp.exp(-xp.where(error > 0.0, error, 0.0)))
     accepted = ~diverged if log_uniform is None else ~diverged & (log_uniform < -error)
-    rows = accepted[:, None]
-    point = Point(
-        xp.where(rows, after.position, before.position),
-        xp.where(rows, after.direction, -before.direction),
-        xp.where(accepted, after.log_density, before.log_density),
-        xp.where(rows, after.score, before.score),
-    )
+    turned_round = before._replace(direction=-before.direction)
+    select = select or partial(selected, xp=xp)
+    point = Point(*(select(accepted, *pair) for pair in zip(after, turned_round, strict=True)))
     return point, accepted, diverged, chance
+
+
+def selected(accepted: Bool[Any, " C"], after: Any, before: Any, xp: Any) -> Any:
+    """Rows of ``after`` where chains are accepted, else of ``before``."""
+    rows = accepted if after.ndim == 1 else accepted[:, None]
+    return xp.where(rows, after, before)
 
 
 def with_spare(evaluate: Evaluate, dim: int, xp: Any) -> Evaluate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -97,14 +98,13 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
 
     def _advance(self, state: KernelState) -> KernelState:
         z, moves, total = state.z, self._moves_of_chains, self._warmup_draws * self.num_steps
-        noise = self._normal(z, moves.whole)
         uniform = torch.rand(len(z) + 1, generator=self._generator, dtype=z.dtype).to(z.device)
         z, dynamics, diverged = moves.move(
             state.dynamics,
             z,
             state.step,
             total,
-            noise,
+            partial(self._normal, z, moves.whole),
             uniform[1:].log(),
             uniform[0],
             self._evaluate,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def run(
     for number in range(total + draws):
         log_uniform = np.log(generator.random(chains))
         share = np.asarray(generator.random())
-        of_move = (number, total, noise(moves.whole), log_uniform, share, evaluate)
+        of_move = (number, total, partial(noise, moves.whole), log_uniform, share, evaluate)
         z, dynamics, _ = moves.move(dynamics, z, *of_move)
         found += [z] if number >= total else []
     return np.array(found), dynamics
