@@ -101,6 +101,7 @@ GROUPS = {
             "sgmcmc",
             "Stochastic gradient MCMC",
             "Kernels of the hosts' ``MCMC``; see :doc:`/sgmcmc`.",
+            ("microcanonical",),
         ),
         Room(
             "engine",

@@ -215,7 +215,9 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
                 number = max(2, len(keys))
                 z = target.with_start(found).initial_positions(number, keys[0], data)
                 return z[: len(keys)]
-        return jnp.concatenate([target.initial_positions(1, keys[c], data) for c in range(len(keys))])
+        return jnp.concatenate(
+            [target.initial_positions(1, keys[c], data) for c in range(len(keys))]
+        )
 
     def sample(
         self, state: KernelState, model_args: tuple[Any, ...], model_kwargs: Mapping[str, Any]

@@ -28,7 +28,9 @@ class Traced(Functions):
 
     xp = jnp
 
-    def cond(self, truth: Any, then: Callable[..., Any], other: Callable[..., Any], *of: Any) -> Any:
+    def cond(
+        self, truth: Any, then: Callable[..., Any], other: Callable[..., Any], *of: Any
+    ) -> Any:
         return lax.cond(truth, then, other, *of)
 
     def loop(self, count: Any, body: Callable[[Any], Any], value: Any) -> Any:

@@ -55,7 +55,9 @@ class Functions(ABC):
     xp: Any
 
     @abstractmethod
-    def cond(self, truth: Any, then: Callable[..., Any], other: Callable[..., Any], *of: Any) -> Any:
+    def cond(
+        self, truth: Any, then: Callable[..., Any], other: Callable[..., Any], *of: Any
+    ) -> Any:
         """What one of two functions gives."""
 
     @abstractmethod
@@ -65,7 +67,6 @@ class Functions(ABC):
     @abstractmethod
     def put(self, records: Any, place: Any, value: Any) -> Any:
         """Records with one of them replaced; the others may be the same memory."""
-
 
     def select(self, accepted: Any, after: Any, before: Any) -> Any:
         """Rows of the one where chains are accepted, else of the other."""
@@ -78,7 +79,9 @@ class Eager(Functions):
     def __init__(self, xp: Any) -> None:
         self.xp = xp
 
-    def cond(self, truth: Any, then: Callable[..., Any], other: Callable[..., Any], *of: Any) -> Any:
+    def cond(
+        self, truth: Any, then: Callable[..., Any], other: Callable[..., Any], *of: Any
+    ) -> Any:
         return then(*of) if truth else other(*of)
 
     def loop(self, count: Any, body: Callable[[Any], Any], value: Any) -> Any:
@@ -422,7 +425,7 @@ class Microcanonical:
         return dynamics._replace(length=length)
 
     def _as_trajectories(self, dynamics: Dynamics) -> Dynamics:
-        """The same where trajectories begin: their length, and a step length that is to be tuned."""
+        """The same where trajectories begin, with their length and a step to be tuned."""
         step = dynamics.step
         mean = self.functions.xp.log(step.value)
         return dynamics._replace(

@@ -164,7 +164,7 @@ class MCLMCShell(StochasticGradientShell):
         if number and not self.adjusted:
             warnings.warn(
                 f"{number} moves of {type(self).__name__} or more have diverged after the warm-up "
-                f"and were not taken: the energy was off by {DIVERGED:,.0f} nats or was not finite. "
+                f"and were not taken: the energy was off by {DIVERGED:,.0f} nats or not finite. "
                 "The density bends more sharply there than steps can follow. Take a longer "
                 "warm-up or a smaller energy_variance, and write sites of a latent scale "
                 "non-centred.",

@@ -15,7 +15,6 @@ from ppl_ext.microcanonical.kernel import MCLMCShell
 from pyro_ext.gradients import Full
 from pyro_ext.sgmcmc.kernel import KernelState, StochasticGradientKernel
 
-
 FUNCTIONS = Eager(torch)
 
 

@@ -207,9 +207,7 @@ def zoo_sites(model: Any, args: Any, options: Any) -> list[str]:
 
     trace = handlers.trace(handlers.seed(model, 0)).get_trace(*args, **options)
     return [
-        name
-        for name, site in trace.items()
-        if site["type"] == "sample" and not site["is_observed"]
+        name for name, site in trace.items() if site["type"] == "sample" and not site["is_observed"]
     ]
 
 
