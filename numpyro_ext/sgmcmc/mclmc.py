@@ -15,8 +15,9 @@ from numpyro_ext.density import Data
 from numpyro_ext.gradients import Full
 from numpyro_ext.sgmcmc.kernel import KernelState, StochasticGradientKernel
 from ppl_ext.engines.judgement import Judgement
-from ppl_ext.microcanonical.chains import Functions, Microcanonical
+from ppl_ext.microcanonical.chains import Microcanonical
 from ppl_ext.microcanonical.dynamics import Evaluate
+from ppl_ext.microcanonical.functions import Functions
 from ppl_ext.microcanonical.kernel import MCLMCShell
 
 #: Moves after the warm-up at which the energy's variance is looked at in a run.

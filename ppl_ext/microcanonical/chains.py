@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,10 +16,10 @@ from ppl_ext.microcanonical.dynamics import (
     forgetting,
     leapfrog,
     refreshed,
-    selected,
     settled,
     with_spare,
 )
+from ppl_ext.microcanonical.functions import Functions
 from ppl_ext.microcanonical.tuning import (
     FIRST,
     FIRST_STEPS,
@@ -46,56 +45,6 @@ MOST_LONGER = 10.0
 LEAST_KEPT = 20
 #: Steps that an adjusted trajectory has at most: where the step length is found still.
 MOST_STEPS = 1_000
-
-
-class Functions(ABC):
-    """What moves need of a framework besides the functions of ``xp``."""
-
-    #: ``numpy``, ``torch`` or ``jax.numpy``.
-    xp: Any
-
-    @abstractmethod
-    def cond(
-        self, truth: Any, then: Callable[..., Any], other: Callable[..., Any], *of: Any
-    ) -> Any:
-        """What one of two functions gives."""
-
-    @abstractmethod
-    def loop(self, count: Any, body: Callable[[Any], Any], value: Any) -> Any:
-        """A function applied again and again."""
-
-    @abstractmethod
-    def put(self, records: Any, place: Any, value: Any) -> Any:
-        """Records with one of them replaced; the others may be the same memory."""
-
-    def select(self, accepted: Any, after: Any, before: Any) -> Any:
-        """Rows of the one where chains are accepted, else of the other."""
-        return selected(accepted, after, before, self.xp)
-
-
-class Eager(Functions):
-    """The same where operations are done at once."""
-
-    def __init__(self, xp: Any) -> None:
-        self.xp = xp
-
-    def cond(
-        self, truth: Any, then: Callable[..., Any], other: Callable[..., Any], *of: Any
-    ) -> Any:
-        return then(*of) if truth else other(*of)
-
-    def loop(self, count: Any, body: Callable[[Any], Any], value: Any) -> Any:
-        for _ in range(int(count)):
-            value = body(value)
-        return value
-
-    def put(self, records: Any, place: Any, value: Any) -> Any:
-        records[int(place)] = value
-        return records
-
-    def select(self, accepted: Any, after: Any, before: Any) -> Any:
-        # Most of the time all are.
-        return after if accepted.all() else super().select(accepted, after, before)
 
 
 class Dynamics(NamedTuple):
@@ -211,7 +160,7 @@ class Microcanonical:
         coordinates = xp.zeros_like(noise[0]) if own else xp.zeros_like(traced)
         rows = xp.zeros_like(z[:, self.traced])
         return Dynamics(
-            direction=refreshed(xp.zeros_like(noise), noise, 1.0, xp),
+            direction=refreshed(xp.zeros_like(noise), noise, 1.0, self.functions),
             score=score,
             log_density=log_density,
             spare=spare,
@@ -287,21 +236,21 @@ class Microcanonical:
             chances = self.functions.cond(free, lambda: taken, lambda: log_uniform)
         direction = self.functions.cond(
             due,
-            lambda direction: refreshed(direction, noise(), amount, xp),
+            lambda direction: refreshed(direction, noise(), amount, self.functions),
             lambda direction: direction,
             direction,
         )
         before = before._replace(direction=direction)
 
         def step(carried: tuple[Point, Any]) -> tuple[Point, Any]:
-            point, gained = leapfrog(carried[0], evaluate, step_size, dynamics.scale, xp)
+            point, gained = leapfrog(
+                carried[0], evaluate, step_size, dynamics.scale, self.functions
+            )
             return point, carried[1] + gained
 
         first = (before, xp.zeros_like(before.log_density))
         after, error = step(first) if not self.adjusted else self.functions.loop(count, step, first)
-        point, _, diverged, chance = settled(
-            before, after, error, chances, xp, self.functions.select
-        )
+        point, _, diverged, chance = settled(before, after, error, chances, self.functions)
         z, spare = point.position[:, : self.dim], point.position[:, self.dim :]
         moved = dynamics._replace(
             direction=point.direction,
@@ -379,6 +328,7 @@ class Microcanonical:
         factor = xp.sqrt((old * old).mean() / (scale * scale).mean())
         return dynamics._replace(
             scale=scale,
+            score=dynamics.score * (scale / old),
             moments=moments.cleared(xp),
             step=dynamics.step.rescaled(factor, xp),
         )
@@ -454,4 +404,4 @@ class Microcanonical:
         return self.functions.xp.concatenate((z, spare), -1) if self.spare else z
 
 
-__all__ = ["Dynamics", "Eager", "Functions", "Microcanonical"]
+__all__ = ["Dynamics", "Microcanonical"]

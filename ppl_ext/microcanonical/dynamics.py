@@ -1,22 +1,20 @@
 """Moves of microcanonical Langevin dynamics, as pure functions of arrays.
 
 A chain has a position z and a direction u, a unit vector of D numbers: speed is constant, and the
-score turns the direction. ``xp`` is ``numpy``, ``torch`` or ``jax.numpy``. All functions take C
-chains at once.
+score turns the direction. All functions take C chains at once, of the arrays of ``functions``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from jaxtyping import Bool, Float
 
+from ppl_ext.microcanonical.functions import Functions
+
 #: Log densities (C,) and scores (C, D) at positions (C, D).
 Evaluate: TypeAlias = Callable[[Any], tuple[Any, Any]]
-#: Of two arrays whose rows are chains, those of the first where chains are accepted.
-Select: TypeAlias = Callable[[Any, Any, Any], Any]
 #: Error of the energy of a move, in nats, from which on it has diverged: the hosts' NUTS has the
 #: same. Even so rare a draw has no share in a posterior.
 DIVERGED = 1_000.0
@@ -32,7 +30,7 @@ class Point(NamedTuple):
     log_density : array (C,)
         At the position.
     score : array (C, D)
-        Its gradient there.
+        Its gradient there, in the coordinates of the scale: the scale times that by the position.
     """
 
     position: Float[Any, "C D"]
@@ -42,7 +40,7 @@ class Point(NamedTuple):
 
 
 def turned(
-    direction: Float[Any, "C D"], score: Float[Any, "C D"], time: Any, xp: Any
+    direction: Float[Any, "C D"], score: Float[Any, "C D"], time: Any, functions: Functions
 ) -> tuple[Float[Any, "C D"], Float[Any, " C"]]:
     """The direction after the score, held where it is, has turned it for a time, exactly.
 
@@ -70,11 +68,11 @@ def turned(
     Carlo", JMLR 2023, https://arxiv.org/abs/2212.08549; J. Robnik and U. Seljak, "Fluctuation
     without dissipation: microcanonical Langevin Monte Carlo", https://arxiv.org/abs/2303.18221.
     """
-    dim = direction.shape[-1]
-    norm = xp.sqrt((score * score).sum(-1))
+    xp, dim = functions.xp, direction.shape[-1]
+    norm = xp.sqrt(functions.dot(score, score))
     # Without a score there is nothing to turn by.
     divisor = xp.where(norm > 0.0, norm, xp.ones_like(norm))
-    along = (score * direction).sum(-1) / divisor
+    along = functions.dot(score, direction) / divisor
     decay = xp.exp(-time * norm / (dim - 1))
     less = xp.expm1(-2.0 * time * norm / (dim - 1))
     # Both sides of the fraction by 2 exp(-δ): cosh is 1 + decay², sinh is 1 - decay².
@@ -82,11 +80,11 @@ def turned(
     kept = 2.0 * decay / denominator
     gained = (along * (2.0 + less - 2.0 * decay) - less) / (denominator * divisor)
     kinetic = time * norm + (dim - 1) * xp.log1p(0.5 * less * (1.0 - along))
-    return kept[:, None] * direction + gained[:, None] * score, kinetic
+    return functions.combined(kept, direction, gained, score), kinetic
 
 
 def refreshed(
-    direction: Float[Any, "C D"], noise: Float[Any, "C D"], amount: Any, xp: Any
+    direction: Float[Any, "C D"], noise: Float[Any, "C D"], amount: Any, functions: Functions
 ) -> Float[Any, "C D"]:
     """The direction with some noise added, of length 1: (u + ν ξ) / |u + ν ξ|.
 
@@ -98,7 +96,7 @@ def refreshed(
         ν; see :func:`forgetting`.
     """
     moved = direction + amount * noise
-    return moved / xp.sqrt((moved * moved).sum(-1))[:, None]
+    return moved / functions.xp.sqrt(functions.dot(moved, moved))[:, None]
 
 
 def forgetting(time: Any, length: Any, dim: int, xp: Any) -> Any:
@@ -116,7 +114,7 @@ def forgetting(time: Any, length: Any, dim: int, xp: Any) -> Any:
 
 
 def leapfrog(
-    point: Point, evaluate: Evaluate, step_size: Any, scale: Any, xp: Any
+    point: Point, evaluate: Evaluate, step_size: Any, scale: Any, functions: Functions
 ) -> tuple[Point, Float[Any, " C"]]:
     """Half a turn, a step along the direction, half a turn: one evaluation of the score.
 
@@ -137,10 +135,11 @@ def leapfrog(
         kinetic energy less that of the log density.
     """
     half = 0.5 * step_size
-    direction, first = turned(point.direction, scale * point.score, half, xp)
-    position = point.position + step_size * scale * direction
+    direction, first = turned(point.direction, point.score, half, functions)
+    position = functions.moved(point.position, step_size, scale, direction)
     log_density, score = evaluate(position)
-    direction, second = turned(direction, scale * score, half, xp)
+    score = scale * score
+    direction, second = turned(direction, score, half, functions)
     error = first + second - (log_density - point.log_density)
     return Point(position, direction, log_density, score), error
 
@@ -150,8 +149,7 @@ def settled(
     after: Point,
     error: Float[Any, " C"],
     log_uniform: Float[Any, " C"] | None,
-    xp: Any,
-    select: Select | None = None,
+    functions: Functions,
 ) -> tuple[Point, Bool[Any, " C"], Bool[Any, " C"], Float[Any, " C"]]:
     """Where chains are after a move: there, or where they were, with the direction turned round.
 
@@ -163,8 +161,6 @@ def settled(
     log_uniform : array (C,), optional
         Logarithms of uniform numbers, by which a move is accepted with probability
         min(1, exp(-error)). Without, all moves are accepted that have not diverged.
-    select : callable, optional
-        Default: :func:`selected`.
 
     Returns
     -------
@@ -173,20 +169,16 @@ def settled(
     chance : array (C,)
         min(1, exp(-error)), 0 where the move has diverged.
     """
+    xp = functions.xp
     # Where a score is not finite, the turn by it makes the error so.
     diverged = ~(xp.isfinite(error) & (error < DIVERGED))
     chance = xp.where(diverged, xp.zeros_like(error), xp.exp(-xp.where(error > 0.0, error, 0.0)))
     accepted = ~diverged if log_uniform is None else ~diverged & (log_uniform < -error)
     turned_round = before._replace(direction=-before.direction)
-    select = select or partial(selected, xp=xp)
-    point = Point(*(select(accepted, *pair) for pair in zip(after, turned_round, strict=True)))
+    point = Point(
+        *(functions.select(accepted, *pair) for pair in zip(after, turned_round, strict=True))
+    )
     return point, accepted, diverged, chance
-
-
-def selected(accepted: Bool[Any, " C"], after: Any, before: Any, xp: Any) -> Any:
-    """Rows of ``after`` where chains are accepted, else of ``before``."""
-    rows = accepted if after.ndim == 1 else accepted[:, None]
-    return xp.where(rows, after, before)
 
 
 def with_spare(evaluate: Evaluate, dim: int, xp: Any) -> Evaluate:

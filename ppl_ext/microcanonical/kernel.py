@@ -13,8 +13,9 @@ from jaxtyping import Float, Int
 from ppl_ext.chains.convergence import split_r_hat
 from ppl_ext.engines.judgement import Judgement
 from ppl_ext.errors import ArgumentError, DivergenceWarning
-from ppl_ext.microcanonical.chains import Functions, Microcanonical
+from ppl_ext.microcanonical.chains import Microcanonical
 from ppl_ext.microcanonical.dynamics import DIVERGED
+from ppl_ext.microcanonical.functions import Functions
 from ppl_ext.microcanonical.tuning import ACCEPTANCE, DOUBTFUL_VARIANCE, ENERGY_VARIANCE
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.sgmcmc.kernels import StochasticGradientShell

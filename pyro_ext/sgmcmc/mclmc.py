@@ -10,12 +10,26 @@ import torch
 from torch import Tensor
 
 from ppl_ext.engines.judgement import Judgement
-from ppl_ext.microcanonical.chains import Eager
+from ppl_ext.microcanonical.functions import Eager
 from ppl_ext.microcanonical.kernel import MCLMCShell
 from pyro_ext.gradients import Full
 from pyro_ext.sgmcmc.kernel import KernelState, StochasticGradientKernel
 
-FUNCTIONS = Eager(torch)
+
+class Fused(Eager):
+    """The same with operations that need no arrays in between."""
+
+    def dot(self, one: Tensor, other: Tensor) -> Tensor:
+        return torch.einsum("cd,cd->c", one, other)
+
+    def combined(self, first: Tensor, one: Tensor, second: Tensor, other: Tensor) -> Tensor:
+        return (first[:, None] * one).addcmul_(second[:, None], other)
+
+    def moved(self, position: Tensor, length: Tensor, scale: Tensor, direction: Tensor) -> Tensor:
+        return torch.addcmul(position, length * scale, direction)
+
+
+FUNCTIONS = Fused(torch)
 
 
 class MCLMC(MCLMCShell, StochasticGradientKernel):

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.microcanonical.chains import Eager, Microcanonical
+from ppl_ext.microcanonical.chains import Microcanonical
+from ppl_ext.microcanonical.functions import Eager
 from tests.models import zoo
 from tests.sgmcmc_support import arguments, chains_of
 
