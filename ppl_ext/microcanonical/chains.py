@@ -294,7 +294,7 @@ class Microcanonical:
             return dynamics.step.accepted(chance, number - schedule.moving, xp)
 
         step = cond(free, by_energy, by_chance) if self.adjusted else by_energy()
-        return cond(  # type: ignore[no-any-return]
+        return cond(
             free,
             lambda dynamics: self._moving(dynamics, z, number, schedule),
             lambda dynamics: self._remembering(dynamics, z, number, schedule),
@@ -316,7 +316,7 @@ class Microcanonical:
         ends = number + 1 == first
         for end in others:
             ends = ends | (number + 1 == end)
-        return self.functions.cond(ends, self._rescaled, lambda same: same, dynamics)  # type: ignore[no-any-return]
+        return self.functions.cond(ends, self._rescaled, lambda same: same, dynamics)
 
     def _rescaled(self, dynamics: Dynamics) -> Dynamics:
         """The same at the end of a window, in the coordinates that it shows."""

@@ -174,10 +174,11 @@ def settled(
     diverged = ~(xp.isfinite(error) & (error < DIVERGED))
     chance = xp.where(diverged, xp.zeros_like(error), xp.exp(-xp.where(error > 0.0, error, 0.0)))
     accepted = ~diverged if log_uniform is None else ~diverged & (log_uniform < -error)
-    turned_round = before._replace(direction=-before.direction)
-    point = Point(
-        *(functions.select(accepted, *pair) for pair in zip(after, turned_round, strict=True))
-    )
+
+    def turned_round() -> Point:
+        return before._replace(direction=-before.direction)
+
+    point = Point(*functions.select(accepted, after, turned_round))
     return point, accepted, diverged, chance
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
+
+#: Arrays whose first axis is that of the chains.
+Arrays: TypeAlias = tuple[Any, ...]
 
 
 class Functions(ABC):
@@ -39,10 +42,14 @@ class Functions(ABC):
     def put(self, records: Any, place: Any, value: Any) -> Any:
         """Records with one of them replaced; the others may be the same memory."""
 
-    def select(self, accepted: Any, after: Any, before: Any) -> Any:
-        """Rows of the one where chains are accepted, else of the other."""
-        rows = accepted if after.ndim == 1 else accepted[:, None]
-        return self.xp.where(rows, after, before)
+    def select(self, accepted: Any, after: Arrays, before: Callable[[], Arrays]) -> Arrays:
+        """Rows of arrays where chains are accepted, else of others as many."""
+
+        def rows(after: Any, before: Any) -> Any:
+            taken = accepted if after.ndim == 1 else accepted[:, None]
+            return self.xp.where(taken, after, before)
+
+        return tuple(map(rows, after, before()))
 
 
 class Eager(Functions):
@@ -65,7 +72,7 @@ class Eager(Functions):
         records[int(place)] = value
         return records
 
-    def select(self, accepted: Any, after: Any, before: Any) -> Any:
+    def select(self, accepted: Any, after: Arrays, before: Callable[[], Arrays]) -> Arrays:
         # Most of the time all are.
         return after if accepted.all() else super().select(accepted, after, before)
 

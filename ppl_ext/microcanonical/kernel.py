@@ -93,7 +93,7 @@ class MCLMCShell(StochasticGradientShell):
     """
 
     #: The exact score.
-    _full: ClassVar[Callable[[], Any]]
+    _full: ClassVar[type]
 
     def __init__(
         self,
