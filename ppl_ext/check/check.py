@@ -34,7 +34,8 @@ from ppl_ext.check.touched import untouched
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import policy
 from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
-from ppl_ext.fit.ladder import OF_MODE, staged
+from ppl_ext.fit.ladder import staged
+from ppl_ext.fit.modes import OF_MODE
 from ppl_ext.fit.observed import Observed
 from ppl_ext.fit.problem import Meter, Positions, Problem, timed
 from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict

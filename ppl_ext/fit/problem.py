@@ -68,6 +68,8 @@ class Approximated:
 
 
 Approximate = Callable[["Start | None", "Meter"], Approximated]
+#: So many draws of the prior, by a seed.
+Prior = Callable[[int, int], Positions]
 #: From positions to values by site, and back.
 Maps = tuple[
     Callable[[Positions], dict[str, np.ndarray]], Callable[[Mapping[str, np.ndarray]], Positions]
@@ -197,6 +199,9 @@ class Problem:
         Sites that another way to write the program has in another form, such as non-centred.
     observed : Observed
         What of the data the program sees.
+    prior : callable, optional
+        Of a number and a seed: positions of so many draws of the prior. Raises
+        ``NotImplementedError`` where a site has none.
     """
 
     name: str
@@ -220,6 +225,7 @@ class Problem:
     latents: Mapping[str, str] = field(default_factory=dict)
     other_forms: tuple[str, ...] = ()
     observed: Observed = field(default_factory=Observed)
+    prior: Prior | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -273,6 +279,7 @@ def problem_of(
     approximate: Approximate | None = None,
     latents: Mapping[str, str] | None = None,
     has_loader: bool = False,
+    prior: Prior | None = None,
 ) -> Problem:
     """The problem of a target, which is ``written`` or another way to write the same."""
     points = starting_points(rows.few, target.dim, generator, by_strategy, has_strategy=False)
@@ -297,6 +304,7 @@ def problem_of(
         maps_of(target.layout.names, constrain, unconstrain),
         latents=latents or {},
         observed=Observed(written.sees_data, {} if has_loader else dict(written.batch_plates)),
+        prior=prior,
     )
 
 
