@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float
 from scipy.linalg import solve_triangular
+from scipy.special import logsumexp
 
 from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.hamiltonian import LENGTH, Chains, Factor, Positions, trajectory
@@ -35,6 +36,9 @@ FIRST_WINDOW, LONGEST_TUNING, LEAST_WINDOW = 12, 200, 8
 FAIR = (0.4, 2.2)
 #: Draws that the present metric counts as beside each dimension, and the fewest that tell of one.
 PRIOR_DRAWS, LEAST_DRAWS = 10.0, 40
+#: Ratio of widths from which on chains choose their metrics by where they are, and the power of
+#: the components' densities by which they do: neighbours that overlap are told apart less.
+UNLIKE, LOCAL = 2.0, 0.3
 #: Jumps after each trajectory, by the acceptance from which on so many are worth their evaluations.
 JUMPS = {0.3: 4, 0.1: 2, 0.01: 1}
 
@@ -71,12 +75,44 @@ class Kernel:
         self, chains: Chains, generator: np.random.Generator
     ) -> tuple[Chains, Float[np.ndarray, " M"], float, float]:
         """Chains one transition on, acceptance of each, share of divergences, and of jumps."""
-        factor = self.factors[int(generator.choice(len(self.factors), p=self.weights))]
+        factor, log_chance = self._chosen(chains.positions, generator)
         chains, chance, divergent = trajectory(
-            self.evaluate, chains, factor, self.step_size, generator
+            self.evaluate, chains, factor, self.step_size, generator, log_chance=log_chance
         )
         chains, jumped = self._jumped(chains, generator)
         return chains, chance, float(divergent.mean()), jumped
+
+    def _chosen(
+        self, positions: Positions, generator: np.random.Generator
+    ) -> tuple[Factor, Callable[[Positions], Float[np.ndarray, " M"]] | None]:
+        """A metric for all chains, or one for each where metrics are of unlike widths.
+
+        In a mode ten times narrower than its neighbour the neighbour's metric moves nothing. There
+        each chain chooses its own, with probabilities that depend on where it is, and acceptance
+        has their ratio (P. J. Green, "Reversible jump Markov chain Monte Carlo computation and
+        Bayesian model determination", 1995, on the choice of moves).
+        """
+        if not self._are_unlike:
+            return self.factors[int(generator.choice(len(self.factors), p=self.weights))], None
+
+        def log_chances(there: Positions) -> Float[np.ndarray, "K M"]:
+            logs = LOCAL * self.proposal.log_components(self.ordered(there))
+            return logs - logsumexp(logs, axis=0)
+
+        noise = generator.gumbel(size=(len(self.factors), len(positions)))
+        chosen, every = (log_chances(positions) + noise).argmax(0), np.arange(len(positions))
+        factors = np.stack(self.factors)[chosen]
+        if factors.ndim == 2:
+            factors = factors[:, :, None] * np.eye(factors.shape[1])
+        return factors, lambda there: log_chances(there)[chosen, every]
+
+    @property
+    def _are_unlike(self) -> bool:
+        """Whether metrics differ in width, on average over coordinates."""
+        if len(self.factors) == 1:
+            return False
+        diagonals = [f if f.ndim == 1 else np.abs(np.diagonal(f)) for f in self.factors]
+        return bool(np.ptp([np.log(each).mean() for each in diagonals]) > math.log(UNLIKE))
 
     def ordered(self, draws: Float[np.ndarray, "... D"]) -> Float[np.ndarray, "... D"]:
         """Draws with what labels can be exchanged in order."""
