@@ -179,7 +179,11 @@ def climb(
         evidence = replace(evidence, correction=correction, left=meter.left)
         if policy.next_rung(evidence) != "chains":
             break
-        watched = Watched.beside(evaluate, start.modes)
+        watched = Watched.beside(evaluate, search, start.modes)
+
+        def may_go_on(watched: Watched = watched) -> bool:
+            return meter.allows() and not watched.has_found()
+
         with stage("chains") as notes, suppress(SpentError):
             first = drawn[generator.choice(len(drawn), CHAINS, p=_softened(weights, log_ratios))]
 
@@ -192,11 +196,11 @@ def climb(
                 chained = _by_sites(chained, problem, found, window.draws, symmetry)
                 return policy.enough(chained, wanted.target_ess)
 
-            sampled = sample(watched, proposal, first, generator, is_enough, meter.allows, symmetry)
+            sampled = sample(watched, proposal, first, generator, is_enough, may_go_on, symmetry)
             notes.append(f"{len(sampled.draws)} transitions of {CHAINS} chains kept")
         if search is None or evidence.modes is None:
             break
-        left = search.look(evaluate, watched.points)
+        left = watched.has_found()
         evidence = replace(evidence, modes=replace(evidence.modes, left=left))
         if not left:
             break

@@ -43,6 +43,8 @@ OF_MODE = 256
 #: Nats above the median from which on an importance ratio tells of what the approximation lacks,
 #: and the draws with the largest that paths start from.
 FAR_RATIO, LOOKED_AT = 5.0, 8
+#: How often the highest point of chains is looked at, at most.
+LOOKS = 5
 
 
 @dataclass
@@ -99,10 +101,12 @@ class Search:
 
     def look(self, evaluate: Evaluate, points: Positions) -> bool:
         """Paths from these points; whether they found something new."""
-        before = len(self.modes)
+        before, last = len(self.modes), self._new
         with suppress(SpentError):
             if len(points):
                 self._follow(evaluate, points)
+        # Paths that start where something was seen tell nothing of how much others would find.
+        self._new = last
         return len(self.modes) > before
 
     @property
@@ -188,14 +192,35 @@ class Search:
 
 @dataclass
 class Watched:
-    """A log density that remembers the highest point that it was asked for.
+    """The log density that chains see, whose highest points are looked at.
 
-    ``top`` is the log density at the highest one that is known.
+    Chains that come upon a narrow mode that no path has found stay there, or never come back. So a
+    path starts where a log density is higher by some nats than those of all known modes and of what
+    was looked at before.
+
+    Parameters
+    ----------
+    evaluate : callable
+    search : Search
+    top : float
+        Log density from which on a point is looked at.
+    left : int
+        How often there may still be a look.
+    found : bool
+        Whether a look found a new mode.
     """
 
     evaluate: Evaluate
+    search: Search | None
     top: float
-    point: Float[np.ndarray, " D"] | None = None
+    left: int = LOOKS
+    found: bool = False
+    _point: Float[np.ndarray, " D"] | None = None
+
+    @classmethod
+    def beside(cls, evaluate: Evaluate, search: Search | None, modes: Sequence[Mode]) -> Watched:
+        """Points count that are higher by some nats than all of these modes."""
+        return cls(evaluate, search, max(mode.log_top for mode in modes) + EXCESS)
 
     def __call__(
         self, positions: Positions
@@ -204,18 +229,16 @@ class Watched:
         finite = np.isfinite(values) & np.isfinite(scores).all(-1)
         highest = int(np.where(finite, values, -np.inf).argmax())
         if finite[highest] and values[highest] > self.top:
-            self.top, self.point = float(values[highest]), positions[highest].copy()
+            self.top, self._point = float(values[highest]) + EXCESS, positions[highest].copy()
         return values, scores
 
-    @classmethod
-    def beside(cls, evaluate: Evaluate, modes: Sequence[Mode]) -> Watched:
-        """Points count that are higher by some nats than all of these modes."""
-        return cls(evaluate, max(mode.log_top for mode in modes) + EXCESS)
-
-    @property
-    def points(self) -> Positions:
-        """The highest point (1, D); (0, 0) where none is higher than what is known."""
-        return np.zeros((0, 0)) if self.point is None else self.point[None]
+    def has_found(self) -> bool:
+        """Look at the highest point, if there is one; whether a look has found a new mode."""
+        point, self._point = self._point, None
+        if point is not None and self.search is not None and self.left > 0:
+            self.left -= 1
+            self.found |= self.search.look(self.evaluate, point[None])
+        return self.found
 
 
 def unexplained(drawn: Positions, log_ratios: Float[np.ndarray, " S"]) -> Positions:
