@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import ndtri, stdtr
 
-from ppl_ext.diagnostics.importance import pareto_shape
+from ppl_ext.statistics.pareto import pareto_shape
 
 #: Probability of each end at which the tails' effective number is taken.
 TAIL = 0.05

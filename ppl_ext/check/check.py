@@ -14,7 +14,6 @@ from jaxtyping import Float
 from tqdm import tqdm
 
 from ppl_ext.chains.convergence import in_chains
-from ppl_ext.chains.effective import effective_number
 from ppl_ext.chains.symmetry import Symmetry, find_symmetry, ordered_values
 from ppl_ext.check.comparison import (
     Columns,
@@ -41,6 +40,7 @@ from ppl_ext.fit.problem import Meter, Positions, Problem, timed
 from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.start.paths import Evaluate
+from ppl_ext.statistics.effective import effective_number
 
 #: Effective draws of the chains unless told otherwise.
 CHECK_ESS = 2_000

@@ -12,9 +12,9 @@ from jaxtyping import Float
 from scipy.special import betainc, ndtri
 
 from ppl_ext.chains.convergence import Convergence, convergence, in_chains
-from ppl_ext.chains.effective import distinct_number, effective_number
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.verdict import SiteFigures
+from ppl_ext.statistics.effective import distinct_number, effective_number
 
 #: Errors that nobody minds: of a mean in standard deviations, of the logarithm of a standard
 #: deviation, the Kolmogorov distance of a marginal, and the mass of a tail as a share of what it
