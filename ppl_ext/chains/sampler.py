@@ -37,7 +37,7 @@ FAIR = (0.4, 2.2)
 #: Draws that the present metric counts as beside each dimension, and the fewest that tell of one.
 PRIOR_DRAWS, LEAST_DRAWS = 10.0, 40
 #: Ratio of widths from which on chains choose their metrics by where they are, and the power of
-#: the components' densities by which they do: neighbours that overlap are told apart less.
+#: the modes' densities by which they do: neighbours that overlap are told apart less.
 UNLIKE, LOCAL = 2.0, 0.3
 #: Jumps after each trajectory, by the acceptance from which on so many are worth their evaluations.
 JUMPS = {0.3: 4, 0.1: 2, 0.01: 1}
@@ -61,6 +61,8 @@ class Kernel:
         mode to mode (L. Tierney, "Markov chains for exploring posterior distributions", 1994).
     symmetry : Symmetry, optional
         Labels that can be exchanged. The proposal is of draws that have them in order.
+    of_modes : bool
+        Whether the metrics are of separate modes, and not of parts of one that overlap.
     """
 
     evaluate: Evaluate
@@ -70,6 +72,7 @@ class Kernel:
     step_size: float
     jumps: int = 1
     symmetry: Symmetry | None = None
+    of_modes: bool = True
 
     def __call__(
         self, chains: Chains, generator: np.random.Generator
@@ -108,8 +111,8 @@ class Kernel:
 
     @property
     def _are_unlike(self) -> bool:
-        """Whether metrics differ in width, on average over coordinates."""
-        if len(self.factors) == 1:
+        """Whether metrics of modes differ in width, on average over coordinates."""
+        if len(self.factors) == 1 or not self.of_modes:
             return False
         diagonals = [f if f.ndim == 1 else np.abs(np.diagonal(f)) for f in self.factors]
         return bool(np.ptp([np.log(each).mean() for each in diagonals]) > math.log(UNLIKE))
@@ -376,7 +379,7 @@ def _refit(kernel: Kernel, window: Window, generator: np.random.Generator) -> No
     modes, weights = fitted(flat[rows], generator)
     kernel.proposal = Proposal(modes, weights)
     kernel.factors, kernel.weights = [mode.factor for mode in modes], weights
-    kernel.jumps = 1
+    kernel.jumps, kernel.of_modes = 1, False
 
 
 def _improve(kernel: Kernel, drawn: Float[np.ndarray, "N M D"]) -> bool:

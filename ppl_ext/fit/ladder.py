@@ -19,7 +19,7 @@ from ppl_ext.chains.symmetry import Symmetry, ordered_values
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import labels, policy
-from ppl_ext.fit.modes import LEAST_WEIGHT, MORE, Search, Watched, unexplained
+from ppl_ext.fit.modes import LEAST_WEIGHT, MORE, Search, Watched, masses, unexplained
 from ppl_ext.fit.problem import Meter, Problem, timed
 from ppl_ext.fit.verdict import Stage, Verdict
 from ppl_ext.start.find import find
@@ -31,8 +31,8 @@ from ppl_ext.target.noncentred import difference, points_around
 #: Chains side by side, and the fewest transitions that are kept of each.
 CHAINS, LEAST_TRANSITIONS = 16, 24
 #: How often chains run, where they met a mode that none of them started from; and Pareto k-hat from
-#: which on the search for modes goes on.
-TURNS, DOUBTFUL = 3, 0.3
+#: which on the search for modes goes on; and up to which importance weights tell modes' masses.
+TURNS, DOUBTFUL, SURE = 3, 0.3, 0.7
 #: The power of the largest number beyond which draws are without bound: its root is where the
 #: squares in densities overflow.
 ENDLESS = 0.4
@@ -173,7 +173,16 @@ def climb(
                 found_more = search.look(limited, unexplained(drawn, log_ratios))
                 if correction.khat > DOUBTFUL:
                     found_more |= search.go_on(limited, MORE)
-                evidence = replace(evidence, modes=_modes(search, notes, generator))
+                modes = _modes(search, notes, generator)
+                if not found_more and modes.number > 1 and correction.khat < SURE:
+                    shares, errors = masses(proposal, drawn, log_ratios)
+                    proposal = replace(proposal, weights=_proposed(shares))
+                    modes = replace(
+                        modes,
+                        shares=tuple(map(float, shares)),
+                        share_errors=tuple(map(float, errors)),
+                    )
+                evidence = replace(evidence, modes=modes)
                 if found_more and turn < TURNS - 1:
                     continue
         evidence = replace(evidence, correction=correction, left=meter.left)
@@ -476,9 +485,7 @@ def _ratios(
     symmetry: Symmetry | None,
 ) -> tuple[Proposal, Float[np.ndarray, "S D"], Float[np.ndarray, " S"]]:
     """Draws of the approximation, and logs of their importance ratios."""
-    weights = np.maximum(start.weights, LEAST_WEIGHT)
-    modes: tuple[Mode, ...] = start.modes
-    proposal = Proposal(modes, weights / weights.sum())
+    proposal = Proposal(start.modes, _proposed(start.weights))
     drawn = proposal.draw(policy.DRAWS, generator)
     values, _ = evaluate(drawn)
     log_ratios = values - proposal.log_density(drawn)
@@ -487,6 +494,13 @@ def _ratios(
         # Those with labels in order stand for all.
         counts &= symmetry.is_ordered(drawn)
     return proposal, drawn, np.where(counts, log_ratios, -np.inf)
+
+
+def _proposed(shares: Float[np.ndarray, " modes"]) -> Float[np.ndarray, " modes"]:
+    """Weights of modes in a proposal."""
+    weights = np.maximum(shares, LEAST_WEIGHT)
+    found: Float[np.ndarray, " modes"] = weights / weights.sum()
+    return found
 
 
 def _correction(

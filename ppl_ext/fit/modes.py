@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.symmetry import Symmetry, find_symmetry
 from ppl_ext.fit import policy
 from ppl_ext.fit.problem import Positions, Problem
@@ -34,7 +35,7 @@ FAR = (2.0, 5.0, 10.0, 20.0, 50.0)
 PATHS_PER_MODE = 4
 #: Evaluations that a search goes on for, a fifth of what a fit to a Normal takes, and those that it
 #: goes on for where the modes' Normals are no good picture, so that chains have to run.
-ENOUGH, MORE = 300, 800
+ENOUGH, MORE = 250, 750
 #: Modes of less mass than this share of the first are left out; the others are proposed at least
 #: this often.
 LEAST_MASS, LEAST_WEIGHT = 1e-3, 0.02
@@ -249,6 +250,20 @@ def unexplained(drawn: Positions, log_ratios: Float[np.ndarray, " S"]) -> Positi
     most = np.median(log_ratios[finite]) + FAR_RATIO
     rows = [row for row in np.argsort(-log_ratios) if log_ratios[row] > most]
     return drawn[rows[:LOOKED_AT]]
+
+
+def masses(
+    proposal: Proposal, drawn: Positions, log_ratios: Float[np.ndarray, " S"]
+) -> tuple[Float[np.ndarray, " modes"], Float[np.ndarray, " modes"]]:
+    """Shares of the modes in the mass by importance weights of draws, and their standard errors.
+
+    A draw is of the mode that most likely made it. Errors are those of a ratio of two means.
+    """
+    weights = np.exp(log_ratios - np.max(log_ratios))
+    own = proposal.nearest(drawn) == np.arange(len(proposal.modes))[:, None]
+    shares = (own * weights).sum(1) / weights.sum()
+    off = weights * (own - shares[:, None])
+    return shares, np.sqrt(np.square(off).sum(1)) / weights.sum()
 
 
 def _most_mass(mode: Mode) -> float:

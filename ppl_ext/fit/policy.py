@@ -41,6 +41,8 @@ GOOD_JUMPS = 0.2
 ROUNDING, GRAIN = 0.1, 0.02
 #: Share of the last paths that found new modes at most.
 NEW_MODES = 0.25
+#: Modes up to which the verdict names the share of each.
+MOST_SHARES = 6
 #: Share of the posterior in orders of labels that draws do not have, at most: labels ten standard
 #: deviations apart shift a mean by a twentieth of one then, as 400 draws leave it uncertain.
 MISSING = 0.005
@@ -85,7 +87,8 @@ class Modes:
     orders the labels: modes that differ by them count once, and draws have them in random orders.
     ``cut`` tells that the budget ended before the search did. ``paths`` are those that were
     followed, ``from_prior`` those of them that started at draws of the prior, and ``no_prior`` is
-    why there are none of these. ``left`` tells that the last chains still met another mode.
+    why there are none of these. ``share_errors`` are standard errors of the shares, where these are
+    by importance weights. ``left`` tells that the last chains still met another mode.
     """
 
     number: int
@@ -99,6 +102,7 @@ class Modes:
     from_prior: int = 0
     no_prior: str = ""
     left: bool = False
+    share_errors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -256,6 +260,9 @@ def words_of_search(modes: Modes | None) -> tuple[str, ...]:
     if modes is None or not modes.paths:
         return ()
     found = "one mode" if modes.number == 1 else f"{modes.number} modes"
+    if 1 < modes.number <= MOST_SHARES and modes.share_errors:
+        pairs = zip(modes.shares, modes.share_errors, strict=True)
+        found += f" (shares {', '.join(f'{share:.2f} ± {error:.2f}' for share, error in pairs)})"
     prior = f"{modes.from_prior} of them from draws of the prior"
     if not modes.from_prior:
         prior = "none of them from the prior"

@@ -52,9 +52,7 @@ class StartingPositions:
         return torch.stack(rows).to(bound.dtype)
 
     @torch.no_grad()
-    def from_prior(
-        self, num: int, generator: torch.Generator, data: Data
-    ) -> Float[Tensor, "P D"]:
+    def from_prior(self, num: int, generator: torch.Generator, data: Data) -> Float[Tensor, "P D"]:
         """Positions of draws of the prior, by a forward run of the model for each.
 
         Raises
