@@ -206,6 +206,7 @@ def climb(
                 return policy.enough(chained, wanted.target_ess)
 
             sampled = sample(watched, proposal, first, generator, is_enough, may_go_on, symmetry)
+            sampled.kernel.evaluate = evaluate
             notes.append(f"{len(sampled.draws)} transitions of {CHAINS} chains kept")
         if search is None or evidence.modes is None:
             break
