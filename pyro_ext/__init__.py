@@ -95,6 +95,7 @@ from pyro_ext.laplace import LaplaceGGN
 from pyro_ext.networks import random_module
 from pyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
 from pyro_ext.sgmcmc import (
+    MCLMC,
     MCMC,
     PSGLD,
     SGHMC,
@@ -151,6 +152,7 @@ __all__ = [
     "LevenbergMarquardt",
     "NewtonSystem",
     # stochastic gradient MCMC
+    "MCLMC",
     "MCMC",
     "PSGLD",
     "SGHMC",

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from ppl_ext.calibrate.calibration import LIKELIHOOD, Calibration
 from ppl_ext.chains.convergence import in_chains
