@@ -378,6 +378,9 @@ def _problem(
     def by_strategy(number: int) -> np.ndarray:
         return np.asarray(target.initial_positions(number, rng_key, data), np.float64)
 
+    def prior(number: int, seed: int) -> np.ndarray:
+        return np.asarray(target.prior_positions(number, random.key(seed), data), np.float64)
+
     def constrain(z: np.ndarray) -> dict[str, Array]:
         return target.constrain(jnp.asarray(z, target.dtype), data)
 
@@ -401,4 +404,5 @@ def _problem(
         approximate,
         latents,
         has_loader,
+        prior,
     )

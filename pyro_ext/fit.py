@@ -365,6 +365,10 @@ def _problem(
     def by_strategy(number: int) -> np.ndarray:
         return target.initial_positions(number, rng, data).double().cpu().numpy()
 
+    def prior(number: int, seed: int) -> np.ndarray:
+        of_seed = torch.Generator().manual_seed(seed)
+        return target.prior_positions(number, of_seed, data).double().cpu().numpy()
+
     def constrain(z: np.ndarray) -> dict[str, np.ndarray]:
         found = target.constrain(torch.as_tensor(z, dtype=target.dtype), data)
         return {name: value.detach().cpu().numpy() for name, value in found.items()}
@@ -389,4 +393,5 @@ def _problem(
         approximate,
         latents,
         has_loader,
+        prior,
     )

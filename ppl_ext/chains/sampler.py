@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from jaxtyping import Float
 from scipy.linalg import solve_triangular
-from scipy.special import chdtri
+from scipy.special import chdtri, logsumexp
 
 from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.hamiltonian import LENGTH, Chains, Factor, Positions, trajectory
@@ -43,6 +43,9 @@ FAIR = (0.4, 2.2)
 FREEDOM, ROUNDS = 4.0, 5
 #: Draws that the present metric counts as beside each dimension, and the fewest that tell of one.
 PRIOR_DRAWS, LEAST_DRAWS = 10.0, 40
+#: Ratio of widths from which on chains choose their metrics by where they are, and the power of
+#: the modes' densities by which they do: neighbours that overlap are told apart less.
+UNLIKE, LOCAL = 2.0, 0.3
 #: Jumps after each trajectory, by the acceptance from which on so many are worth their evaluations:
 #: one that is taken half of the times is worth a third of a draw for an evaluation, trajectories
 #: are worth one for five and more.
@@ -101,9 +104,9 @@ class Kernel:
         if not self.has_trajectories:
             chains, jumped, _ = self._jumped(chains, generator)
             return chains, jumped, 0.0, jumped, [chains.positions]
-        factor = self.factors[int(generator.choice(len(self.factors), p=self.weights))]
+        factor, log_chance = self._chosen(chains.positions, generator)
         chains, chance, divergent = trajectory(
-            self.evaluate, chains, factor, self.step_size, generator
+            self.evaluate, chains, factor, self.step_size, generator, log_chance=log_chance
         )
         before = chains.positions
         chains, jumped, places = self._jumped(chains, generator)
@@ -114,6 +117,38 @@ class Kernel:
     def draws_of_each(self) -> int:
         """Draws of each transition."""
         return 1 + self.jumps if self.has_trajectories and self.jumps > 1 else 1
+
+    def _chosen(
+        self, positions: Positions, generator: np.random.Generator
+    ) -> tuple[Factor, Callable[[Positions], Float[np.ndarray, " M"]] | None]:
+        """A metric for all chains, or one for each where metrics are of unlike widths.
+
+        In a mode ten times narrower than its neighbour the neighbour's metric moves nothing. There
+        each chain chooses its own, with probabilities that depend on where it is, and acceptance
+        has their ratio (P. J. Green, "Reversible jump Markov chain Monte Carlo computation and
+        Bayesian model determination", 1995, on the choice of moves).
+        """
+        if not self._are_unlike:
+            return self.factors[int(generator.choice(len(self.factors), p=self.weights))], None
+
+        def log_chances(there: Positions) -> Float[np.ndarray, "K M"]:
+            logs = LOCAL * self.proposal.log_components(self.ordered(there))
+            return logs - logsumexp(logs, axis=0)
+
+        noise = generator.gumbel(size=(len(self.factors), len(positions)))
+        chosen, every = (log_chances(positions) + noise).argmax(0), np.arange(len(positions))
+        factors = np.stack(self.factors)[chosen]
+        if factors.ndim == 2:
+            factors = factors[:, :, None] * np.eye(factors.shape[1])
+        return factors, lambda there: log_chances(there)[chosen, every]
+
+    @property
+    def _are_unlike(self) -> bool:
+        """Whether metrics of modes differ in width, on average over coordinates."""
+        if len(self.factors) == 1 or self.is_mixture:
+            return False
+        diagonals = [f if f.ndim == 1 else np.abs(np.diagonal(f)) for f in self.factors]
+        return bool(np.ptp([np.log(each).mean() for each in diagonals]) > math.log(UNLIKE))
 
     def ordered(self, draws: Float[np.ndarray, "... D"]) -> Float[np.ndarray, "... D"]:
         """Draws with what labels can be exchanged in order."""

@@ -54,6 +54,8 @@ GOOD_JUMPS = 0.2
 ROUNDING, GRAIN = 0.1, 0.02
 #: Share of the last paths that found new modes at most.
 NEW_MODES = 0.25
+#: Modes up to which the verdict names the share of each.
+MOST_SHARES = 6
 #: Share of the posterior in orders of labels that draws do not have, at most: labels ten standard
 #: deviations apart shift a mean by a twentieth of one then, as 400 draws leave it uncertain.
 MISSING = 0.005
@@ -96,7 +98,10 @@ class Modes:
     do on the first axis; ``orders`` tells which orders of their labels draws have. ``alike`` names
     the sites of labels whose exchange leaves the density as it is, and after them the site that
     orders the labels: modes that differ by them count once, and draws have them in random orders.
-    ``cut`` tells that the budget ended before the search did.
+    ``cut`` tells that the budget ended before the search did. ``paths`` are those that were
+    followed, ``from_prior`` those of them that started at draws of the prior, and ``no_prior`` is
+    why there are none of these. ``share_errors`` are standard errors of the shares, where these are
+    by importance weights. ``left`` tells that the last chains still met another mode.
     """
 
     number: int
@@ -106,6 +111,11 @@ class Modes:
     orders: Orders = field(default_factory=Orders)
     alike: tuple[tuple[tuple[str, ...], str], ...] = ()
     cut: bool = False
+    paths: int = 0
+    from_prior: int = 0
+    no_prior: str = ""
+    left: bool = False
+    share_errors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -278,7 +288,22 @@ def enough(found: Chained, wanted: Wanted, *, is_sure: bool = False) -> bool:
 def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     """The level, and the reasons for it."""
     level, reasons = _judge(evidence)
-    return level, (*reasons, *evidence.dropped)
+    return level, (*reasons, *words_of_search(evidence.modes), *evidence.dropped)
+
+
+def words_of_search(modes: Modes | None) -> tuple[str, ...]:
+    """What was searched for modes, and what was found."""
+    if modes is None or not modes.paths:
+        return ()
+    found = "one mode" if modes.number == 1 else f"{modes.number} modes"
+    if 1 < modes.number <= MOST_SHARES and modes.share_errors:
+        pairs = zip(modes.shares, modes.share_errors, strict=True)
+        found += f" (shares {', '.join(f'{share:.2f} ± {error:.2f}' for share, error in pairs)})"
+    prior = f"{modes.from_prior} of them from draws of the prior"
+    if not modes.from_prior:
+        prior = "none of them from the prior"
+        prior += f", {modes.no_prior}" if modes.no_prior else ""
+    return (f"Searched for modes: {found} after {modes.paths} paths, {prior}.",)
 
 
 def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
@@ -411,6 +436,11 @@ def _of_modes(evidence: Evidence) -> list[str]:
         reasons.append(
             f"{modes.number} separate modes were found, and the last paths still found new ones: "
             "others may be missing. Look for labels that can be exchanged, and order them."
+        )
+    if modes.left:
+        reasons.append(
+            "The chains met a mode that none of them started from, again and again: others may be "
+            "missing. Narrow the priors, or write the model so that its modes are alike in width."
         )
     found = modes.orders
     if found.missing > MISSING:

@@ -491,6 +491,21 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             return torch.as_tensor(found, dtype=self.dtype, device=self.device)
         return self._start.positions(num, generator, data)
 
+    def prior_positions(
+        self, num: int, generator: torch.Generator, data: Data
+    ) -> Float[Tensor, "P D"]:
+        """Positions (P, D) of draws of the prior, by a forward run of the model for each.
+
+        Factors have no part in them. Positions may lie where density or score is not finite.
+
+        Raises
+        ------
+        NotImplementedError
+            A latent site has a distribution without draws, as an improper one.
+        """
+        check_count("num", num)
+        return self._start.from_prior(num, generator, data)
+
     # -- observed distributions ---------------------------------------------------------------
 
     def likelihood_factors(

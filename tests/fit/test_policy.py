@@ -63,6 +63,19 @@ def test_next_rung(changed: dict[str, Any], rung: str) -> None:
     assert next_rung(replace(EVIDENCE, **changed)) == rung
 
 
+def test_what_was_searched_is_always_said() -> None:
+    searched = replace(MODES, paths=24, from_prior=8)
+    assert judge(replace(EVIDENCE, modes=searched, chains=RESTED))[1][-1] == (
+        "Searched for modes: one mode after 24 paths, 8 of them from draws of the prior."
+    )
+    two = replace(searched, number=2, shares=(0.75, 0.25), share_errors=(0.01, 0.011))
+    told = judge(replace(EVIDENCE, modes=two, correction=BAD))[1][-1]
+    assert "2 modes (shares 0.75 ± 0.01, 0.25 ± 0.01) after 24 paths" in told
+    left = replace(EVIDENCE, modes=replace(two, left=True), chains=RESTED)
+    level, reasons = judge(left)
+    assert level == "not trusted" and "met a mode" in reasons[0]
+
+
 INEXACT = replace(WANTED, exact=False)
 CERTAIN = replace(WANTED, deviation_error=0.03)
 
