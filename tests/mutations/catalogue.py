@@ -1526,7 +1526,7 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "chains judged by their coordinates in place of the sites",
-        "fit/figures.py",
+        "fit/chain_figures.py",
         "found = convergence(columns)",
         "found = coordinates",
         tests,
