@@ -164,8 +164,8 @@ def _parts() -> Iterator[Part]:
     networks |= {"yacht": 30, "digits-convolution": 30, "breast-cancer": 30, "diabetes": 40}
     networks |= {"diabetes-spread": 60, "digits": 120, "wine-red": 240}
     for name, minutes in networks.items():
-        asked = ("--references", "--networks", name, "--backend", "numpyro")
-        yield Part("network-truth", asked, 2.0 * minutes, "references of networks")
+        making = ("--references", "--networks", name, "--backend", "numpyro")
+        yield Part("network-truth", making, 2.0 * minutes, "references of networks")
     for name, minutes in networks.items():
         options = f"--networks {name} --seeds 3"
         yield from _both("network-truth", options, 3.0 * minutes, "networks by their outputs")
