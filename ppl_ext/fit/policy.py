@@ -41,7 +41,8 @@ JUMP_KHAT, JUMP_SHARE, OPEN, MOST_JUMPS, LEAST_JUMPS = 0.3, 0.5, 0.15, 6.0, 0.05
 R_HAT, MOST_R_HAT, DIVERGENT, STUCK, TAIL_SHARE = 1.02, 1.03, 0.005, 0.0, 0.25
 #: The same of chains of which pairs do not meet, and standard errors of standard deviations, as a
 #: share of them, that these run for: nothing but their agreement tells that they have come to rest.
-SURE_R_HAT, MOST_SURE_R_HAT, SURE_DEVIATION = 1.005, 1.0075, 0.03
+#: R-hat is that of chains with heavy tails as well, which an improper posterior has at first.
+SURE_R_HAT, MOST_SURE_R_HAT, SURE_DEVIATION = 1.0035, 1.005, 0.03
 #: Standard error of standard deviations at most, as a share of what was asked for: the error of 16
 #: chains is itself known to 18 % only, and this is two of those more.
 MOST_DEVIATION = 4.0 / 3.0
@@ -281,7 +282,7 @@ def enough(found: Chained, wanted: Wanted, *, is_sure: bool = False) -> bool:
     if is_sure:
         asked = min(SURE_DEVIATION, asked or SURE_DEVIATION)
     is_certain = asked is None or found.deviation_error <= asked
-    is_agreed = found.r_hat < (SURE_R_HAT if is_sure else R_HAT)
+    is_agreed = found.r_hat < (SURE_R_HAT if is_sure or found.heavy else R_HAT)
     return is_certain and is_agreed and not _of_chains(found, wanted)
 
 
@@ -482,7 +483,7 @@ def _of_chains(
 
     ``is_sure`` asks more, of chains of which pairs did not meet.
     """
-    most = MOST_SURE_R_HAT if is_sure else MOST_R_HAT
+    most = MOST_SURE_R_HAT if is_sure or found.heavy else MOST_R_HAT
     least = wanted.target_ess * (STILL if rested else 1.0)
     reasons = []
     if found.endless:
