@@ -19,6 +19,7 @@ from ppl_ext.chains.sampler import go_on
 from ppl_ext.check.comparison import compared, flat_columns
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import policy
+from ppl_ext.fit.evidence import LogEvidence, log_evidence
 from ppl_ext.fit.ladder import Climbed, climb, staged, with_chains
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.saved import as_tree, from_tree
@@ -172,6 +173,7 @@ class Fit:
         self._arguments = "" if climbed is None else climbed.problem.digest()
         # The rest of a file that was read without its program.
         self._unbound = unbound
+        self._log_evidence: LogEvidence | None = None
 
     @classmethod
     def of(cls, climbed: Climbed, generator: np.random.Generator, seed: int) -> Fit:
@@ -228,6 +230,33 @@ class Fit:
                 "load_fit(path, model, *args) the model and its arguments."
             )
         return self._climbed
+
+    @property
+    def log_evidence(self) -> LogEvidence:
+        """Log of the evidence of the program with these data, in nats, with its error.
+
+        The integral of the density as written: observed sites and factors with all their
+        constants, discrete sites summed out. It takes some 1,500 evaluations when it is first asked
+        for. ``value`` is None, with the ``reason``, where draws are not trusted or a prior is
+        improper.
+
+        Raises
+        ------
+        ArgumentError
+            The fit was loaded without its program, or its data were changed since.
+        """
+        if self._log_evidence is None:
+            self._check_data(self.climbed.problem)
+            self._log_evidence = log_evidence(self.climbed, self.verdict, self._seed)
+        return self._log_evidence
+
+    def _check_data(self, problem: Problem) -> None:
+        if problem.digest() != self._arguments:
+            raise ArgumentError(
+                "Expected the data that were fitted, found other numbers in the model's arguments: "
+                "they were changed in place since. Fit again for those, or give the model a copy "
+                "of data that are to change."
+            )
 
     def get_samples(self, *_: Any, num_samples: int | None = None, **__: Any) -> dict[str, Any]:
         """The draws, see ``draws``, or so many of them at most, as many of each chain.
@@ -298,12 +327,7 @@ class Fit:
                 "Fit again with exact=True and a larger budget."
             )
         problem, sampled = climbed.problem, climbed.sampled
-        if problem.digest() != self._arguments:
-            raise ArgumentError(
-                "Expected the data that were fitted, found other numbers in the model's arguments: "
-                "they were changed in place since. Fit again for those, or give the model a copy "
-                "of data that are to change."
-            )
+        self._check_data(problem)
         before = generator.bit_generator.state, problem.evaluate.calls
         try:
             check_density(problem, sampled.chains)
