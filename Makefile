@@ -3,11 +3,13 @@
 #   VENV         where the environment lies
 #   CONSTRAINTS  pip constraints file
 #   PYTEST_ARGS  further arguments for pytest
+#   ROOM         for test: a room, such as kernels, whose tests alone are run
 #   MUTATIONS_ARGS  arguments for test-mutations, such as --resume or --only kernels
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 PYTEST_ARGS ?=
+ROOM ?=
 MUTATIONS_ARGS ?=
 # Test processes; each is held to one thread by tests/conftest.py.
 WORKERS ?= 2
@@ -52,8 +54,8 @@ demo: $(STAMP)  ## fit the demonstration models with every engine and write out/
 PYTEST := PYTHONHASHSEED=0 $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 BENCHMARKS := tests/benchmarks tests/examples
 
-test: $(STAMP)  ## run the fast tests
-	$(PYTEST) $(BENCHMARKS:%=--ignore=%) $(PYTEST_ARGS)
+test: $(STAMP)  ## run the fast tests, with ROOM=kernels those that can notice a fault in that room
+	$(PYTEST) $(if $(ROOM),$$($(PY) -m tests.rooms $(ROOM)),$(BENCHMARKS:%=--ignore=%)) $(PYTEST_ARGS)
 
 test-benchmarks: $(STAMP)  ## run the fast tests of benchmarks and of docs/examples
 	$(PYTEST) $(BENCHMARKS) $(PYTEST_ARGS)

@@ -82,7 +82,8 @@ from numpyro_ext.start import find_start
 from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from numpyro_ext.warm_chains import warm_chains
 from ppl_ext.calibrate.calibration import Calibration
-from ppl_ext.curvature import GaussNewton
+from ppl_ext.curvature.program_curvature import GaussNewton
+from ppl_ext.engines.judgement import Judgement
 from ppl_ext.errors import (
     ArgumentError,
     BatchWarning,
@@ -103,12 +104,11 @@ from ppl_ext.errors import (
 )
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.verdict import Verdict
-from ppl_ext.judgement import Judgement
 from ppl_ext.networks import priors
-from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
-from ppl_ext.score import GradientSteps, Regression
-from ppl_ext.settling import Settled, Settling
+from ppl_ext.running.settling import Settled, Settling
+from ppl_ext.score_matching.options import GradientSteps, Regression
 from ppl_ext.start.start import Start
+from ppl_ext.stein.newton import LevenbergMarquardt, NewtonSystem
 
 __all__ = [
     # engines

@@ -31,7 +31,7 @@ from ppl_ext.check.source import Source, number_of_draws, source_of
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from ppl_ext.fit.verdict import Verdict
-from ppl_ext.noncentred import is_moved
+from ppl_ext.target.noncentred import is_moved
 
 #: Draws that are unconstrained together; fewer are filled up, so that one program serves all.
 WIDTH = 500

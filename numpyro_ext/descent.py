@@ -17,7 +17,7 @@ from jax import Array, lax
 from jaxtyping import Float
 
 from numpyro_ext.engine import Engine, EngineState
-from ppl_ext.descent import DescentShell
+from ppl_ext.engines.descent import DescentShell
 
 # The default optimizer without its learning rate, which depends on the length of the run and so
 # is known only when the run starts.

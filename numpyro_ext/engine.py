@@ -55,20 +55,19 @@ from numpyro_ext.optim import as_optimizer, kind_and_settings
 from numpyro_ext.programs import Loop, Program
 from numpyro_ext.sharding import Sharding, on_own_axes
 from numpyro_ext.start import GUIDE_FORM, is_guide, pieces_of, started
-from ppl_ext import state_files
 from ppl_ext.arguments import entry
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import check_not_shared
 from ppl_ext.batches.stream import Stream, check_no_arguments
-from ppl_ext.best import Best, warn_if_lost
-from ppl_ext.engine import EngineShell
+from ppl_ext.engines.base import EngineShell
+from ppl_ext.engines.judgement import Drawn, Judgement
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError, RankLostError
-from ppl_ext.fingerprint import Digest, numbers_of
 from ppl_ext.fit.problem import Rows
-from ppl_ext.judgement import Drawn, Judgement
 from ppl_ext.options import described
 from ppl_ext.process import hold, release, swapped
-from ppl_ext.run import (
+from ppl_ext.running import state_files
+from ppl_ext.running.best import Best, warn_if_lost
+from ppl_ext.running.run import (
     LARGEST_PIECE,
     Cadence,
     Piece,
@@ -77,9 +76,10 @@ from ppl_ext.run import (
     joined,
     take_steps,
 )
-from ppl_ext.settling import Settled, Settling, check_saved, rule_of, warn_if_unsettled
-from ppl_ext.sharding import lost_rank
+from ppl_ext.running.settling import Settled, Settling, check_saved, rule_of, warn_if_unsettled
+from ppl_ext.running.sharding import lost_rank
 from ppl_ext.start.given import HOST
+from ppl_ext.target.fingerprint import Digest, numbers_of
 
 
 def _reading(verb: Callable[..., Any]) -> Callable[..., Any]:
@@ -182,12 +182,13 @@ class RunResult(NamedTuple):
         Further figures of each step, such as the force norm.
     best : Best, optional
         The best state of this run, as far as its noisy figures tell; see
-        :class:`~ppl_ext.best.Best`. ``run(..., init_state=result.best.state)`` goes on from it.
+        :class:`~ppl_ext.running.best.Best`. ``run(..., init_state=result.best.state)`` goes on from
+        it.
     settling : Settling, optional
         How settled the run is, with its figures; None where no ``until`` was given.
     judgement : Judgement, optional
         What speaks for and against the answer, in words and figures; see
-        :class:`~ppl_ext.judgement.Judgement`.
+        :class:`~ppl_ext.engines.judgement.Judgement`.
     """
 
     params: dict[str, Any]
@@ -840,8 +841,8 @@ class Engine(EngineShell, ABC):
             it. Default: where a state has at most 64 MiB.
         until : "settled" or Settled, optional
             End the run once its draws move no more, as far as their noise lets one tell; see
-            :mod:`ppl_ext.settling`. ``num_steps`` is then the most steps, and the end of all
-            schedules over a run. Each run begins anew to look.
+            :mod:`ppl_ext.running.settling`. ``num_steps`` is then the most steps, and the end of
+            all schedules over a run. Each run begins anew to look.
 
         Returns
         -------

@@ -49,12 +49,12 @@ from ppl_ext.fit.problem import (
     Rows,
     problem_of,
 )
-from ppl_ext.noncentred import Moves
-from ppl_ext.settling import Settling
-from ppl_ext.sharding import check_sharding
+from ppl_ext.running.settling import Settling
+from ppl_ext.running.sharding import check_sharding
 from ppl_ext.start import search
 from ppl_ext.start.search import Piece
 from ppl_ext.start.start import Start
+from ppl_ext.target.noncentred import Moves
 
 #: The Normals that fits of many dimensions or rows fit.
 GUIDES = {

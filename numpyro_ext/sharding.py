@@ -34,7 +34,7 @@ from jax.sharding import Sharding as Placement
 from ppl_ext import arguments
 from ppl_ext.errors import ArgumentError, RankLostError
 from ppl_ext.process import between_steps
-from ppl_ext.sharding import FIRST_BATCH, ShardingShell, check_agreement, lost_rank
+from ppl_ext.running.sharding import FIRST_BATCH, ShardingShell, check_agreement, lost_rank
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 #: What processes have agreed on so far, which numbers their next agreement.

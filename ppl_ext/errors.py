@@ -45,7 +45,7 @@ class NonFiniteError(RuntimeError):
     Attributes
     ----------
     best : Best or None
-        The best state of the run that it ended, see :class:`~ppl_ext.best.Best`.
+        The best state of the run that it ended, see :class:`~ppl_ext.running.best.Best`.
 
     Examples
     --------

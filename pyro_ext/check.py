@@ -22,7 +22,7 @@ from ppl_ext.check.source import Source, number_of_draws, source_of
 from ppl_ext.documented import documented
 from ppl_ext.errors import HeldParameterWarning
 from ppl_ext.fit.verdict import Verdict
-from ppl_ext.noncentred import is_moved
+from ppl_ext.target.noncentred import is_moved
 from pyro_ext.density import LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.diagnostics.chains import Chains

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ppl_ext.descent import DescentShell
+from ppl_ext.engines.descent import DescentShell
 from pyro_ext.engine import Engine
 from pyro_ext.optim import EngineOptimizer, Undo, check_optimizer
 

@@ -42,19 +42,19 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ppl_ext import state_files
 from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import check_not_shared
 from ppl_ext.batches.stream import Stream, check_no_arguments, place_of
-from ppl_ext.best import Best, warn_if_lost
-from ppl_ext.engine import EngineShell
+from ppl_ext.engines.base import EngineShell
+from ppl_ext.engines.judgement import Drawn, Judgement
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
 from ppl_ext.fit.problem import Rows
-from ppl_ext.judgement import Drawn, Judgement
 from ppl_ext.options import describe, described, is_count
 from ppl_ext.process import between_steps, hold, release, swapped
-from ppl_ext.run import Cadence, Piece, check_num_steps, hand_over, take_steps
-from ppl_ext.settling import (
+from ppl_ext.running import state_files
+from ppl_ext.running.best import Best, warn_if_lost
+from ppl_ext.running.run import Cadence, Piece, check_num_steps, hand_over, take_steps
+from ppl_ext.running.settling import (
     Settled,
     Settling,
     SettlingWatch,
@@ -62,7 +62,7 @@ from ppl_ext.settling import (
     rule_of,
     warn_if_unsettled,
 )
-from ppl_ext.sharding import FIRST_BATCH
+from ppl_ext.running.sharding import FIRST_BATCH
 from ppl_ext.start.given import HOST
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
@@ -155,12 +155,12 @@ class RunResult:
         Further figures of each step, such as the force norm.
     best : Best, optional
         The best state of this run, as far as its noisy figures tell; see
-        :class:`~ppl_ext.best.Best`. ``engine.load(result.best.state)`` goes back to it.
+        :class:`~ppl_ext.running.best.Best`. ``engine.load(result.best.state)`` goes back to it.
     settling : Settling, optional
         How settled the run is, with its figures; None where no ``until`` was given.
     judgement : Judgement, optional
         What speaks for and against the answer, in words and figures; see
-        :class:`~ppl_ext.judgement.Judgement`.
+        :class:`~ppl_ext.engines.judgement.Judgement`.
     """
 
     losses: Float[np.ndarray, " steps"]
@@ -704,8 +704,8 @@ class Engine(EngineShell, ABC):
             it. Default: where the tensors of a fit have at most 64 MiB.
         until : "settled" or Settled, optional
             End the run once its draws move no more, as far as their noise lets one tell; see
-            :mod:`ppl_ext.settling`. ``num_steps`` is then the most steps, and the end of all
-            schedules over a run. Each run begins anew to look.
+            :mod:`ppl_ext.running.settling`. ``num_steps`` is then the most steps, and the end of
+            all schedules over a run. Each run begins anew to look.
 
         Returns
         -------

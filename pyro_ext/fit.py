@@ -40,13 +40,13 @@ from ppl_ext.fit.problem import (
     Rows,
     problem_of,
 )
-from ppl_ext.noncentred import Moves
 from ppl_ext.options import describe
-from ppl_ext.settling import Settling
-from ppl_ext.sharding import check_sharding
+from ppl_ext.running.settling import Settling
+from ppl_ext.running.sharding import check_sharding
 from ppl_ext.start import search
 from ppl_ext.start.search import Piece
 from ppl_ext.start.start import Start
+from ppl_ext.target.noncentred import Moves
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.density.fingerprint import digest_of_arguments

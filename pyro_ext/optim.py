@@ -16,7 +16,7 @@ from torch import Tensor
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_learning_rate, describe
 from ppl_ext.process import hold, swapped
-from ppl_ext.score import REST, match_sites
+from ppl_ext.score_matching.options import REST, match_sites
 
 # PyroOptim, a callable from tensors to a torch optimizer, or a mapping from site patterns to these
 OptimizerLike: TypeAlias = Any

@@ -30,10 +30,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from ppl_ext import errors
 from ppl_ext.batches.batch import Batch
 from ppl_ext.errors import ArgumentError, RankLostError
-from ppl_ext.fingerprint import numbers_of
-from ppl_ext.layouts import DataPlate, sweep_ranges
 from ppl_ext.process import swapped
-from ppl_ext.sharding import ShardingShell, check_agreement, lost_rank
+from ppl_ext.running.sharding import ShardingShell, check_agreement, lost_rank
+from ppl_ext.target.fingerprint import numbers_of
+from ppl_ext.target.layouts import DataPlate, sweep_ranges
 
 #: Warnings that the first process alone gives.
 _OWN_WARNINGS = tuple(
@@ -99,9 +99,9 @@ class Sharding(ShardingShell):
         Dimension over which rows are split: of plates that the model subsamples itself, and of
         batches that come from a loader.
     exchange : {"all-gather", "all-to-all"}
-        How a kernel gets to see all particles; see :mod:`ppl_ext.sharding`. The second is for
-        ``RBF``, ``IMQ``, ``Linear``, ``Additive`` and ``Dilation``, their sums and multiples, and
-        the default kernel.
+        How a kernel gets to see all particles; see :mod:`ppl_ext.running.sharding`. The second is
+        for ``RBF``, ``IMQ``, ``Linear``, ``Additive`` and ``Dilation``, their sums and multiples,
+        and the default kernel.
     timeout : float, default 50
         Seconds that a process waits for the others in a collective before it ends with
         :class:`~ppl_ext.errors.RankLostError`. Longer than a checkpoint takes to write.
@@ -346,7 +346,7 @@ class Sharding(ShardingShell):
     def own_ranges(
         self, plates: Mapping[str, DataPlate], chunk: int | None
     ) -> tuple[list[tuple[float, dict[str, range]]], bool]:
-        """The same of all rows, in chunks; see :func:`~ppl_ext.layouts.sweep_ranges`."""
+        """The same of all rows, in chunks; see :func:`~ppl_ext.target.layouts.sweep_ranges`."""
         name = max(plates, key=lambda each: plates[each].size, default="")
         parts = self.row_parts
         if parts == 1 or name not in plates or plates[name].size < parts:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_ext.score import DECAY, TRUST
+from ppl_ext.score_matching.options import DECAY, TRUST
 from tests.guides_support import divergence
 from tests.score_support import guide_of, room
 

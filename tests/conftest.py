@@ -333,7 +333,7 @@ def seeds_of_devices_that_are_there() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def start_of_the_host() -> Iterator[None]:
     """Have engines start by the host's init strategy: searches would double their tests' time."""
-    from ppl_ext.engine import EngineShell
+    from ppl_ext.engines.base import EngineShell
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EngineShell, "_usual_start", "host")
@@ -344,7 +344,7 @@ def start_of_the_host() -> Iterator[None]:
 def library_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have engines start as users' do in tests marked ``library_start``."""
     if request.node.get_closest_marker("library_start") is not None:
-        from ppl_ext.engine import EngineShell
+        from ppl_ext.engines.base import EngineShell
 
         monkeypatch.setattr(EngineShell, "_usual_start", "search")
 
@@ -352,7 +352,7 @@ def library_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture(scope="session", autouse=True)
 def no_judgement() -> Iterator[None]:
     """Have runs end without a judgement."""
-    from ppl_ext.engine import EngineShell
+    from ppl_ext.engines.base import EngineShell
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EngineShell, "_judges", False)
@@ -363,7 +363,7 @@ def no_judgement() -> Iterator[None]:
 def judgement(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have runs end with a judgement in tests marked ``judged``."""
     if request.node.get_closest_marker("judged") is not None:
-        from ppl_ext.engine import EngineShell
+        from ppl_ext.engines.base import EngineShell
 
         monkeypatch.setattr(EngineShell, "_judges", True)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_ext import state_files
+from ppl_ext.running import state_files
 from tests.backends import backend_of
 
 Change = Callable[[dict[str, Any], dict[str, np.ndarray]], object]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.best import LARGEST, WINDOW, Best, Watch, warn_if_lost
 from ppl_ext.errors import LostFitWarning
-from ppl_ext.run import Cadence, Piece
+from ppl_ext.running.best import LARGEST, WINDOW, Best, Watch, warn_if_lost
+from ppl_ext.running.run import Cadence, Piece
 from tests.engine_support import Shell, shell_of
 
 DIM = 3

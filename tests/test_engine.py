@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext import run, state_files
 from ppl_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
+from ppl_ext.running import run, state_files
 from tests.engine_support import Shell, shell_of
 
 

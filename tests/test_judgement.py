@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext import judgement as shared
+from ppl_ext.engines import judgement as shared
+from ppl_ext.engines.judgement import Drawn, Run, judge, unjudged
 from ppl_ext.errors import DoubtfulFitWarning
 from ppl_ext.fit.problem import Rows
-from ppl_ext.judgement import Drawn, Run, judge, unjudged
 from ppl_ext.start.search import InPieces
 from ppl_ext.start.start import Mode
 

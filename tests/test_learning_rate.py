@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.score import STEPS, GradientSteps
+from ppl_ext.score_matching.options import STEPS, GradientSteps
 from tests.backends import use_float64
 from tests.guides_support import face_of
 from tests.score_support import GuideRun, independent, room

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.drift import judged
 from ppl_ext.errors import ArgumentError, UnsettledWarning
-from ppl_ext.settling import (
+from ppl_ext.running.noisy_sequences import judged
+from ppl_ext.running.settling import (
     LEAST_LOOKS,
     MOST_COORDINATES,
     MOST_LOOKS,
@@ -430,9 +430,9 @@ def test_looks_change_nothing(shell: Shell) -> None:
 
 def test_searching_is_no_settling(backend: Any) -> None:
     """Closed forms that begin with a search, or cold, are not looked at before its end."""
-    from ppl_ext.regression.diagonal import DiagonalForm
-    from ppl_ext.regression.full import FullForm
-    from ppl_ext.regression.mixture import MixtureForm
+    from ppl_ext.score_matching.regression.diagonal import DiagonalForm
+    from ppl_ext.score_matching.regression.full import FullForm
+    from ppl_ext.score_matching.regression.mixture import MixtureForm
 
     assert FullForm.search_share(50) == 0.0 and MixtureForm.search_share(2) == 0.5
     assert DiagonalForm.search_share(10) == 0.0 and DiagonalForm.search_share(11) == 0.5
@@ -441,7 +441,7 @@ def test_searching_is_no_settling(backend: Any) -> None:
     engine = backend.public.ProximalScoreVI(line.model, guide)
     line.start(engine)
     engine._search_share = lambda plan: 0.5
-    from ppl_ext.run import Cadence
+    from ppl_ext.running.run import Cadence
 
     cadence = Cadence.of(100, 300, None, None, False, False)
     watch = engine._until(Settled(), cadence, lambda: np.zeros((2, 2)), None)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.sgmcmc import warn_of_broken_draws
+from ppl_ext.sgmcmc.schedules import warn_of_broken_draws
 from tests.models import zoo
 from tests.sgmcmc_support import (
     arguments,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ppl_ext.best import Watch
 from ppl_ext.errors import ArgumentError, RankLostError
-from ppl_ext.run import Cadence, Piece, take_steps
-from ppl_ext.sharding import ShardingShell, check_sharding, lost_rank
+from ppl_ext.running.best import Watch
+from ppl_ext.running.run import Cadence, Piece, take_steps
+from ppl_ext.running.sharding import ShardingShell, check_sharding, lost_rank
 
 
 class Grid(ShardingShell):

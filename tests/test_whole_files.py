@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext import state_files
 from ppl_ext.errors import ArgumentError
-from ppl_ext.whole_files import replaced
+from ppl_ext.running import state_files
+from ppl_ext.running.whole_files import replaced
 
 HEADER: dict[str, Any] = {"engine": "test", "settings": {}, "tuning": {}, "sites": []}
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.datasets import Task
-from ppl_ext.curvature import GaussNewton
-from ppl_ext.newton import LevenbergMarquardt
+from ppl_ext.curvature.program_curvature import GaussNewton
+from ppl_ext.stein.newton import LevenbergMarquardt
 
 Floats = NDArray[np.float64]
 #: Weights w1 (S, features, units), w2, ... and biases b1 (S, units), b2, ... of S networks, layer

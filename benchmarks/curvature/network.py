@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_ext.curvature import GaussNewton
+from ppl_ext.curvature.program_curvature import GaussNewton
 
 ROWS, FEATURES, HIDDEN, BATCH, PARTICLES = 277, 8, 50, 32, 5
 #: Latent sites of the last layer.

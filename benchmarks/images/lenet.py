@@ -37,8 +37,8 @@ from benchmarks.images.training import (
 )
 from benchmarks.memory import release_freed, reset_peak, resident
 from benchmarks.records import Record
-from ppl_ext.curvature import GaussNewton
-from ppl_ext.newton import LevenbergMarquardt, NewtonSystem
+from ppl_ext.curvature.program_curvature import GaussNewton
+from ppl_ext.stein.newton import LevenbergMarquardt, NewtonSystem
 
 #: The network: channels of the convolutions, units of the linear layers, classes.
 CHANNELS, UNITS, CLASSES = (6, 16), (120, 84), 10

@@ -12,9 +12,9 @@ from benchmarks.noisy_scores.rivals import COLD_COORDINATES
 from numpyro_ext import ProximalScoreVI
 from numpyro_ext.score.regression.full import FullForm, FullRegression
 from numpyro_ext.score.regression.solver import RegressionSolver
-from ppl_ext.regression.base import Draws
-from ppl_ext.regression.diagonal import schedule
-from ppl_ext.regression.full import BlockMoments, Step, limited
+from ppl_ext.score_matching.regression.base import Draws
+from ppl_ext.score_matching.regression.diagonal import schedule
+from ppl_ext.score_matching.regression.full import BlockMoments, Step, limited
 
 #: Of how many standard errors a change of an eigenvalue is significant.
 SIGNIFICANT = 2.0

@@ -21,9 +21,9 @@ from numpyro_ext.guides.flat_density import FlatDensity, Moments, Parameters
 from numpyro_ext.score.bam import bam_update
 from numpyro_ext.score.gsm import gsm_update
 from numpyro_ext.score.objective import proximal_gradient
-from ppl_ext.proximal import blended_target
-from ppl_ext.regression.diagonal import schedule
-from ppl_ext.score import STEPS
+from ppl_ext.score_matching.options import STEPS
+from ppl_ext.score_matching.proximal import blended_target
+from ppl_ext.score_matching.regression.diagonal import schedule
 
 _ADAM = optax.scale_by_adam()
 

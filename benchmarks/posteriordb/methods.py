@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_ext.curvature import GaussNewton, as_curvature
-from ppl_ext.score import GradientSteps
+from ppl_ext.curvature.program_curvature import GaussNewton, as_curvature
+from ppl_ext.score_matching.options import GradientSteps
 from ppl_ext.start.start import Start
 
 Floats = NDArray[np.float64]

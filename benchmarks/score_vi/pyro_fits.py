@@ -17,7 +17,7 @@ import pyro_ext as px
 from benchmarks.datasets import Split
 from benchmarks.score_vi import ANNEALED
 from benchmarks.score_vi.problems import HIDDEN, Logistic
-from ppl_ext.regression import diagonal
+from ppl_ext.score_matching.regression import diagonal
 
 BACKEND = "Pyro"
 

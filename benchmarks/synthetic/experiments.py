@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.synthetic.targets import Array, Mixture, random_mixture
-from ppl_ext.score import GradientSteps
+from ppl_ext.score_matching.options import GradientSteps
 
 #: Learning rates that a method is tuned over; the paper's range.
 RATES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)

@@ -80,13 +80,12 @@ GROUPS = {
             "stein",
             "Stein engines",
             "Sets of particles; see :doc:`/stein` and :doc:`/newton`.",
-            ("newton",),
         ),
         Room(
             "score",
             "Score-based engines",
             "Engines that fit a guide to scores; see :doc:`/score-vi`.",
-            ("guide_engine", "proximal", "matching", "fisher", "regression"),
+            ("score_matching", "engines.guide_engine"),
         ),
         Room(
             "implicit",
@@ -102,7 +101,6 @@ GROUPS = {
             "sgmcmc",
             "Stochastic gradient MCMC",
             "Kernels of the hosts' ``MCMC``; see :doc:`/sgmcmc`.",
-            ("sgmcmc_kernels",),
         ),
         Room(
             "engine",
@@ -110,9 +108,8 @@ GROUPS = {
             "Setting up, running, stopping, saving; see :doc:`/getting-started` and, for an engine "
             "of your own, :doc:`/own-engine`.",
             (
-                *("run", "process", "best", "settling", "drift", "judgement", "state_files"),
-                "whole_files",
-                *("descent", "optim", "draws", "operations", "programs", "callbacks", "pieces"),
+                *("engines", "running", "process", "descent", "optim", "draws"),
+                *("programs", "pieces", "graphs"),
             ),
         ),
     ],
@@ -137,24 +134,25 @@ GROUPS = {
             "curvature",
             "Curvature",
             "Gauss-Newton matrices of programs without discrete latents; see :doc:`/newton`.",
-            ("fisher_information", "outer_products"),
         ),
         Room(
             "batches",
             "Batches of loaders",
             "Rows that come from a loader; see :doc:`/batches`.",
         ),
-        Room("sharding", "Many devices", "How a run is split; see :doc:`/devices`."),
+        Room(
+            "sharding",
+            "Many devices",
+            "How a run is split; see :doc:`/devices`.",
+            ("running.sharding",),
+        ),
     ],
     "Programs": [
         Room(
             "density",
             "The target",
             "The flat unconstrained log density of a program; see :doc:`/architecture`.",
-            (
-                *("discrete", "linearized", "log_density", "bound_model", "outputs", "layouts"),
-                *("families", "fingerprint", "arguments", "noncentred"),
-            ),
+            ("target", "arguments"),
         ),
         Room(
             "networks",

@@ -16,7 +16,13 @@ from numpyro_ext.curvature.solvers import (
     conjugate_gradients,
     woodbury,
 )
-from ppl_ext.curvature import STRUCTURES, GaussNewton, PriorStructure, RowStructure, Structure
+from ppl_ext.curvature.program_curvature import (
+    STRUCTURES,
+    GaussNewton,
+    PriorStructure,
+    RowStructure,
+    Structure,
+)
 
 __all__ = [
     "STRUCTURES",

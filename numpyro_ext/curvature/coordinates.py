@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Float
 
 from numpyro_ext.density import LogDensity
-from ppl_ext.curvature import runs
+from ppl_ext.curvature.program_curvature import runs
 
 
 class Coordinates:

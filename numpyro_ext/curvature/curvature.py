@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from ppl_ext.newton import CurvatureSizes
+from ppl_ext.stein.newton import CurvatureSizes
 
 
 @jax.tree_util.register_dataclass

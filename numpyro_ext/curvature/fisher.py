@@ -1,4 +1,7 @@
-"""Fisher information of NumPyro's distributions; see :mod:`ppl_ext.fisher_information`."""
+"""Fisher information of NumPyro's distributions.
+
+See :mod:`ppl_ext.curvature.fisher_information`.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from jax.scipy.special import polygamma
 from jaxtyping import Float
 
 from numpyro_ext.density.outputs import Output
-from ppl_ext.fisher_information import FisherRoots, Parameters, Root
-from ppl_ext.outputs import BASE
+from ppl_ext.curvature.fisher_information import FisherRoots, Parameters, Root
+from ppl_ext.target.outputs import BASE
 
 
 class _NumPyroRoots(FisherRoots):

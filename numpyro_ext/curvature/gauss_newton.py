@@ -26,7 +26,12 @@ from numpyro_ext.curvature.row_structure import merged, rows_of, with_row
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.density.outputs import Output
-from ppl_ext.curvature import NO_STRUCTURE, RepeatedComponent, RowStructure, factored_sides
+from ppl_ext.curvature.program_curvature import (
+    NO_STRUCTURE,
+    RepeatedComponent,
+    RowStructure,
+    factored_sides,
+)
 
 #: Values of latent sites, or rows of their coordinates, by name.
 BySite = dict[str, Array]

@@ -18,13 +18,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_ext.curvature.curvature import Curvature, KroneckerBlock
-from ppl_ext.curvature import (
+from ppl_ext.curvature.outer_products import LastRows, OuterProducts
+from ppl_ext.curvature.program_curvature import (
     HALF_STEPS,
     KRONECKER_STEPS,
     factored_sides,
     kronecker_sides,
 )
-from ppl_ext.outer_products import LastRows, OuterProducts
 
 #: Sums over rows, by site.
 Sums = dict[str, Array]

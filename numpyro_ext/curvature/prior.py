@@ -22,7 +22,7 @@ from jaxtyping import Float
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.programs import Program
-from ppl_ext.curvature import DENSE_PRIOR_UP_TO, PriorForm, PriorStructure
+from ppl_ext.curvature.program_curvature import DENSE_PRIOR_UP_TO, PriorForm, PriorStructure
 
 
 def prior_structure(

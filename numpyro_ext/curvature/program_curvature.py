@@ -1,4 +1,7 @@
-"""A program's curvature in the structures that :mod:`ppl_ext.curvature` describes."""
+"""A program's curvature.
+
+Its structures are described in :mod:`ppl_ext.curvature.program_curvature`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import is_tracing
-from ppl_ext.curvature import LARGEST_JACOBIANS, GaussNewton
+from ppl_ext.curvature.program_curvature import LARGEST_JACOBIANS, GaussNewton
 from ppl_ext.errors import ArgumentError
 
 #: Jacobians (P, R, D') at positions (P, D) of a batch of rows, with a key for what is drawn.

@@ -24,7 +24,12 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.density.outputs import Output
 from numpyro_ext.programs import Program
-from ppl_ext.curvature import RepeatedComponent, RowStructure, change_of_rows, rows_in_common
+from ppl_ext.curvature.program_curvature import (
+    RepeatedComponent,
+    RowStructure,
+    change_of_rows,
+    rows_in_common,
+)
 
 
 def row_structure(

@@ -4,7 +4,7 @@ from numpyro_ext.density.check import check_model
 from numpyro_ext.density.layout import Data, DataPlate, Indices, Layout
 from numpyro_ext.density.log_density import LogDensity
 from numpyro_ext.density.outputs import Output
-from ppl_ext.density import Score, ScoreParts
+from ppl_ext.target.scores import Score, ScoreParts
 
 __all__ = [
     "Data",

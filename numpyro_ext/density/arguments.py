@@ -29,9 +29,9 @@ from numpyro_ext.density.handlers import (
 from numpyro_ext.density.index_use import index_use
 from numpyro_ext.density.layout import Data, DataPlate, Indices
 from ppl_ext.arguments import check_call
-from ppl_ext.discrete import enumeration_error, steering_error
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
-from ppl_ext.fingerprint import Fingerprint
+from ppl_ext.target.discrete import enumeration_error, steering_error
+from ppl_ext.target.fingerprint import Fingerprint
 
 #: What JAX says where Python asks an array of many values for one.
 _ONE_VALUE = ("truth value of an array", "Only scalar arrays", "Only integer scalar arrays")
@@ -144,7 +144,7 @@ class Arguments:
         self.known_forms.add(signature)
 
     def constants(self, data: Data) -> str:
-        """See :meth:`~ppl_ext.log_density.LogDensityShell.constants`."""
+        """See :meth:`~ppl_ext.target.log_density.LogDensityShell.constants`."""
         data = self.as_evaluated(data)
         signature = data.signature()
         if signature not in self.programs:
@@ -153,7 +153,7 @@ class Arguments:
         return "" if found is None else found.constants
 
     def follows(self, data: Data, look: bool) -> bool:
-        """See :meth:`~ppl_ext.log_density.LogDensityShell.follows`."""
+        """See :meth:`~ppl_ext.target.log_density.LogDensityShell.follows`."""
         data = self.as_evaluated(data)
         signature = data.signature()
         if signature not in self.programs:

@@ -13,9 +13,9 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental import io_callback
 
-from numpyro_ext.callbacks import remembered
 from numpyro_ext.density.arguments import Arguments
 from numpyro_ext.density.layout import Data
+from numpyro_ext.programs.callbacks import remembered
 from ppl_ext.arguments import check_range
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, total_rows

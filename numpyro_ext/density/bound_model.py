@@ -25,8 +25,8 @@ from numpyro_ext.density.handlers import (
     unconstraining,
 )
 from numpyro_ext.density.layout import Data, Indices, Layout
-from ppl_ext.bound_model import BoundModelShell
 from ppl_ext.errors import ArgumentError, ModelCheckError
+from ppl_ext.target.bound_model import BoundModelShell
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class BoundModel(BoundModelShell[Array]):
     Parameters
     ----------
     model, layout, plates, batch_plates, local_sites, observed_sites, held
-        See :class:`~ppl_ext.bound_model.BoundModelShell`, and for ``batch_plates``
+        See :class:`~ppl_ext.target.bound_model.BoundModelShell`, and for ``batch_plates``
         :class:`~numpyro_ext.density.arguments.Arguments`.
     dtype : dtype
     """

@@ -52,8 +52,9 @@ from numpyro_ext.density.index_use import index_use
 from numpyro_ext.density.layout import Data, Indices
 from numpyro_ext.programs import Program
 from ppl_ext.arguments import nonfinite_arguments
-from ppl_ext.density import check_not_empty
-from ppl_ext.discrete import (
+from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
+from ppl_ext.process import swapped
+from ppl_ext.target.discrete import (
     MOST_COMPARED,
     VALUES_COMPARED,
     SiteTerms,
@@ -64,8 +65,7 @@ from ppl_ext.discrete import (
     only_discrete_error,
     values_error,
 )
-from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
-from ppl_ext.process import swapped
+from ppl_ext.target.scores import check_not_empty
 
 _RANDOM_MODULES = "random_flax_module, random_nnx_module or random_eqx_module"
 

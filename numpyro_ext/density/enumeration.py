@@ -30,7 +30,8 @@ from numpyro_ext.density.handlers import (
     is_latent,
     is_observation,
 )
-from ppl_ext.discrete import (
+from ppl_ext.errors import ModelCheckError
+from ppl_ext.target.discrete import (
     STANDS_IN,
     RowTerms,
     check_places,
@@ -38,7 +39,6 @@ from ppl_ext.discrete import (
     shared_rows_error,
     support_error,
 )
-from ppl_ext.errors import ModelCheckError
 
 #: Log probability of values that are not allowed.
 _IMPOSSIBLE = -1e9

@@ -15,8 +15,8 @@ from jaxtyping import Float
 from numpyro_ext.density.bound_model import BoundModel
 from numpyro_ext.density.layout import Data, Indices
 from numpyro_ext.sharding import Sharding
-from ppl_ext.density import Score, ScoreParts, tempered
 from ppl_ext.errors import ArgumentError
+from ppl_ext.target.scores import Score, ScoreParts, tempered
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from numpyro_ext.density.bound_model import BoundModel
 from numpyro_ext.density.handlers import Trace, is_observation
 from numpyro_ext.density.layout import Data, Indices
-from ppl_ext.fingerprint import Digest, Fingerprint, check_repeats, digest_of
+from ppl_ext.target.fingerprint import Digest, Fingerprint, check_repeats, digest_of
 
 
 def as_numpy(array: Any) -> np.ndarray:

@@ -37,10 +37,10 @@ from numpyro_ext.density.handlers import (
     transform_of,
 )
 from numpyro_ext.density.layout import Data, DataPlate, Layout
-from ppl_ext.density import check_observations
 from ppl_ext.errors import ArgumentError
-from ppl_ext.families import family_of, is_improper
 from ppl_ext.process import swapped
+from ppl_ext.target.families import family_of, is_improper
+from ppl_ext.target.scores import check_observations
 
 InitStrategy = Callable[..., Any]
 

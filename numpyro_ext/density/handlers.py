@@ -29,9 +29,9 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_ext.density.layout import Indices
 from ppl_ext import process
-from ppl_ext.density import check_subsample_size, repeated_plates_error
-from ppl_ext.discrete import support_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
+from ppl_ext.target.discrete import support_error
+from ppl_ext.target.scores import check_subsample_size, repeated_plates_error
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

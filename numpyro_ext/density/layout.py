@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float
 
-from ppl_ext.layouts import DataPlate, FlatLayout
+from ppl_ext.target.layouts import DataPlate, FlatLayout
 
 __all__ = ["Data", "DataPlate", "Indices", "Layout"]
 

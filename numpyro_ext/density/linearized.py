@@ -1,4 +1,4 @@
-"""Observed distributions made linear at one position; see :mod:`ppl_ext.linearized`."""
+"""Observed distributions made linear at one position; see :mod:`ppl_ext.target.linearized`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpyro.distributions.util import clamp_probs
 
 from numpyro_ext.density.layout import Data, Indices
 from numpyro_ext.density.log_density import LogDensity
-from ppl_ext.linearized import Linearized, Scale, identity
+from ppl_ext.target.linearized import Linearized, Scale, identity
 
 
 def scale_of(constraint: Any) -> Scale | None:

@@ -41,10 +41,10 @@ from numpyro_ext.programs import Program
 from numpyro_ext.sharding import Sharding
 from ppl_ext.arguments import check_callable, named_if_foreign
 from ppl_ext.batches.passes import Passes
-from ppl_ext.discrete import check_curvature
 from ppl_ext.errors import ArgumentError
-from ppl_ext.log_density import LogDensityShell, warn_of_held_parameters
 from ppl_ext.options import check_count
+from ppl_ext.target.discrete import check_curvature
+from ppl_ext.target.log_density import LogDensityShell, warn_of_held_parameters
 
 _ADVICE = "Pass arrays of JAX or NumPy, as y.to_numpy() of a column or tensor.numpy() gives."
 #: Bytes of arguments up to which they are taken to fit on one device beside all that it holds.

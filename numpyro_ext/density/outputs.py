@@ -24,13 +24,21 @@ from numpyro.distributions.distribution import (
 from numpyro.distributions.mixtures import MixtureSameFamily
 
 from numpyro_ext.density.handlers import Site
-from ppl_ext.outputs import BASE, COMPONENT, MIXING, ObservedOutput, Parts, can_expand, unwrapped
+from ppl_ext.target.outputs import (
+    BASE,
+    COMPONENT,
+    MIXING,
+    ObservedOutput,
+    Parts,
+    can_expand,
+    unwrapped,
+)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Output(ObservedOutput[Array]):
-    """One observed site, a pytree; see :class:`~ppl_ext.outputs.ObservedOutput`.
+    """One observed site, a pytree; see :class:`~ppl_ext.target.outputs.ObservedOutput`.
 
     Parameters
     ----------
@@ -50,7 +58,7 @@ class Output(ObservedOutput[Array]):
 
 
 def unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
-    """See :func:`ppl_ext.outputs.unwrapped`."""
+    """See :func:`ppl_ext.target.outputs.unwrapped`."""
     return unwrapped(fn, Independent, MaskedDistribution, ExpandedDistribution)
 
 

@@ -25,8 +25,8 @@ from numpyro.primitives import Messenger
 from numpyro_ext.density.handlers import Site, is_enumerated, is_latent, run_trace
 from numpyro_ext.density.outputs import joint_mask, unwrap
 from numpyro_ext.programs import Program
-from ppl_ext.discrete import STANDS_IN, Run
-from ppl_ext.outputs import prediction_terms
+from ppl_ext.target.discrete import STANDS_IN, Run
+from ppl_ext.target.outputs import prediction_terms
 
 
 class ObserveMissing(Messenger):
@@ -70,7 +70,8 @@ class ObserveMissing(Messenger):
 def run_at(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Mapping[str, Any], int], Run]:
-    """Runs of a program at values of its sites, as :func:`ppl_ext.discrete.dependents` takes them.
+    """Runs of a program at values of its sites, as :func:`ppl_ext.target.discrete.dependents` takes
+    them.
 
     Sites that have neither values nor observations are drawn, by the seed of the run.
     """
@@ -96,7 +97,9 @@ def run_at(
 
 
 def prediction_of(site: Site) -> dict[str, Array]:
-    """What the observed site's distribution says; see :func:`ppl_ext.outputs.prediction_terms`."""
+    """What the observed site's distribution says.
+
+    See :func:`ppl_ext.target.outputs.prediction_terms`."""
     outer, value = site["fn"], jnp.asarray(site["value"])
     fn, masks, declared = unwrap(outer)
     classes = None

@@ -22,7 +22,7 @@ from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 
 from numpyro_ext.density.layout import Data
 from numpyro_ext.density.log_density import LogDensity
-from ppl_ext.noncentred import Moves, Noncentred, difference, different_error, points_around
+from ppl_ext.target.noncentred import Moves, Noncentred, difference, different_error, points_around
 
 
 def noncentred(

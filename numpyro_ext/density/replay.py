@@ -66,9 +66,9 @@ from ppl_ext.diagnostics.replay import (
     one_draw,
     plates_of_axes,
 )
-from ppl_ext.discrete import RowTerms
 from ppl_ext.documented import documented
 from ppl_ext.options import check_choice
+from ppl_ext.target.discrete import RowTerms
 
 # Folded into a key, so that new observations have not the numbers of draws with the same key. With
 # JAX's default setting ``fold_in(key, 1)`` is ``split(key)[1]``: a small number would not do.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_ext.density.layout import DataPlate, Indices
-from ppl_ext.layouts import Piece, sweep_pieces
+from ppl_ext.target.layouts import Piece, sweep_pieces
 
 
 def sum_over_rows(

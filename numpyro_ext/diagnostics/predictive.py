@@ -21,11 +21,11 @@ from ppl_ext.diagnostics.predictive_data import (
     site_to_predict,
 )
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
-from ppl_ext.discrete import dependents
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, described
-from ppl_ext.sharding import check_sharding
+from ppl_ext.running.sharding import check_sharding
+from ppl_ext.target.discrete import dependents
 
 if TYPE_CHECKING:
     from xarray import Dataset

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from numpyro_ext.density import Data, LogDensity, ScoreParts
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from numpyro_ext.gradients.minibatch import Minibatch
-from ppl_ext.density import tempered
 from ppl_ext.gradients import reduced_variance
 from ppl_ext.gradients.reduced_variance import table_shape
+from ppl_ext.target.scores import tempered
 
 #: Rows whose gradients are computed at once when the table is made.
 ROWS_AT_ONCE = 256

@@ -25,7 +25,7 @@ from ppl_ext.implicit.noise import POSITIONS, Normals, normals_of_positions, nor
 from ppl_ext.implicit.objective import stein_discrepancy
 from ppl_ext.implicit.samplers import Context, Network
 from ppl_ext.options import check_count
-from ppl_ext.score import DRAWS
+from ppl_ext.score_matching.options import DRAWS
 
 
 class SamplerState(NamedTuple):

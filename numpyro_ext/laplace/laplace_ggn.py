@@ -26,7 +26,7 @@ from numpyro_ext.programs import Program, concretely
 from numpyro_ext.stein import DirectionEngine
 from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import Passes, rows_of_loader
-from ppl_ext.judgement import Drawn
+from ppl_ext.engines.judgement import Drawn
 from ppl_ext.laplace.laplace_ggn import (
     DRAWS,
     GaussianDensity,

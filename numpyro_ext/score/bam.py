@@ -1,4 +1,4 @@
-"""Batch and match (``BaM``); see :mod:`ppl_ext.matching`."""
+"""Batch and match (``BaM``); see :mod:`ppl_ext.score_matching.matching`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from numpyro_ext.guides.flat_density import Moments
 from numpyro_ext.score.gaussian_matching import GaussianMatching
-from ppl_ext.matching import BaMShell, bam_moments
+from ppl_ext.score_matching.matching import BaMShell, bam_moments
 
 
 def bam_update(

@@ -1,4 +1,7 @@
-"""Fisher divergence by reparameterised draws (``FisherVI``); see :mod:`ppl_ext.fisher`."""
+"""Fisher divergence by reparameterised draws (``FisherVI``).
+
+See :mod:`ppl_ext.score_matching.fisher_divergence`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.engine import EngineState
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters
 from numpyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState
-from ppl_ext.fisher import FisherShell
+from ppl_ext.score_matching.fisher_divergence import FisherShell
 
 
 def fisher_gradient(
@@ -28,7 +31,7 @@ def fisher_gradient(
 
     ``draw`` makes draws (S, D) from parameters, differentiable, with its noise fixed. ``score``
     gives the target's scores (S, D) there, differentiable once more, and anything else, which is
-    the rest. ``norm`` is one of :data:`~ppl_ext.fisher.NORMS`.
+    the rest. ``norm`` is one of :data:`~ppl_ext.score_matching.fisher_divergence.NORMS`.
     """
 
     def objective(parameters: Parameters) -> tuple[Array, Any]:

@@ -1,6 +1,6 @@
 """What ``GSM`` and ``BaM`` share: closed-form updates of a full Normal guide from exact scores.
 
-See :mod:`ppl_ext.matching`.
+See :mod:`ppl_ext.score_matching.matching`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from numpyro_ext.gradients import Full
 from numpyro_ext.guides.flat_density import Parameters
 from numpyro_ext.score.guide_engine import GuideEngine, GuidePlan
 from numpyro_ext.score.overflow import judged
-from ppl_ext.matching import RECENT, MatchingShell, pull
-from ppl_ext.regression.overflow import LENIENCE
+from ppl_ext.score_matching.matching import RECENT, MatchingShell, pull
+from ppl_ext.score_matching.regression.overflow import LENIENCE
 
 
 class MatchingState(NamedTuple):

@@ -23,8 +23,8 @@ from numpyro_ext.guides.planar_flow import AutoPlanarFlow
 from numpyro_ext.score.guide_engine import GuideEngine, GuidePlan
 from numpyro_ext.score.long_vectors import steps_by_part
 from numpyro_ext.score.objective import blended_target, proximal_gradient
-from ppl_ext.proximal import GradientExecutor
-from ppl_ext.score import STEPS, GradientSteps, kind_of
+from ppl_ext.score_matching.options import STEPS, GradientSteps, kind_of
+from ppl_ext.score_matching.proximal import GradientExecutor
 
 
 class Reused(NamedTuple):
@@ -63,12 +63,12 @@ class GradientState(NamedTuple):
 
 @dataclass(frozen=True)
 class GradientSolver(GradientExecutor):
-    """Carries out :class:`~ppl_ext.score.GradientSteps`.
+    """Carries out :class:`~ppl_ext.score_matching.options.GradientSteps`.
 
     Parameters
     ----------
     options, learning_rate
-        See :class:`~ppl_ext.proximal.GradientExecutor`.
+        See :class:`~ppl_ext.score_matching.proximal.GradientExecutor`.
     in_place : bool
         Whether long vectors are updated in place, see :mod:`numpyro_ext.score.long_vectors`.
     """

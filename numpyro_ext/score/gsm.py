@@ -1,4 +1,4 @@
-"""Gaussian score matching (``GSM``); see :mod:`ppl_ext.matching`."""
+"""Gaussian score matching (``GSM``); see :mod:`ppl_ext.score_matching.matching`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from numpyro_ext.guides.flat_density import Moments
 from numpyro_ext.score.gaussian_matching import GaussianMatching
-from ppl_ext.matching import GSMShell, gsm_moments
+from ppl_ext.score_matching.matching import GSMShell, gsm_moments
 
 
 def gsm_update(moments: Moments, theta: Float[Array, "S D"], score: Float[Array, "S D"]) -> Moments:

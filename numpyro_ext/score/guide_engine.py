@@ -36,11 +36,11 @@ from numpyro_ext.guides.flat_density import (
 from numpyro_ext.guides.normal import LONG
 from numpyro_ext.optim import as_optimizer
 from numpyro_ext.programs import Program
+from ppl_ext.engines.guide_engine import GuideShell
+from ppl_ext.engines.judgement import Drawn
 from ppl_ext.errors import ArgumentError
-from ppl_ext.guide_engine import GuideShell
-from ppl_ext.judgement import Drawn
 from ppl_ext.options import check_count
-from ppl_ext.score import DRAWS, LEARNING_RATE, REST, match_sites
+from ppl_ext.score_matching.options import DRAWS, LEARNING_RATE, REST, match_sites
 
 #: Axis of the host guides' parameters along which the coordinates of the flat vector run, by name
 #: without the guide's prefix; rows of a low-rank factor belong to coordinates.

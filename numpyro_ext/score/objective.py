@@ -7,7 +7,7 @@ from jax import Array
 from jaxtyping import Float
 
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters
-from ppl_ext.proximal import blended_target
+from ppl_ext.score_matching.proximal import blended_target
 
 
 def proximal_gradient(

@@ -1,6 +1,6 @@
 """Scores that come from an overflow, which closed forms and matches leave out.
 
-The method is told in :mod:`ppl_ext.regression.overflow`.
+The method is told in :mod:`ppl_ext.score_matching.regression.overflow`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from ppl_ext.regression import overflow
+from ppl_ext.score_matching.regression import overflow
 
 T = TypeVar("T")
 

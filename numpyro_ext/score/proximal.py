@@ -1,6 +1,6 @@
 """Proximal score-matching variational inference (``ProximalScoreVI``).
 
-What it is stands in :mod:`ppl_ext.proximal`.
+What it is stands in :mod:`ppl_ext.score_matching.proximal`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from numpyro_ext.score.guide_engine import (
     host_optimizer,
 )
 from numpyro_ext.score.regression import CLOSED_FORMS, RegressionSolver, structure_of
-from ppl_ext.proximal import ProximalShell
-from ppl_ext.score import GradientSteps, ProximalSolver, Regression
+from ppl_ext.score_matching.options import GradientSteps, ProximalSolver, Regression
+from ppl_ext.score_matching.proximal import ProximalShell
 
 
 @dataclass(frozen=True)

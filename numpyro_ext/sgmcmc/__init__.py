@@ -7,7 +7,7 @@ from numpyro_ext.sgmcmc.psgld import PSGLD
 from numpyro_ext.sgmcmc.replica_exchange_sgld import ReplicaExchangeSGLD
 from numpyro_ext.sgmcmc.sghmc import SGHMC
 from numpyro_ext.sgmcmc.sgld import SGLD
-from ppl_ext.sgmcmc import Schedule, cosine_cycles, polynomial_decay
+from ppl_ext.sgmcmc.schedules import Schedule, cosine_cycles, polynomial_decay
 
 __all__ = [
     "PSGLD",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numpyro_ext.sgmcmc.cyclical_sgld import CyclicalFields
 from numpyro_ext.sgmcmc.sghmc import SGHMC
-from ppl_ext.sgmcmc_kernels import CyclicalSGHMCShell
+from ppl_ext.sgmcmc.kernels import CyclicalSGHMCShell
 
 
 class CyclicalSGHMC(CyclicalSGHMCShell, CyclicalFields, SGHMC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numpyro_ext.sgmcmc.kernel import StochasticGradientKernel
 from numpyro_ext.sgmcmc.sgld import SGLD
-from ppl_ext.sgmcmc_kernels import CyclicalSGLDShell
+from ppl_ext.sgmcmc.kernels import CyclicalSGLDShell
 
 
 class CyclicalFields(StochasticGradientKernel):

@@ -28,8 +28,8 @@ from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.programs import concretely
 from numpyro_ext.sharding import Sharding
 from ppl_ext.errors import ArgumentError
-from ppl_ext.sgmcmc import check_first_step_size, warn_of_first_broken_step
-from ppl_ext.sgmcmc_kernels import StochasticGradientShell
+from ppl_ext.sgmcmc.kernels import StochasticGradientShell
+from ppl_ext.sgmcmc.schedules import check_first_step_size, warn_of_first_broken_step
 
 
 class KernelState(NamedTuple):

@@ -11,8 +11,8 @@ from jax import Array, lax
 
 from numpyro_ext.sgmcmc.dynamics import langevin_step
 from numpyro_ext.sgmcmc.kernel import KernelState, StochasticGradientKernel
-from ppl_ext.sgmcmc import check_warmup
-from ppl_ext.sgmcmc_kernels import PSGLDShell, ScoreMoments
+from ppl_ext.sgmcmc.kernels import PSGLDShell, ScoreMoments
+from ppl_ext.sgmcmc.schedules import check_warmup
 
 
 class PSGLD(PSGLDShell, StochasticGradientKernel):

@@ -11,7 +11,7 @@ from jax import Array, random
 from numpyro_ext.density import Data
 from numpyro_ext.sgmcmc.kernel import KernelState
 from numpyro_ext.sgmcmc.sgld import SGLD
-from ppl_ext.sgmcmc_kernels import Exchanges, ReplicaExchangeSGLDShell
+from ppl_ext.sgmcmc.kernels import Exchanges, ReplicaExchangeSGLDShell
 
 
 class ReplicaExchangeSGLD(ReplicaExchangeSGLDShell, SGLD):

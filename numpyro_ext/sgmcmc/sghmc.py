@@ -10,8 +10,8 @@ from jaxtyping import Float
 
 from numpyro_ext.sgmcmc.dynamics import hamiltonian_step
 from numpyro_ext.sgmcmc.kernel import StochasticGradientKernel
-from ppl_ext.sgmcmc import diagonal_of_mass
-from ppl_ext.sgmcmc_kernels import SGHMCShell
+from ppl_ext.sgmcmc.kernels import SGHMCShell
+from ppl_ext.sgmcmc.schedules import diagonal_of_mass
 
 
 class _Momentum(NamedTuple):

@@ -8,7 +8,7 @@ from jax import Array
 
 from numpyro_ext.sgmcmc.dynamics import langevin_step
 from numpyro_ext.sgmcmc.kernel import StochasticGradientKernel
-from ppl_ext.sgmcmc_kernels import SGLDShell
+from ppl_ext.sgmcmc.kernels import SGLDShell
 
 
 class SGLD(SGLDShell, StochasticGradientKernel):

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from ppl_ext.newton import (
+from ppl_ext.stein.newton import (
     BELIEVED,
     FALL,
     GOOD,

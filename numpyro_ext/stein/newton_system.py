@@ -42,7 +42,7 @@ from numpyro_ext.curvature import (
     woodbury,
 )
 from numpyro_ext.kernels import Interactions
-from ppl_ext.newton import NUGGET, NewtonSystem, Solver
+from ppl_ext.stein.newton import NUGGET, NewtonSystem, Solver
 
 
 class Solution(NamedTuple):

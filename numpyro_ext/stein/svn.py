@@ -33,9 +33,10 @@ from numpyro_ext.programs import concretely
 from numpyro_ext.stein.damping import damping_scale, judge, within_radius
 from numpyro_ext.stein.newton_system import LinearSystem
 from numpyro_ext.stein.particles import ParticleEngine
-from ppl_ext.curvature import as_curvature
+from ppl_ext.curvature.program_curvature import as_curvature
 from ppl_ext.errors import ArgumentError
-from ppl_ext.newton import (
+from ppl_ext.options import check_number, describe
+from ppl_ext.stein.newton import (
     Coupling,
     Judgement,
     LevenbergMarquardt,
@@ -47,7 +48,6 @@ from ppl_ext.newton import (
     choose_solver,
     solver_costs,
 )
-from ppl_ext.options import check_number, describe
 
 
 class NewtonState(NamedTuple):

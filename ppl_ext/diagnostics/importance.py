@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.density import tempered
 from ppl_ext.diagnostics.fit import FittedGuide, check_temperature
 from ppl_ext.errors import ArgumentError
+from ppl_ext.target.scores import tempered
 
 #: Draws with which the two diagnostics are estimated unless told otherwise.
 ELBO_SAMPLES = 1000

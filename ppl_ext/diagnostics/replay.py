@@ -70,7 +70,7 @@ REPLAY_DOCUMENTATION = """
         Rows evaluated at once in models with subsampled plates. Default: that of the target.
     around : mapping of str to array, optional
         Constrained values of the latent sites at which the observed distributions are made linear,
-        see :mod:`ppl_ext.linearized`. Default: the model as it is.
+        see :mod:`ppl_ext.target.linearized`. Default: the model as it is.
     $randomness
 
     Returns

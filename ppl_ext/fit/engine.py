@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ppl_ext.engines.judgement import unjudged
 from ppl_ext.errors import ArgumentError, UnsettledWarning
 from ppl_ext.fit.problem import Meter
-from ppl_ext.judgement import unjudged
-from ppl_ext.layouts import DataPlate
 from ppl_ext.options import described
 from ppl_ext.process import swapped
-from ppl_ext.settling import Settling
+from ppl_ext.running.settling import Settling
+from ppl_ext.target.layouts import DataPlate
 
 #: Steps of an engine's first run, and of all; each run is twice as long as the one before.
 FIRST_STEPS, MOST_STEPS = 2_000, 200_000

@@ -176,7 +176,9 @@ def _of_trusted(climbed: Climbed, generator: np.random.Generator) -> LogEvidence
     return LogEvidence(value, math.hypot(error, rounding), "", taken)
 
 
-def _estimate(of_draws: Float[np.ndarray, "N M"] | None, of_proposal: Ratios) -> tuple[float, float]:
+def _estimate(
+    of_draws: Float[np.ndarray, "N M"] | None, of_proposal: Ratios
+) -> tuple[float, float]:
     if of_draws is not None:
         return bridge(of_draws, of_proposal)
     # Draws that were reweighted before tell nothing that fresh ones do not.

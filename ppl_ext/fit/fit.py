@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ppl_ext import state_files
 from ppl_ext.chains.convergence import convergence
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.sampler import go_on
@@ -25,6 +24,7 @@ from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.saved import as_tree, from_tree
 from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
+from ppl_ext.running import state_files
 
 #: Score evaluations that a fit may take unless told otherwise.
 BUDGET = 300_000

@@ -21,11 +21,11 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import labels, policy
 from ppl_ext.fit.problem import Meter, Problem, timed
 from ppl_ext.fit.verdict import Stage, Verdict
-from ppl_ext.noncentred import difference, points_around
 from ppl_ext.start.find import find, is_near, more_modes
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Mode, Start
+from ppl_ext.target.noncentred import difference, points_around
 
 #: Chains side by side, and the fewest transitions that are kept of each.
 CHAINS, LEAST_TRANSITIONS = 16, 24

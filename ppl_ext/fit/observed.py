@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ppl_ext.errors import DataWarning
 from ppl_ext.fit.verdict import Verdict
-from ppl_ext.layouts import DataPlate
+from ppl_ext.target.layouts import DataPlate
 
 #: What is said of a program without data, whose posterior is right as it is.
 NOTHING = (

@@ -16,8 +16,7 @@ from ppl_ext.batches.passes import Sample
 from ppl_ext.batches.stream import unscaled_error
 from ppl_ext.fit import policy
 from ppl_ext.fit.observed import Observed
-from ppl_ext.layouts import DataPlate
-from ppl_ext.settling import Settling
+from ppl_ext.running.settling import Settling
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.search import (
     WIDTH,
@@ -29,6 +28,7 @@ from ppl_ext.start.search import (
     starting_points,
 )
 from ppl_ext.start.start import Start
+from ppl_ext.target.layouts import DataPlate
 
 #: Positions that are mapped at once.
 MAPPED = 128

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from jaxtyping import Float, Int
 
-from ppl_ext.density import tempered
 from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError
+from ppl_ext.target.scores import tempered
 
 
 class ScoreEstimate(NamedTuple):

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 from jaxtyping import Float
 
 from ppl_ext.batches.passes import Passes
-from ppl_ext.density import Score
 from ppl_ext.errors import ArgumentError
 from ppl_ext.gradients.estimator import GradientEstimator, corrected, share_of_rows
 from ppl_ext.gradients.full_data import Batch, FullData, batches_of, check_rows, rows_of
 from ppl_ext.gradients.minibatch import Sampling
 from ppl_ext.options import check_count
+from ppl_ext.target.scores import Score
 
 
 def check_no_local_latents(target: Any, name: str) -> None:

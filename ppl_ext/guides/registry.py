@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.layouts import FlatLayout
+from ppl_ext.target.layouts import FlatLayout
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 Registered = TypeVar("Registered", bound=Callable[..., Any])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ppl_ext.descent import DescentShell
+from ppl_ext.engines.descent import DescentShell
 from ppl_ext.errors import ArgumentError
 from ppl_ext.implicit.samplers import PushForward, Sampler
 from ppl_ext.options import check_number, described

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ppl_ext.batches.passes import Passes
-from ppl_ext.curvature import GaussNewton, Structure, as_curvature
-from ppl_ext.engine import EngineShell
+from ppl_ext.curvature.program_curvature import GaussNewton, Structure, as_curvature
+from ppl_ext.engines.base import EngineShell
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, check_names, describe
 
@@ -43,13 +43,13 @@ class LaplaceShell(EngineShell):
         Of the kind that ``SVGD`` takes: Pyro's or a callable from tensors to a torch optimizer;
         in NumPyro the host's or one of optax.
     curvature : GaussNewton or {"full", "diag", "kfac", "low_rank"}, optional
-        Curvature of the likelihood and the prior; see :class:`~ppl_ext.curvature.GaussNewton`.
-        Default: ``"full"`` up to 5,000 coordinates, ``"kfac"`` above. Its ``sites``, such as those
-        of a network's last layer, have a Gaussian, and all others are fixed at the mode. Nothing of
-        D x D numbers is formed but for ``"full"``. With ``"kfac"`` the prior of a matrix site joins
-        its Kronecker factors exactly where its curvature is the same for the whole site, or differs
-        by rows and by columns; see ``laplace.precision_of``. Negative curvature of the prior is set
-        to 0.
+        Curvature of the likelihood and the prior; see
+        :class:`~ppl_ext.curvature.program_curvature.GaussNewton`. Default: ``"full"`` up to 5,000
+        coordinates, ``"kfac"`` above. Its ``sites``, such as those of a network's last layer, have
+        a Gaussian, and all others are fixed at the mode. Nothing of D x D numbers is formed but for
+        ``"full"``. With ``"kfac"`` the prior of a matrix site joins its Kronecker factors exactly
+        where its curvature is the same for the whole site, or differs by rows and by columns; see
+        ``laplace.precision_of``. Negative curvature of the prior is set to 0.
     hyperparameters : sequence of str, optional
         Latent sites, such as the scale of the noise and that of the weights' prior, that have no
         Gaussian. While the others are led to their mode, these are led to the maximum of the

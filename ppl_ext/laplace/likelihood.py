@@ -1,6 +1,6 @@
 """The Gauss-Newton matrix of all rows at one position, in its structure, differentiable.
 
-The structures are those of :mod:`ppl_ext.curvature`. Here they are those of
+The structures are those of :mod:`ppl_ext.curvature.program_curvature`. Here they are those of
 the whole likelihood, however many chunks the rows come in: the nearest Kronecker product is found
 by a sweep for each half step, and the leading terms of ``"low_rank"`` are updated chunk by chunk
 (exact for one chunk, else those of a merged decomposition; the diagonal is exact always). And they
@@ -14,7 +14,7 @@ import copy
 from typing import Any, Protocol, Self
 
 from ppl_ext.batches.passes import Passes
-from ppl_ext.curvature import GaussNewton, RowStructure
+from ppl_ext.curvature.program_curvature import GaussNewton, RowStructure
 from ppl_ext.documented import Documented
 
 #: Numbers of rows of ``"full"`` above which they are summed up to a matrix, where that is smaller:

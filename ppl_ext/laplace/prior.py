@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_ext.curvature import DENSE_PRIOR_UP_TO, GaussNewton
+from ppl_ext.curvature.program_curvature import DENSE_PRIOR_UP_TO, GaussNewton
 from ppl_ext.documented import Documented
 from ppl_ext.errors import ArgumentError
 

@@ -8,11 +8,11 @@ from typing import Any, Generic, Self
 
 from jaxtyping import Float
 
-from ppl_ext.density import Array
 from ppl_ext.documented import Documented
 from ppl_ext.stan.compilation import compiled
 from ppl_ext.stan.density import StanDensity
 from ppl_ext.stan.inputs import read_data, read_program
+from ppl_ext.target.scores import Array
 
 #: The latent site and the factor. Stan lets no name of a program end in two underscores.
 POSITION, LOG_DENSITY = "unconstrained__", "lp__"

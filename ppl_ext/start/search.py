@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.errors import StartWarning
-from ppl_ext.layouts import DataPlate
 from ppl_ext.process import heard
 from ppl_ext.start.find import MOST_DIMENSIONS, Counted, find
 from ppl_ext.start.given import HOST, Space, Started, start_from
 from ppl_ext.start.paths import Evaluate, SpentError
+from ppl_ext.target.layouts import DataPlate
 
 #: Positions that are evaluated at once; fewer are filled up, so that one program serves all.
 WIDTH = 16

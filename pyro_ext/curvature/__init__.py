@@ -1,6 +1,12 @@
 """Curvature of programs: Fisher information of their outputs, and what is built on it."""
 
-from ppl_ext.curvature import STRUCTURES, GaussNewton, PriorStructure, RowStructure, Structure
+from ppl_ext.curvature.program_curvature import (
+    STRUCTURES,
+    GaussNewton,
+    PriorStructure,
+    RowStructure,
+    Structure,
+)
 from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
 from pyro_ext.curvature.fisher import fisher_root, register_output_fisher
 from pyro_ext.curvature.gauss_newton import (

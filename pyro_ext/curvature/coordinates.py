@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.curvature import runs
+from ppl_ext.curvature.program_curvature import runs
 from pyro_ext.density import LogDensity
 
 

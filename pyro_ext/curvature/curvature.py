@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.newton import CurvatureSizes
+from ppl_ext.stein.newton import CurvatureSizes
 
 
 @dataclass(frozen=True)

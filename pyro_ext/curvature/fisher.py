@@ -1,4 +1,4 @@
-"""Fisher information of Pyro's distributions; see :mod:`ppl_ext.fisher_information`."""
+"""Fisher information of Pyro's distributions; see :mod:`ppl_ext.curvature.fisher_information`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.fisher_information import FisherRoots, Parameters, Root
-from ppl_ext.outputs import BASE
+from ppl_ext.curvature.fisher_information import FisherRoots, Parameters, Root
+from ppl_ext.target.outputs import BASE
 from pyro_ext.density.outputs import Output
 
 

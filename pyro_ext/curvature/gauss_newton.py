@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.curvature import NO_STRUCTURE, RepeatedComponent, RowStructure
+from ppl_ext.curvature.program_curvature import NO_STRUCTURE, RepeatedComponent, RowStructure
 from pyro_ext.curvature.fisher import drawn_at_each, drawn_values, fisher_root, needs_draws
 from pyro_ext.curvature.row_structure import merged, rows_of, with_row
 from pyro_ext.density import Data, LogDensity

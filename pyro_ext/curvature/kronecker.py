@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
-from ppl_ext.curvature import (
+from ppl_ext.curvature.outer_products import LastRows, OuterProducts
+from ppl_ext.curvature.program_curvature import (
     HALF_STEPS,
     KRONECKER_STEPS,
     factored_sides,
     kronecker_sides,
 )
-from ppl_ext.outer_products import LastRows, OuterProducts
 from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
 
 #: Sums over rows, by site.

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.curvature import DENSE_PRIOR_UP_TO, PriorForm, PriorStructure
+from ppl_ext.curvature.program_curvature import DENSE_PRIOR_UP_TO, PriorForm, PriorStructure
 from pyro_ext.curvature.solvers import symmetric_eigen
 from pyro_ext.density import Data, LogDensity
 

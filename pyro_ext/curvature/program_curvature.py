@@ -1,4 +1,7 @@
-"""A program's curvature in the structures that :mod:`ppl_ext.curvature` describes."""
+"""A program's curvature.
+
+Its structures are described in :mod:`ppl_ext.curvature.program_curvature`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.curvature import LARGEST_JACOBIANS, GaussNewton
+from ppl_ext.curvature.program_curvature import LARGEST_JACOBIANS, GaussNewton
 from ppl_ext.errors import ArgumentError
 from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
@@ -27,9 +30,9 @@ from pyro_ext.curvature.prior import (
 from pyro_ext.curvature.row_structure import row_structure
 from pyro_ext.curvature.solvers import symmetric_eigen
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.density.graph import Inputs, as_arguments
 from pyro_ext.density.handlers import global_generator
 from pyro_ext.density.layout import Indices
+from pyro_ext.graphs import Inputs, as_arguments
 
 
 class _KeptPrior(NamedTuple):

@@ -18,7 +18,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ppl_ext.curvature import RepeatedComponent, RowStructure, change_of_rows, rows_in_common
+from ppl_ext.curvature.program_curvature import (
+    RepeatedComponent,
+    RowStructure,
+    change_of_rows,
+    rows_in_common,
+)
 from pyro_ext.curvature.fisher import fisher_root, needs_draws, root_for
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.layout import Indices

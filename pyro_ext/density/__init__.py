@@ -1,6 +1,6 @@
 """Model and arguments as a flat unconstrained log density; the only room that runs the model."""
 
-from ppl_ext.density import Score, ScoreParts
+from ppl_ext.target.scores import Score, ScoreParts
 from pyro_ext.density.check import check_model
 from pyro_ext.density.first_run import Structure
 from pyro_ext.density.layout import Data, DataPlate, Indices, Layout

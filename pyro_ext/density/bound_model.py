@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ppl_ext.bound_model import BoundModelShell
+from ppl_ext.target.bound_model import BoundModelShell
 from pyro_ext.density.enumeration import enumerating
 from pyro_ext.density.handlers import SiteHandler, plate_shape_error, running
 from pyro_ext.density.layout import Indices, Layout, with_own_containers
@@ -23,8 +23,8 @@ class BoundModel(BoundModelShell[Tensor]):
     Parameters
     ----------
     model, layout, plates, batch_plates, local_sites, observed_sites, held
-        See :class:`~ppl_ext.bound_model.BoundModelShell`; ``held`` is the state of the parameter
-        store.
+        See :class:`~ppl_ext.target.bound_model.BoundModelShell`; ``held`` is the state of the
+        parameter store.
     dtype : torch.dtype
     device : torch.device
     """

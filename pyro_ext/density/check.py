@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppl_ext.density import check_not_empty, repeated_plates_error
-from ppl_ext.discrete import (
+from ppl_ext.errors import ArgumentError, ModelCheckError
+from ppl_ext.target.discrete import (
     MOST_COMPARED,
     VALUES_COMPARED,
     SiteTerms,
@@ -26,8 +26,8 @@ from ppl_ext.discrete import (
     steering_error,
     values_error,
 )
-from ppl_ext.errors import ArgumentError, ModelCheckError
-from ppl_ext.families import family_of, is_improper
+from ppl_ext.target.families import family_of, is_improper
+from ppl_ext.target.scores import check_not_empty, repeated_plates_error
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.enumeration import is_enumerated, some_values, terms_at
 from pyro_ext.density.first_run import Derived, Run, Structure, run_once

@@ -10,11 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ppl_ext.density import Score, tempered
-from pyro_ext.density.graph import BatchedFunction, as_arguments
-from pyro_ext.density.handlers import SiteHandler
+from ppl_ext.target.scores import Score, tempered
+from pyro_ext.density.handlers import SiteHandler, evaluating
 from pyro_ext.density.layout import Data
 from pyro_ext.density.log_density import LogDensity
+from pyro_ext.graphs import as_arguments, lift
 
 
 class _WithProduct(torch.autograd.Function):
@@ -48,8 +48,8 @@ class DifferentiableTarget:
 
     def __init__(self, target: LogDensity) -> None:
         self._target = target
-        self._product = BatchedFunction(
-            self._single_product, target.evaluation, target.particle_chunk
+        self._product = lift(
+            self._single_product, target.evaluation, target.particle_chunk, around=evaluating
         )
 
     def __getattr__(self, name: str) -> Any:

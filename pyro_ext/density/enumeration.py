@@ -27,7 +27,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from ppl_ext.discrete import RowTerms, check_places, joined_name, shared_rows_error
+from ppl_ext.target.discrete import RowTerms, check_places, joined_name, shared_rows_error
 from pyro_ext.density.elimination import FEW, without_most
 from pyro_ext.density.log_einsum import picking
 

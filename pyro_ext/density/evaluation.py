@@ -11,13 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.density import Score, ScoreParts, tempered
 from ppl_ext.errors import ArgumentError
+from ppl_ext.target.scores import Score, ScoreParts, tempered
 from pyro_ext.density.bound_model import BoundModel
-from pyro_ext.density.graph import OWN_ROWS, BatchedFunction, as_arguments
-from pyro_ext.density.handlers import LARGE_SITE, SiteHandler
+from pyro_ext.density.handlers import LARGE_SITE, SiteHandler, evaluating
 from pyro_ext.density.layout import Data, Indices
-from pyro_ext.density.shortened import MANY_SITES, Shortened
+from pyro_ext.graphs import MANY_SITES, OWN_ROWS, BatchedFunction, Shortened, as_arguments, lift
 from pyro_ext.pieces import of_vector, side_by_side
 
 
@@ -32,7 +31,7 @@ class Evaluation:
     particle_chunk : int or None
         How many positions are evaluated at once.
     mode : {"graph", "inductor", "handlers", "loop"}
-        See :class:`~pyro_ext.density.graph.BatchedFunction`.
+        See :class:`~pyro_ext.graphs.BatchedFunction`.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Evaluation:
         """
         mode, particle_chunk = self._lifted
         inner = inner if isinstance(inner, Shortened) else None
-        return BatchedFunction(single, mode, particle_chunk, inner)
+        return lift(single, mode, particle_chunk, inner, evaluating)
 
     def shortened(self, function: Callable[[Tensor, Any], Any]) -> Callable[[Tensor, Any], Any]:
         """The same function of one position, in short form where the program has many steps.

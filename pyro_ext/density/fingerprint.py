@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ppl_ext.fingerprint import Digest, Fingerprint, check_repeats, digest_of
+from ppl_ext.target.fingerprint import Digest, Fingerprint, check_repeats, digest_of
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.handlers import SiteHandler, global_generator, without_host_checks
 from pyro_ext.density.layout import Data

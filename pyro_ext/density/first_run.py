@@ -24,9 +24,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppl_ext.arguments import named_arrays, nonfinite_arguments
-from ppl_ext.density import check_observations
-from ppl_ext.discrete import check_plated, infinite_support_error, joint_values_error
 from ppl_ext.errors import ModelCheckError
+from ppl_ext.target.discrete import check_plated, infinite_support_error, joint_values_error
+from ppl_ext.target.scores import check_observations
 from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.failed_factors import FailedFactors
 from pyro_ext.density.handlers import (

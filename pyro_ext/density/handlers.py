@@ -10,8 +10,9 @@ from __future__ import annotations
 import copy
 import math
 import threading
+import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,10 +39,10 @@ from torch.distributions import (
 from torch.distributions.constraints import MixtureSameFamilyConstraint
 from torch.distributions.transforms import ComposeTransform, IndependentTransform, Transform
 
-from ppl_ext.density import check_subsample_size
-from ppl_ext.discrete import STANDS_IN, check_places, support_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
-from ppl_ext.process import handling, swapping
+from ppl_ext.process import KEEPERS, handling, swapping
+from ppl_ext.target.discrete import STANDS_IN, check_places, support_error
+from ppl_ext.target.scores import check_subsample_size
 from pyro_ext.density.enumeration import Factor, factor_of, is_enumerated, log_marginal, values_of
 from pyro_ext.density.failed_factors import FailedFactors
 from pyro_ext.density.layout import Indices
@@ -679,6 +680,15 @@ def without_host_checks() -> Iterator[None]:
 
 @swapping
 @contextmanager
+def evaluating() -> Iterator[None]:
+    """What a lifted function is run in: no checks, no notes of functorch on what it loops over."""
+    with without_host_checks(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
+
+
+@swapping
+@contextmanager
 def global_generator(seed: int | None = None) -> Iterator[None]:
     """Context in which torch's global generator starts at ``seed``, and is put back after.
 
@@ -689,3 +699,24 @@ def global_generator(seed: int | None = None) -> Iterator[None]:
         if seed is not None:
             torch.manual_seed(seed)
         yield
+
+
+def _modes_of_torch() -> Callable[[], None]:
+    """Note torch's stacks of modes, which an exception may leave too high; see ``process``."""
+    level = torch._C._functorch.get_dynamic_layer_stack_depth()
+    modes = torch._C._len_torch_dispatch_stack()
+    functions = torch._C._len_torch_function_stack()
+    differentiates = torch.is_grad_enabled()
+
+    def put_back() -> None:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(level)
+        while torch._C._len_torch_dispatch_stack() > modes:
+            torch._C._pop_torch_dispatch_stack(None)
+        while torch._C._len_torch_function_stack() > functions:
+            torch._C._pop_torch_function_stack()
+        torch.set_grad_enabled(differentiates)
+
+    return put_back
+
+
+KEEPERS.append(_modes_of_torch)

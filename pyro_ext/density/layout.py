@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ppl_ext.layouts import DataPlate, FlatLayout
+from ppl_ext.target.layouts import DataPlate, FlatLayout
 
 __all__ = ["Data", "DataPlate", "Indices", "Layout"]
 

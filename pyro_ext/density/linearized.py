@@ -1,4 +1,4 @@
-"""Observed distributions made linear at one position; see :mod:`ppl_ext.linearized`."""
+"""Observed distributions made linear at one position; see :mod:`ppl_ext.target.linearized`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import biject_to, constraints
 
-from ppl_ext.linearized import Linearized, Scale, identity
+from ppl_ext.target.linearized import Linearized, Scale, identity
 from pyro_ext.density.layout import Data, Indices
 from pyro_ext.density.log_density import LogDensity
 

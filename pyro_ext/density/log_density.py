@@ -29,25 +29,25 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from ppl_ext.arguments import check_callable, named_if_foreign
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.stream import unscaled_error
-from ppl_ext.density import tempered
-from ppl_ext.discrete import check_curvature
 from ppl_ext.errors import ArgumentError, ModelCheckError
-from ppl_ext.fingerprint import Fingerprint, digest_of
-from ppl_ext.log_density import LogDensityShell, warn_of_held_parameters
 from ppl_ext.options import check_count
+from ppl_ext.target.discrete import check_curvature
+from ppl_ext.target.fingerprint import Fingerprint, digest_of
+from ppl_ext.target.log_density import LogDensityShell, warn_of_held_parameters
+from ppl_ext.target.scores import tempered
 from pyro_ext.density.arguments import as_data, partial_plates
 from pyro_ext.density.batches import batches_of, sum_over_batches
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.check import check_enumeration, check_model
 from pyro_ext.density.evaluation import Evaluation, differentiated
 from pyro_ext.density.fingerprint import as_numpy, fingerprint, repeatable_fingerprint
-from pyro_ext.density.graph import MAX_GRAPHS, BatchedFunction, Inputs, as_arguments
-from pyro_ext.density.handlers import without_host_checks
+from pyro_ext.density.handlers import evaluating, without_host_checks
 from pyro_ext.density.layout import Data, Indices, Layout
 from pyro_ext.density.outputs import Output, OutputHandler
 from pyro_ext.density.spaces import check_values, constrain, unconstrain
 from pyro_ext.density.start import StartingPositions
 from pyro_ext.density.sweep import sum_over_rows
+from pyro_ext.graphs import MAX_GRAPHS, BatchedFunction, Inputs, as_arguments, lift
 from pyro_ext.sharding import Sharding
 
 _ADVICE = "Pass tensors, as torch.as_tensor(y) gives, or torch.as_tensor(y.to_numpy()) of a column."
@@ -74,7 +74,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
     dtype : torch.dtype, optional
         Default: torch's default dtype.
     evaluation : {"graph", "inductor", "handlers", "loop"}
-        See :class:`~pyro_ext.density.graph.BatchedFunction`. With "graph" and "inductor" tensors
+        See :class:`~pyro_ext.graphs.BatchedFunction`. With "graph" and "inductor" tensors
         that the model closes over are constants: pass data as arguments, or call
         :meth:`retrace` after changing them.
     allow_local_latents : bool
@@ -202,8 +202,11 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         self._check_differentiable(data)
         self._check_rows_apart(data)
         self._constrain = self._evaluation.lift(differentiated(constrained), constrained)
-        self._unconstrain = BatchedFunction(
-            differentiated(partial(unconstrain, bound)), "handlers", particle_chunk
+        self._unconstrain = lift(
+            differentiated(partial(unconstrain, bound)),
+            "handlers",
+            particle_chunk,
+            around=evaluating,
         )
 
     def lift(self, single: Callable[..., Any]) -> BatchedFunction:

@@ -22,7 +22,15 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 
-from ppl_ext.outputs import BASE, COMPONENT, MIXING, ObservedOutput, Parts, can_expand, unwrapped
+from ppl_ext.target.outputs import (
+    BASE,
+    COMPONENT,
+    MIXING,
+    ObservedOutput,
+    Parts,
+    can_expand,
+    unwrapped,
+)
 from pyro_ext.density.handlers import SiteHandler, is_deterministic, is_factor, plate_frames
 
 #: Parameters of distributions that another one is kept as, and their event dimensions.
@@ -31,7 +39,7 @@ _VECTORS = {"concentration": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class Output(ObservedOutput[Tensor]):
-    """One observed site; see :class:`~ppl_ext.outputs.ObservedOutput`."""
+    """One observed site; see :class:`~ppl_ext.target.outputs.ObservedOutput`."""
 
     def repeated_along(self, parameter: str) -> tuple[int, ...]:
         """Axes of ``batch`` along which a parameter is one, which the model gave once for all."""
@@ -53,7 +61,7 @@ class Output(ObservedOutput[Tensor]):
 
 
 def unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
-    """See :func:`ppl_ext.outputs.unwrapped`."""
+    """See :func:`ppl_ext.target.outputs.unwrapped`."""
     return unwrapped(fn, Independent, MaskedDistribution, ExpandedDistribution)
 
 

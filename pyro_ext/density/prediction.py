@@ -18,8 +18,8 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
-from ppl_ext.discrete import STANDS_IN, Run
-from ppl_ext.outputs import prediction_terms
+from ppl_ext.target.discrete import STANDS_IN, Run
+from ppl_ext.target.outputs import prediction_terms
 from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.handlers import global_generator, without_host_checks
 from pyro_ext.density.outputs import joint_mask, unwrap
@@ -77,7 +77,8 @@ class ObserveMissing(Messenger):
 def run_at(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Mapping[str, Any], int], Run]:
-    """Runs of a program at values of its sites, as :func:`ppl_ext.discrete.dependents` takes them.
+    """Runs of a program at values of its sites, as :func:`ppl_ext.target.discrete.dependents` takes
+    them.
 
     Sites that have neither values nor observations are drawn, by the seed of the run.
     """
@@ -99,7 +100,9 @@ def run_at(
 
 
 def prediction_of(site: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What the observed site's distribution says; see :func:`ppl_ext.outputs.prediction_terms`."""
+    """What the observed site's distribution says.
+
+    See :func:`ppl_ext.target.outputs.prediction_terms`."""
     outer, value = site["fn"], site["value"]
     fn, masks, declared = unwrap(outer)
     classes = None

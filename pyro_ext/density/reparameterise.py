@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Independent, TransformedDistribution, constraints
 from torch.distributions.transforms import AffineTransform, ExpTransform, SigmoidTransform
 
-from ppl_ext.noncentred import Moves, Noncentred, difference, different_error, points_around
+from ppl_ext.target.noncentred import Moves, Noncentred, difference, different_error, points_around
 from pyro_ext.density.handlers import global_generator, running
 from pyro_ext.density.layout import Data
 from pyro_ext.density.log_density import LogDensity

@@ -37,10 +37,10 @@ from ppl_ext.diagnostics.replay import (
     one_draw,
     plates_of_axes,
 )
-from ppl_ext.discrete import RowTerms
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice
+from ppl_ext.target.discrete import RowTerms
 from pyro_ext.density.enumeration import (
     Factor,
     factor_of,
@@ -48,7 +48,6 @@ from pyro_ext.density.enumeration import (
     log_likelihood_of_rows,
     posterior_values,
 )
-from pyro_ext.density.graph import as_arguments
 from pyro_ext.density.handlers import (
     global_generator,
     is_deterministic,
@@ -63,6 +62,7 @@ from pyro_ext.density.linearized import MOVES, linearized
 from pyro_ext.density.log_density import LogDensity
 from pyro_ext.density.prediction import prediction_of
 from pyro_ext.density.spaces import check_values, constrain, unconstrain
+from pyro_ext.graphs import as_arguments
 from pyro_ext.sharding import Sharding
 
 Indices = Mapping[str, Tensor]

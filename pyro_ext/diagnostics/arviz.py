@@ -47,7 +47,7 @@ from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
 from ppl_ext.options import check_count
-from ppl_ext.sharding import check_sharding
+from ppl_ext.running.sharding import check_sharding
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.density.replay import replay

@@ -16,10 +16,10 @@ from ppl_ext.diagnostics.predictive_data import (
     site_to_predict,
 )
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
-from ppl_ext.discrete import dependents
 from ppl_ext.documented import documented
 from ppl_ext.options import check_count
-from ppl_ext.sharding import check_sharding
+from ppl_ext.running.sharding import check_sharding
+from ppl_ext.target.discrete import dependents
 from pyro_ext.density.prediction import ObserveMissing, run_at
 from pyro_ext.density.replay import computed_sites, replay
 from pyro_ext.diagnostics.fit import target_of_model

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.density import tempered
 from ppl_ext.gradients import reduced_variance
 from ppl_ext.gradients.reduced_variance import table_shape
+from ppl_ext.target.scores import tempered
 from pyro_ext.density import Data, LogDensity, ScoreParts
 from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from pyro_ext.gradients.minibatch import Minibatch

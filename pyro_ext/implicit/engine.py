@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ppl_ext import state_files
 from ppl_ext.errors import ArgumentError
 from ppl_ext.implicit.engine import LEARNING_RATE
 from ppl_ext.implicit.engine import SteinDiscrepancyVI as Shell
@@ -19,7 +18,8 @@ from ppl_ext.implicit.noise import POSITIONS, Normals, normals_of_positions, nor
 from ppl_ext.implicit.objective import stein_discrepancy
 from ppl_ext.implicit.samplers import Context, Network
 from ppl_ext.options import check_count
-from ppl_ext.score import DRAWS
+from ppl_ext.running import state_files
+from ppl_ext.score_matching.options import DRAWS
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.differentiable import DifferentiableTarget
 from pyro_ext.descent import DescentEngine

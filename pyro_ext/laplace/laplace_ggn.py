@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import rows_of_loader
-from ppl_ext.judgement import Drawn
+from ppl_ext.engines.judgement import Drawn
 from ppl_ext.laplace.laplace_ggn import (
     DRAWS,
     GaussianDensity,

@@ -1,4 +1,4 @@
-"""Batch and match (``BaM``); see :mod:`ppl_ext.matching`."""
+"""Batch and match (``BaM``); see :mod:`ppl_ext.score_matching.matching`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.matching import BaMShell, bam_moments
+from ppl_ext.score_matching.matching import BaMShell, bam_moments
 from pyro_ext.guides.flat_density import Moments
 from pyro_ext.score.gaussian_matching import GaussianMatching
 

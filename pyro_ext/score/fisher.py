@@ -1,4 +1,7 @@
-"""Fisher divergence by reparameterised draws (``FisherVI``); see :mod:`ppl_ext.fisher`."""
+"""Fisher divergence by reparameterised draws (``FisherVI``).
+
+See :mod:`ppl_ext.score_matching.fisher_divergence`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fisher import FisherShell
+from ppl_ext.score_matching.fisher_divergence import FisherShell
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.differentiable import DifferentiableTarget
 from pyro_ext.density.handlers import global_generator
@@ -33,7 +36,7 @@ def fisher_gradient(
 
     ``draw`` makes draws (S, D) from parameters, differentiable, with its noise fixed. ``score``
     gives the target's scores (S, D) there, differentiable once more, and anything else, which is
-    the rest. ``norm`` is one of :data:`~ppl_ext.fisher.NORMS`.
+    the rest. ``norm`` is one of :data:`~ppl_ext.score_matching.fisher_divergence.NORMS`.
     """
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     with torch.enable_grad():

@@ -1,6 +1,6 @@
 """What ``GSM`` and ``BaM`` share: closed-form updates of a full Normal guide from exact scores.
 
-See :mod:`ppl_ext.matching`.
+See :mod:`ppl_ext.score_matching.matching`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Generator
 
-from ppl_ext.matching import RECENT, MatchingShell, pull
-from ppl_ext.regression.overflow import LENIENCE
+from ppl_ext.score_matching.matching import RECENT, MatchingShell, pull
+from ppl_ext.score_matching.regression.overflow import LENIENCE
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.descent import all_finite
 from pyro_ext.engine import Update

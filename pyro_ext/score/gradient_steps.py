@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.proximal import GradientExecutor
-from ppl_ext.score import STEPS, GradientSteps, kind_of
+from ppl_ext.score_matching.options import STEPS, GradientSteps, kind_of
+from ppl_ext.score_matching.proximal import GradientExecutor
 from pyro_ext.density import Data
 from pyro_ext.engine import Update
 from pyro_ext.guides.flat_density import FlatDensity, Parameters

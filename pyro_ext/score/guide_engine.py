@@ -19,13 +19,13 @@ from jaxtyping import Float
 from pyro.infer.autoguide import AutoGuide
 from torch import Generator, Tensor
 
-from ppl_ext import state_files
+from ppl_ext.engines.guide_engine import GuideShell
+from ppl_ext.engines.judgement import Drawn
 from ppl_ext.errors import ArgumentError
-from ppl_ext.guide_engine import GuideShell
-from ppl_ext.judgement import Drawn
 from ppl_ext.options import check_count
 from ppl_ext.process import hold
-from ppl_ext.score import DRAWS, LEARNING_RATE
+from ppl_ext.running import state_files
+from ppl_ext.score_matching.options import DRAWS, LEARNING_RATE
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.descent import DescentEngine
 from pyro_ext.engine import Plan, on_host

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.proximal import blended_target
+from ppl_ext.score_matching.proximal import blended_target
 from pyro_ext.guides.flat_density import FlatDensity, Parameters
 
 

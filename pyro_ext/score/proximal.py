@@ -1,6 +1,7 @@
 """Proximal score-matching variational inference (``ProximalScoreVI``).
 
-What it is stands in :mod:`ppl_ext.proximal`. A model's graph is gone before the guide is updated.
+What it is stands in :mod:`ppl_ext.score_matching.proximal`. A model's graph is gone before the
+guide is updated.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import Any
 
 from torch import Generator
 
-from ppl_ext.proximal import ProximalShell
-from ppl_ext.score import ProximalSolver, Regression
+from ppl_ext.score_matching.options import ProximalSolver, Regression
+from ppl_ext.score_matching.proximal import ProximalShell
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import Update
 from pyro_ext.guides.flat_density import FlatDensity

@@ -1,6 +1,6 @@
 """Stochastic gradient MCMC, as kernels of ``pyro.infer.MCMC`` and of its vectorised kin."""
 
-from ppl_ext.sgmcmc import Schedule, cosine_cycles, polynomial_decay
+from ppl_ext.sgmcmc.schedules import Schedule, cosine_cycles, polynomial_decay
 from pyro_ext.sgmcmc.cyclical_sghmc import CyclicalSGHMC
 from pyro_ext.sgmcmc.cyclical_sgld import CyclicalSGLD
 from pyro_ext.sgmcmc.kernel import KernelState, StochasticGradientKernel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ppl_ext.sgmcmc_kernels import CyclicalSGHMCShell
+from ppl_ext.sgmcmc.kernels import CyclicalSGHMCShell
 from pyro_ext.sgmcmc.sghmc import SGHMC
 
 

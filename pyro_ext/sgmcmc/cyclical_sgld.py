@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ppl_ext.sgmcmc_kernels import CyclicalSGLDShell
+from ppl_ext.sgmcmc.kernels import CyclicalSGLDShell
 from pyro_ext.sgmcmc.sgld import SGLD
 
 

@@ -26,8 +26,8 @@ from torch.utils import _pytree as pytree
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import describe
-from ppl_ext.sgmcmc import Schedule, check_first_step_size, warn_of_broken_steps
-from ppl_ext.sgmcmc_kernels import StochasticGradientShell
+from ppl_ext.sgmcmc.kernels import StochasticGradientShell
+from ppl_ext.sgmcmc.schedules import Schedule, check_first_step_size, warn_of_broken_steps
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.gradients import GradientEstimator, default_estimator

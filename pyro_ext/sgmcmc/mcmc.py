@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
-from ppl_ext.sgmcmc import warn_of_broken_draws
+from ppl_ext.sgmcmc.schedules import warn_of_broken_draws
 
 #: Draws that are put into their supports at once.
 _CONSTRAINED_AT_ONCE = 1000

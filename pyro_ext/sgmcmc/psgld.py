@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppl_ext.sgmcmc import check_warmup
-from ppl_ext.sgmcmc_kernels import PSGLDShell, ScoreMoments
+from ppl_ext.sgmcmc.kernels import PSGLDShell, ScoreMoments
+from ppl_ext.sgmcmc.schedules import check_warmup
 from pyro_ext.sgmcmc.dynamics import langevin_step
 from pyro_ext.sgmcmc.kernel import KernelState, StochasticGradientKernel
 

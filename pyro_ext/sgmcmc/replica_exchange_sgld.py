@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ppl_ext.sgmcmc_kernels import Exchanges, ReplicaExchangeSGLDShell
+from ppl_ext.sgmcmc.kernels import Exchanges, ReplicaExchangeSGLDShell
 from pyro_ext.sgmcmc.kernel import KernelState
 from pyro_ext.sgmcmc.sgld import SGLD
 

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.sgmcmc import diagonal_of_mass
-from ppl_ext.sgmcmc_kernels import SGHMCShell
+from ppl_ext.sgmcmc.kernels import SGHMCShell
+from ppl_ext.sgmcmc.schedules import diagonal_of_mass
 from pyro_ext.sgmcmc.dynamics import hamiltonian_step
 from pyro_ext.sgmcmc.kernel import StochasticGradientKernel
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ppl_ext.sgmcmc_kernels import SGLDShell
+from ppl_ext.sgmcmc.kernels import SGLDShell
 from pyro_ext.sgmcmc.dynamics import langevin_step
 from pyro_ext.sgmcmc.kernel import StochasticGradientKernel
 

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.newton import (
+from ppl_ext.stein.newton import (
     BELIEVED,
     FALL,
     GOOD,

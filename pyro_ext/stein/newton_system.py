@@ -33,7 +33,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.newton import NUGGET, NewtonSystem, Solver
+from ppl_ext.stein.newton import NUGGET, NewtonSystem, Solver
 from pyro_ext.curvature import (
     Curvature,
     cholesky_solve,

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext import state_files
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
+from ppl_ext.running import state_files
 from pyro_ext.density import Data
 from pyro_ext.engine import Engine
 from pyro_ext.optim import EngineOptimizer, OptimizerLike

@@ -14,9 +14,11 @@ from jaxtyping import Float
 from pyro.infer.svgd import SteinKernel
 from torch import Generator, Tensor
 
-from ppl_ext.curvature import as_curvature
+from ppl_ext.curvature.program_curvature import as_curvature
 from ppl_ext.errors import ArgumentError
-from ppl_ext.newton import (
+from ppl_ext.options import check_number, describe
+from ppl_ext.process import hold
+from ppl_ext.stein.newton import (
     Coupling,
     Judgement,
     LevenbergMarquardt,
@@ -28,8 +30,6 @@ from ppl_ext.newton import (
     choose_solver,
     solver_costs,
 )
-from ppl_ext.options import check_number, describe
-from ppl_ext.process import hold
 from pyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature, Structure
 from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.density import Data, LogDensity, Score

@@ -31,7 +31,7 @@ from benchmarks.noisy_scores.problems import Problem
 from benchmarks.noisy_scores.rivals import Now, Rival
 from numpyro_ext.density import LogDensity
 from numpyro_ext.guides.flat_density import Moments, flat_density
-from ppl_ext.regression.full import BlockMoments
+from ppl_ext.score_matching.regression.full import BlockMoments
 
 jax.config.update("jax_enable_x64", True)
 

@@ -20,7 +20,7 @@ from benchmarks.datasets import Split
 from benchmarks.predictive import predictive_scores
 from benchmarks.records import Record
 from benchmarks.score_vi import memory, minibatch, natural_gradient, passes, problems
-from ppl_ext.regression import diagonal
+from ppl_ext.score_matching.regression import diagonal
 
 
 def test_logistic_draws_have_the_posterior_moments() -> None:

@@ -9,7 +9,12 @@ import pytest
 from scipy.special import expit, softmax
 from scipy.stats import binom
 
-from ppl_ext.curvature import NO_STRUCTURE, GaussNewton, PriorStructure, generic_direction
+from ppl_ext.curvature.program_curvature import (
+    NO_STRUCTURE,
+    GaussNewton,
+    PriorStructure,
+    generic_direction,
+)
 from ppl_ext.errors import ArgumentError
 from tests.backends import use_float64
 from tests.curvature_support import (

@@ -222,7 +222,7 @@ def test_chunked_sweep_equals_a_single_sweep(backend: Any, chunk: int) -> None:
 
 
 def test_the_sweep_of_several_plates_is_the_product_of_their_chunks(backend: Any) -> None:
-    from ppl_ext.layouts import DataPlate, sweep_ranges
+    from ppl_ext.target.layouts import DataPlate, sweep_ranges
 
     plates = {"a": DataPlate("a", 5, 2, -1), "b": DataPlate("b", 4, 3, -2)}
     chunks = sweep_ranges(plates, 9)  # three rows of each

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.noncentred import difference, points_around
+from ppl_ext.target.noncentred import difference, points_around
 from tests.fit.test_fit import fit_of, numbers
 
 MOVED, MOVED_BASE, LEFT = {"e": "e_decentered"}, {"e": "e_base_decentered"}, dict[str, str]()

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_ext.density import LogDensity, graph
-from pyro_ext.density.reuse import write_over
-from pyro_ext.density.simplify import replayed
+from pyro_ext.density import LogDensity
+from pyro_ext.graphs import in_place, lifting
+from pyro_ext.graphs.reuse import write_over
+from pyro_ext.graphs.simplify import replayed
 
 Function = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 HELD = torch.linspace(0.5, 2.0, 24)
@@ -81,7 +82,8 @@ def test_scores_of_an_attention_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (1, 3):
         z = torch.randn(number, target.dim, generator=torch.Generator().manual_seed(1))
         expected = LogDensity(model, evaluation="handlers").score(z, data)
-        monkeypatch.setattr(graph, "LONG", 4)
+        monkeypatch.setattr(in_place, "LONG", 4)
+        monkeypatch.setattr(lifting, "LONG", 4)
         found = LogDensity(model).score(z, data)
         for one, two in zip(found, expected, strict=True):
             torch.testing.assert_close(one, two)

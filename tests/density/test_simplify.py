@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_ext.density.numpy_graph import SMALL, numpy_replay
-from pyro_ext.density.short_functions import ShortFunctions
-from pyro_ext.density.simplify import replayed, simplify
+from pyro_ext.graphs.numpy_graph import SMALL, numpy_replay
+from pyro_ext.graphs.short_functions import ShortFunctions
+from pyro_ext.graphs.simplify import replayed, simplify
 
 Function = Callable[[Tensor, Tensor], Tensor]
 HELD = torch.ones(3)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ppl_ext.sharding import ShardingShell
+from ppl_ext.running.sharding import ShardingShell
 from tests.faults.programs import Y, mean
 from tests.faults.table import REFUSED, RUNS, Trial, fault
 from tests.stein_support import optimizer

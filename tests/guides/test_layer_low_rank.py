@@ -13,7 +13,7 @@ from scipy import linalg, stats
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guides.layouts import Layer, find_layers
-from ppl_ext.score import GradientSteps
+from ppl_ext.score_matching.options import GradientSteps
 from tests import guides_support
 from tests.backends import use_float64
 from tests.guides_support import face_of

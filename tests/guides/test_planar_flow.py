@@ -12,7 +12,7 @@ import torch
 from scipy import optimize, stats
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.score import GradientSteps
+from ppl_ext.score_matching.options import GradientSteps
 from tests import arviz_support, guides_support
 from tests.backends import use_float64
 from tests.guides_support import face_of, normal

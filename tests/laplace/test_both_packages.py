@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.curvature import GaussNewton
+from ppl_ext.curvature.program_curvature import GaussNewton
 from tests.backends import PACKAGES, backend_of, use_float64
 from tests.stein_support import Run, optimizer
 

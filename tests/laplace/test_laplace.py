@@ -14,7 +14,7 @@ import torch
 from scipy.optimize import minimize
 from scipy.stats import betabinom
 
-from ppl_ext.curvature import GaussNewton
+from ppl_ext.curvature.program_curvature import GaussNewton
 from ppl_ext.errors import ArgumentError
 from ppl_ext.laplace import gaussian
 from tests.backends import use_float64

@@ -161,14 +161,14 @@ def _density() -> Iterator[Mutation]:
     )
     yield from neutral(
         "temperature divides the prior too",
-        "density.py",
+        "target/scores.py",
         "prior + (likelihood if temperature == 1.0 else likelihood / temperature)",
         "(prior + likelihood) / temperature",
         tests,
     )
     yield from neutral(
         "temperature multiplies",
-        "density.py",
+        "target/scores.py",
         "else likelihood / temperature)",
         "else likelihood * temperature)",
         tests,
@@ -204,14 +204,14 @@ def _density() -> Iterator[Mutation]:
     )
     yield from pyro(
         "graphs: values are read after they have been changed in place",
-        "density/simplify.py",
+        "graphs/simplify.py",
         "(node, *node.all_input_nodes)",
         "(node,)",
         "test_simplify",
     )
     yield from pyro(
         "graphs: numbers are carried past changes in place",
-        "density/simplify.py",
+        "graphs/simplify.py",
         """    if _touches(node, changed):
         return None
     if node.target not in (*_MULTIPLY""",
@@ -270,49 +270,49 @@ def _density() -> Iterator[Mutation]:
     )
     yield from pyro(
         "graphs: a number minus a tensor the other way round",
-        "density/simplify.py",
+        "graphs/simplify.py",
         "return torch.sub, (held, value), {}",
         "return torch.sub, (value, held), {}",
         "test_simplify",
     )
     yield from pyro(
         "graphs: numbers of half precision are rounded",
-        "density/simplify.py",
+        "graphs/simplify.py",
         "value.dtype in (torch.float32, torch.float64)",
         "value.dtype.is_floating_point",
         "test_simplify",
     )
     yield from pyro(
         "graphs: cross entropy of the other label",
-        "density/short_functions.py",
+        "graphs/short_functions.py",
         "(1.0 - target) * input",
         "target * input",
         "test_simplify test_log_density",
     )
     yield from pyro(
         "graphs: results written over values that are read later",
-        "density/reuse.py",
+        "graphs/reuse.py",
         "return not shared and last[root] == order[node] and _has_own_memory(root)",
         "return not shared and _has_own_memory(root)",
         "test_reuse",
     )
     yield from pyro(
         "graphs: results written over inputs",
-        "density/reuse.py",
+        "graphs/reuse.py",
         "last[root] == order[node] and _has_own_memory(root)",
         "last[root] == order[node]",
         "test_reuse",
     )
     yield from pyro(
         "graphs: results written over values of another layout",
-        "density/reuse.py",
+        "graphs/reuse.py",
         "if not alike or not (old.is_contiguous() and new.is_contiguous()):",
         "if not alike:",
         "test_reuse",
     )
     yield from pyro(
         "graphs: a copy taken for a view",
-        "density/simplify.py",
+        "graphs/simplify.py",
         "and _is_inside(left, node) else None",
         "else None",
         "test_simplify",
@@ -326,21 +326,21 @@ def _density() -> Iterator[Mutation]:
     )
     yield from pyro(
         "graphs: arithmetic of integers by NumPy's rules",
-        "density/numpy_graph.py",
+        "graphs/numpy_graph.py",
         "if given != {dtype}:",
         "if not given:",
         "test_simplify",
     )
     yield from numpyro(
         "steps of a run by another program when it is cut",
-        "programs.py",
+        "programs/program.py",
         "min(count, switch - first)",
         "count",
         "test_programs",
     )
     yield from numpyro(
         "programs found that delete other arguments",
-        "programs.py",
+        "programs/program.py",
         "(digest, self._donated, signature)",
         "(digest, signature)",
         "test_operations",
@@ -353,7 +353,7 @@ def _density() -> Iterator[Mutation]:
     ):
         yield from numpyro(
             f"programs found without what they differ in: {what}",
-            "operations.py",
+            "programs/operations.py",
             old,
             new,
             "test_operations",
@@ -615,7 +615,7 @@ def _stein() -> Iterator[Mutation]:
     )
     yield from neutral(
         "damping falls where it should grow",
-        "newton.py",
+        "stein/newton.py",
         "FALL, GROWTH = 1.0 / 3.0, 2.0",
         "FALL, GROWTH = 2.0, 1.0 / 3.0",
         "newton damping",
@@ -706,14 +706,14 @@ def _curvature() -> Iterator[Mutation]:
     )
     yield from neutral(
         "Fisher information of a Normal's scale halved",
-        "fisher_information.py",
+        "curvature/fisher_information.py",
         '"Normal LogNormal", self._location_scale(1.0, 2.0)',
         '"Normal LogNormal", self._location_scale(1.0, 1.0)',
         "curvature",
     )
     yield from neutral(
         "Fisher information of a Poisson squared",
-        "fisher_information.py",
+        "curvature/fisher_information.py",
         'return (t["rate"] / self.functions.sqrt(p["rate"]))[..., None]',
         'return (t["rate"] / (p["rate"] + 0.0))[..., None]',
         "curvature",
@@ -748,21 +748,21 @@ def _curvature() -> Iterator[Mutation]:
     )
     yield from neutral(
         "outer products: rows of any rank count as rank one",
-        "outer_products.py",
+        "curvature/outer_products.py",
         "return (left, right), self.functions.ones_like(largest) * beyond",
         "return (left, right), 0.0 * self.functions.ones_like(largest) * beyond",
         "curvature",
     )
     yield from neutral(
         "outer products: always along the first direction",
-        "outer_products.py",
+        "curvature/outer_products.py",
         "first = sizes[0] >= sizes[1]",
         "first = sizes[0] >= 0.0",
         "curvature",
     )
     yield from neutral(
         "coordinates side by side: those of other sites count too",
-        "curvature.py",
+        "curvature/program_curvature.py",
         "if found and (found[-1].part is None) == (part is None):",
         "if found:",
         "curvature",
@@ -783,7 +783,7 @@ def _curvature() -> Iterator[Mutation]:
     )
     yield from neutral(
         "outer products: weights of the rows by products that are not squared",
-        "outer_products.py",
+        "curvature/outer_products.py",
         "((each @ each.mT) ** 2 for each in vectors)",
         "((each @ each.mT) for each in vectors)",
         "curvature",
@@ -878,7 +878,7 @@ def _laplace() -> Iterator[Mutation]:
     )
     yield from neutral(
         "a callback of any form passes",
-        "run.py",
+        "running/run.py",
         "inspect.signature(callback).bind(0, None, {})",
         "inspect.signature(callback)",
         "faults",
@@ -1005,42 +1005,42 @@ def _long_vectors() -> Iterator[Mutation]:
 def _score() -> Iterator[Mutation]:
     yield from neutral(
         "proximal term dropped",
-        "proximal.py",
+        "score_matching/proximal.py",
         "return (score + weight * present_score) / (1.0 + weight)",
         "return score",
         "proximal",
     )
     yield from neutral(
         "proximal term without its weight in the mean",
-        "proximal.py",
+        "score_matching/proximal.py",
         "return (score + weight * present_score) / (1.0 + weight)",
         "return score + weight * present_score",
         "proximal",
     )
     yield from neutral(
         "regression: mean moves against its score",
-        "regression/full.py",
+        "score_matching/regression/full.py",
         "move = offset + step.covariance @",
         "move = offset - step.covariance @",
         "regression_full regression",
     )
     yield from neutral(
         "regression: slope with the wrong sign",
-        "regression/diagonal.py",
+        "score_matching/regression/diagonal.py",
         "-halves(score) / moments.scale",
         "halves(score) / moments.scale",
         "regression_diagonal regression",
     )
     yield from neutral(
         "mixture regression: weights of draws left out",
-        "regression/mixture.py",
+        "score_matching/regression/mixture.py",
         "weights = self.softmax(self.density.components(parameters).logits)",
         "weights = self.softmax(0.0 * self.density.components(parameters).logits)",
         "regression_mixture",
     )
     yield from neutral(
         "mixture regression: step of the weights falls with the square of the values",
-        "regression/mixture.py",
+        "score_matching/regression/mixture.py",
         "step = WEIGHT_STEP / cls.xp.sqrt(1.0 + state.value_square)",
         "step = WEIGHT_STEP / (1.0 + state.value_square)",
         "regression_mixture",
@@ -1058,14 +1058,14 @@ def _score() -> Iterator[Mutation]:
     )
     yield from neutral(
         "BaM: shares of old and new mean swapped",
-        "matching.py",
+        "score_matching/matching.py",
         "new_mean = (1.0 - share) * mean + share *",
         "new_mean = share * mean + (1.0 - share) *",
         "rivals bam",
     )
     yield from neutral(
         "GSM: covariance with the wrong sign",
-        "matching.py",
+        "score_matching/matching.py",
         "(offset.T @ offset - moved.T @ moved)",
         "(moved.T @ moved - offset.T @ offset)",
         "rivals gsm",
@@ -1118,28 +1118,28 @@ def _sgmcmc() -> Iterator[Mutation]:
     )
     yield from neutral(
         "cycles begin with their smallest step",
-        "sgmcmc.py",
+        "sgmcmc/schedules.py",
         "(functions.cos(angle) + 1.0)",
         "(1.0 - functions.cos(angle))",
         "sgmcmc dynamics",
     )
     yield from neutral(
         "PSGLD: no word of chains on their way",
-        "sgmcmc_kernels.py",
+        "sgmcmc/kernels.py",
         "if not (worst > ON_THE_WAY).any():",
         "if True:",
         "sgmcmc",
     )
     yield from neutral(
         "exchanges of replicas without the correction for noise",
-        "sgmcmc_kernels.py",
+        "sgmcmc/kernels.py",
         " - 0.5 * gaps**2 * noise",
         "",
         "sgmcmc dynamics",
     )
     yield from neutral(
         "energies of replicas the other way round",
-        "sgmcmc_kernels.py",
+        "sgmcmc/kernels.py",
         "(energy[:, :-1] - energy[:, 1:])",
         "(energy[:, 1:] - energy[:, :-1])",
         "sgmcmc dynamics",
@@ -1380,7 +1380,7 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "another way to write a program compared without the Jacobian",
-        "noncentred.py",
+        "target/noncentred.py",
         "one, other = moved(points), written(found) + log_det",
         "one, other = moved(points), written(found)",
         "reparameterise " + tests,
@@ -1521,7 +1521,7 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "programs that mix the places of a plate pass",
-        "discrete.py",
+        "target/discrete.py",
         "close = abs(found - total) <= math.sqrt(epsilon) * (1.0 + size)",
         "close = True",
         "density/test_discrete",
@@ -1563,21 +1563,21 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "a judgement that takes scores of the other sign",
-        "judgement.py",
+        "engines/judgement.py",
         "each = -((z - z.mean(0)) * scores).mean(1)",
         "each = ((z - z.mean(0)) * scores).mean(1)",
         "test_judgement",
     )
     yield from neutral(
         "a judgement of tails that leaves out the factor three",
-        "judgement.py",
+        "engines/judgement.py",
         "squares = 3.0 * np.square(moves).mean(0)",
         "squares = np.square(moves).mean(0)",
         "test_judgement",
     )
     yield from neutral(
         "a mode without draws is not told",
-        "judgement.py",
+        "engines/judgement.py",
         "if held[k] < FEW * shares[k]",
         "if held[k] > FEW * shares[k]",
         "test_judgement",
@@ -1700,7 +1700,7 @@ def _neutral() -> Iterator[Mutation]:
         ),
         (
             "rows that depend on each other are held against themselves",
-            "log_density.py",
+            "target/log_density.py",
             "apart = share * one + (1.0 - share) * two",
             "apart = both",
             "faults",
@@ -1744,14 +1744,14 @@ def _neutral() -> Iterator[Mutation]:
     )
     yield from neutral(
         "a saved state that was rewritten is believed",
-        "state_files.py",
+        "running/state_files.py",
         "if own is None or not np.array_equal(own, _digest(arrays)):",
         "if own is None:",
         "test_fit",
     )
     yield from neutral(
         "files of other writers are taken for those of killed ones",
-        "whole_files.py",
+        "running/whole_files.py",
         "fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH if wait else fcntl.LOCK_SH | fcntl.LOCK_NB",
         "test_whole_files",
@@ -1786,7 +1786,7 @@ def _neutral() -> Iterator[Mutation]:
     )
     yield from neutral(
         "checkpoints ten times as often",
-        "run.py",
+        "running/run.py",
         "checkpoint_every or max(1, math.ceil(num_steps / 10))",
         "checkpoint_every or max(1, math.ceil(num_steps / 100))",
         "test_engine",
@@ -1800,21 +1800,21 @@ def _neutral() -> Iterator[Mutation]:
     )
     yield from neutral(
         "plates of another size are taken for the same",
-        "bound_model.py",
+        "target/bound_model.py",
         "and found.plates == self.plates",
         "and found.plates.keys() == self.plates.keys()",
         "faults",
     )
     yield from neutral(
         "what a model closes over is not read",
-        "fingerprint.py",
+        "target/fingerprint.py",
         "self._hash.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)",
         "self.add(array.size)",
         "faults",
     )
     yield from neutral(
         "overflows of the diagonal form are never let in",
-        "regression/diagonal.py",
+        "score_matching/regression/diagonal.py",
         "response=LENIENCE * before.response",
         "response=before.response",
         "closed_forms",
@@ -1872,7 +1872,7 @@ def _networks() -> Iterator[Mutation]:
     )
     yield from neutral(
         "masks left out of linear outputs",
-        "linearized.py",
+        "target/linearized.py",
         "if self.output.mask is not None",
         "if False",
         "linearized",
@@ -1881,17 +1881,42 @@ def _networks() -> Iterator[Mutation]:
 
 def _settling() -> Iterator[Mutation]:
     for name, file, old, new in [
-        ("noise taken off a drift", "drift.py", "left) + MARGIN * error", "left) - MARGIN * error"),
-        ("error of a single part", "drift.py", ".mean(0) / PARTS", ".mean(0)"),
-        ("windows swapped", "drift.py", "size, before, earlier =", "before, size, earlier ="),
-        ("last window left out", "drift.py", "means[:-1] - means[1:]", "means[1:-1] - means[2:]"),
-        ("drifts that never slow down settle", "drift.py", ">= ENDLESS", ">= 2.0 * ENDLESS"),
-        ("tests passed before a kill", "settling.py", '"skipped", "passed")', '"skipped")'),
-        ("skipped steps are rest", "settling.py", "2 * missed > taken", "missed > 2 * taken"),
-        ("means in wrong units", "settling.py", "= np.exp(looks[", "= np.exp(-looks["),
+        (
+            "noise taken off a drift",
+            "running/noisy_sequences.py",
+            "left) + MARGIN * error",
+            "left) - MARGIN * error",
+        ),
+        ("error of a single part", "running/noisy_sequences.py", ".mean(0) / PARTS", ".mean(0)"),
+        (
+            "windows swapped",
+            "running/noisy_sequences.py",
+            "size, before, earlier =",
+            "before, size, earlier =",
+        ),
+        (
+            "last window left out",
+            "running/noisy_sequences.py",
+            "means[:-1] - means[1:]",
+            "means[1:-1] - means[2:]",
+        ),
+        (
+            "drifts that never slow down settle",
+            "running/noisy_sequences.py",
+            ">= ENDLESS",
+            ">= 2.0 * ENDLESS",
+        ),
+        ("tests passed before a kill", "running/settling.py", '"skipped", "passed")', '"skipped")'),
+        (
+            "skipped steps are rest",
+            "running/settling.py",
+            "2 * missed > taken",
+            "missed > 2 * taken",
+        ),
+        ("means in wrong units", "running/settling.py", "= np.exp(looks[", "= np.exp(-looks["),
         (
             "settled at the first pass",
-            "settling.py",
+            "running/settling.py",
             "GROWTH, IN_A_ROW = 1.1, 3",
             "GROWTH, IN_A_ROW = 1.1, 0",
         ),

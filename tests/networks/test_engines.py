@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.curvature import GaussNewton
+from ppl_ext.curvature.program_curvature import GaussNewton
 from ppl_ext.networks import priors
 from tests.networks import networks
 from tests.stein_support import optimizer

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.callbacks import raised_as_it_is, remembered
 from numpyro_ext.programs import Program
+from numpyro_ext.programs.callbacks import raised_as_it_is, remembered
 
 
 def failing(error: Exception, known: bool = True) -> Any:

@@ -286,7 +286,7 @@ def test_long_guides_are_set_up_with_values_where_no_start_is_given(
     monkeypatch.setattr("numpyro_ext.score.guide_engine.LONG", 3)
     monkeypatch.setattr("numpyro_ext.density.start.LONG", 3)
     monkeypatch.setattr("numpyro_ext.guides.normal.LONG", 3)
-    monkeypatch.setattr("ppl_ext.engine.LONGEST_START", 3)
+    monkeypatch.setattr("ppl_ext.engines.base.LONGEST_START", 3)
     asked: list[bool] = []
 
     def noted(guide: Any, key: Any, data: Any, *, drawn: bool = True) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jax import lax, random
 
-from numpyro_ext.operations import digest_of_program
 from numpyro_ext.programs import Loop, Program
+from numpyro_ext.programs.operations import digest_of_program
 
 X = jnp.arange(4.0)
 

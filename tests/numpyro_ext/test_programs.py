@@ -15,9 +15,9 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 
-from numpyro_ext import programs
 from numpyro_ext.density import LogDensity
 from numpyro_ext.programs import Loop, Program
+from numpyro_ext.programs import program as programs
 
 KEY = random.key(0)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.fisher import NORMS
+from ppl_ext.score_matching.fisher_divergence import NORMS
 from tests.backends import use_float64
 from tests.closed_form_support import GUIDES, ClosedForm, mirrored
 from tests.guides_support import check_close, face_of, normal

@@ -17,8 +17,9 @@ from torch import Tensor
 
 import pyro_ext as px
 from benchmarks.discrete.programs import K
-from pyro_ext.density import elimination, enumeration, joined_steps
-from pyro_ext.density.joined_steps import joined
+from pyro_ext.density import elimination, enumeration
+from pyro_ext.graphs import joined_steps
+from pyro_ext.graphs.joined_steps import joined
 from tests.backends import backend_of, use_float64
 from tests.density.test_long_chains import assert_right
 

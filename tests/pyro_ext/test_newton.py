@@ -10,7 +10,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from ppl_ext.curvature import KRONECKER_STEPS, GaussNewton
+from ppl_ext.curvature.program_curvature import KRONECKER_STEPS, GaussNewton
 from pyro_ext.curvature import (
     ProgramCurvature,
     gauss_newton_products,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyro_ext import LogDensity, ModelCheckError, fit
-from pyro_ext.density.own_buffers import OwnBuffers
+from pyro_ext.graphs.own_buffers import OwnBuffers
 
 ROWS = torch.linspace(-1.5, 1.5, 12)
 

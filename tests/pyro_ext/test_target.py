@@ -8,11 +8,11 @@ from pyro.infer.autoguide import initialization
 from pyro.nn import PyroModule, PyroSample
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from ppl_ext.curvature import GaussNewton
+from ppl_ext.curvature.program_curvature import GaussNewton
 from ppl_ext.errors import EvaluationWarning
 from pyro_ext.curvature import ProgramCurvature
 from pyro_ext.density import LogDensity
-from pyro_ext.density.graph import _within_rounding
+from pyro_ext.graphs.agreement import within_rounding
 
 X = torch.linspace(-1.0, 2.0, 20, dtype=torch.float64)
 Y = torch.sin(3.0 * X) + 0.1 * X**2
@@ -253,7 +253,7 @@ def test_rounding_is_told_from_other_results():
     near = [expected + noise for noise in (1e-3, -5e-4)]
 
     def agrees(*found: float) -> bool:
-        return _within_rounding(torch.tensor(found), expected, *near)
+        return within_rounding(torch.tensor(found), expected, *near)
 
     assert agrees(1.0, 0.02, torch.inf, torch.nan)
     assert not agrees(1.0, 0.1, torch.inf, torch.nan)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.regression.overflow import LENIENCE, SPOILT, WILD
+from ppl_ext.score_matching.regression.overflow import LENIENCE, SPOILT, WILD
 from tests.backends import use_float64
 from tests.closed_form_support import GUIDES, ClosedForm, density_of
 from tests.score_support import GuideRun, normal_model, room

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ppl_ext.errors import ArgumentError, NoisyScoreWarning
-from ppl_ext.fisher import NORMS
+from ppl_ext.score_matching.fisher_divergence import NORMS
 from tests import score_support as support
 from tests.backends import use_float64
 from tests.guides_support import divergence

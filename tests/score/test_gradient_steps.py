@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.score import GradientSteps
+from ppl_ext.score_matching.options import GradientSteps
 from tests.backends import use_float64
 from tests.score_support import (
     GuideRun,

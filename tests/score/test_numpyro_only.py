@@ -23,7 +23,7 @@ from numpyro_ext.guides import normal
 from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.score.gradient_steps import Reused, _remember
 from numpyro_ext.score.long_vectors import lean_adam_step
-from ppl_ext.score import GradientSteps
+from ppl_ext.score_matching.options import GradientSteps
 from tests import score_support as support
 from tests.backends import use_float64
 from tests.guides_support import check_close, face_of

@@ -11,7 +11,7 @@ import pytest
 from scipy import optimize
 
 from ppl_ext.errors import ArgumentError, ModelCheckError, NonFiniteError
-from ppl_ext.score import STEPS, GradientSteps, Regression
+from ppl_ext.score_matching.options import STEPS, GradientSteps, Regression
 from tests import score_support as support
 from tests import test_contracts as contracts
 from tests.backends import use_float64

@@ -19,7 +19,7 @@ import torch
 from pyro.infer import autoguide
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.score import GradientSteps
+from ppl_ext.score_matching.options import GradientSteps
 from pyro_ext.density import LogDensity, evaluation, handlers
 from pyro_ext.engine import seeded_generator
 from pyro_ext.gradients import GradientEstimator

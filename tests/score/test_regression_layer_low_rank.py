@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.score import Regression
+from ppl_ext.score_matching.options import Regression
 from tests.backends import use_float64
 from tests.closed_form_support import (
     ClosedForm,

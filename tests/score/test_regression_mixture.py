@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.score import GradientSteps, Regression
+from ppl_ext.score_matching.options import GradientSteps, Regression
 from tests import mixture_support as support
 from tests.backends import use_float64
 from tests.closed_form_support import ClosedForm, fitter, latents

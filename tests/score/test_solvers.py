@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.score import (
+from ppl_ext.score_matching.options import (
     LEARNING_RATE,
     STEPS,
     GradientSteps,

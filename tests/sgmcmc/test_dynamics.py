@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_ext.sgmcmc import cosine_cycles, polynomial_decay
-from ppl_ext.sgmcmc_kernels import Exchanges
+from ppl_ext.sgmcmc.kernels import Exchanges
+from ppl_ext.sgmcmc.schedules import cosine_cycles, polynomial_decay
 from tests.backends import use_float64
 
 use_float64()

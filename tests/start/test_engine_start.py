@@ -278,7 +278,7 @@ def test_a_long_point_is_taken_as_it_is(backend: Any, monkeypatch: pytest.Monkey
     np.testing.assert_allclose(scale, 0.1, rtol=1e-6)
     assert engine.start.evaluations == 0
     # A longer one still is as long as a network's weights, and not kept.
-    monkeypatch.setattr("ppl_ext.engine.LONGEST_START", 1)
+    monkeypatch.setattr("ppl_ext.engines.base.LONGEST_START", 1)
     engine = proximal(backend, "AutoDiagonalNormal")
     assert moments(backend, engine, start=start)[0][0] == 3.0
     assert engine.start is None

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.curvature import GaussNewton
-from ppl_ext.newton import NewtonSystem
+from ppl_ext.curvature.program_curvature import GaussNewton
+from ppl_ext.stein.newton import NewtonSystem
 from tests.backends import PACKAGES, backend_of, use_float64
 from tests.models import zoo
 from tests.stein_support import Run, optimizer

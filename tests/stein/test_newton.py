@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.curvature import GaussNewton
+from ppl_ext.curvature.program_curvature import GaussNewton
 from ppl_ext.errors import ArgumentError, ModelCheckError
-from ppl_ext.newton import (
+from ppl_ext.stein.newton import (
     CurvatureSizes,
     LevenbergMarquardt,
     NewtonSystem,

@@ -1,4 +1,6 @@
-"""What every closed form of the proximal step has; more of it in :mod:`ppl_ext.regression.base`.
+"""What every closed form of the proximal step has.
+
+More of it in :mod:`ppl_ext.score_matching.regression.base`.
 
 Methods can be jitted; states are trees of arrays.
 """
@@ -15,9 +17,9 @@ from jaxtyping import Bool, Float
 from numpyro_ext.guides.arrays import JaxFunctions
 from numpyro_ext.score.overflow import judged
 from numpyro_ext.score.regression.pairs import antithetic, initial_count
-from ppl_ext.regression import base
-from ppl_ext.regression.base import Draws, State
-from ppl_ext.regression.pairs import Count
+from ppl_ext.score_matching.regression import base
+from ppl_ext.score_matching.regression.base import Draws, State
+from ppl_ext.score_matching.regression.pairs import Count
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Closed form for diagonal Normal guides; see :mod:`ppl_ext.regression.diagonal`."""
+"""Closed form for diagonal Normal guides; see :mod:`ppl_ext.score_matching.regression.diagonal`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from jax import Array
 from jaxtyping import Int
 
 from numpyro_ext.score.regression.base import ClosedForm
-from ppl_ext.regression import diagonal
-from ppl_ext.regression.diagonal import DiagonalRegression, Schedule
+from ppl_ext.score_matching.regression import diagonal
+from ppl_ext.score_matching.regression.diagonal import DiagonalRegression, Schedule
 
 
 def schedule(

@@ -1,10 +1,13 @@
-"""Closed form for full-covariance Normal guides; see :mod:`ppl_ext.regression.full`."""
+"""Closed form for full-covariance Normal guides.
+
+See :mod:`ppl_ext.score_matching.regression.full`.
+"""
 
 from __future__ import annotations
 
 from numpyro_ext.score.regression.base import ClosedForm
-from ppl_ext.regression import full
-from ppl_ext.regression.full import BlockMoments, FullRegression, is_warm
+from ppl_ext.score_matching.regression import full
+from ppl_ext.score_matching.regression.full import BlockMoments, FullRegression, is_warm
 
 
 class FullForm(full.FullForm, ClosedForm[FullRegression]):

@@ -1,10 +1,13 @@
-"""Closed form for matrix-normal guides; see :mod:`ppl_ext.regression.matrix_normal`."""
+"""Closed form for matrix-normal guides.
+
+See :mod:`ppl_ext.score_matching.regression.matrix_normal`.
+"""
 
 from __future__ import annotations
 
 from numpyro_ext.score.regression.base import ClosedForm
-from ppl_ext.regression import matrix_normal
-from ppl_ext.regression.matrix_normal import MatrixNormalRegression, is_warm
+from ppl_ext.score_matching.regression import matrix_normal
+from ppl_ext.score_matching.regression.matrix_normal import MatrixNormalRegression, is_warm
 
 
 class MatrixNormalForm(matrix_normal.MatrixNormalForm, ClosedForm[MatrixNormalRegression]):

@@ -1,4 +1,7 @@
-"""Closed form for mixtures of full-covariance Normals; see :mod:`ppl_ext.regression.mixture`."""
+"""Closed form for mixtures of full-covariance Normals.
+
+See :mod:`ppl_ext.score_matching.regression.mixture`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from jaxtyping import Bool, Float, Int
 from numpyro_ext.draws import standard_normal
 from numpyro_ext.score.overflow import Verdict
 from numpyro_ext.score.regression.base import ClosedForm
-from ppl_ext.regression import mixture
-from ppl_ext.regression.mixture import MixtureRegression, progress_of
+from ppl_ext.score_matching.regression import mixture
+from ppl_ext.score_matching.regression.mixture import MixtureRegression, progress_of
 
 T = TypeVar("T")
 

@@ -1,4 +1,7 @@
-"""Mirrored pairs of draws; running averages over them are in :mod:`ppl_ext.regression.pairs`."""
+"""Mirrored pairs of draws.
+
+Running averages over them are in :mod:`ppl_ext.score_matching.regression.pairs`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from ppl_ext.regression.pairs import Count
+from ppl_ext.score_matching.regression.pairs import Count
 
 
 def initial_count(dtype: Any) -> Count:

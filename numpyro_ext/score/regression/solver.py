@@ -11,7 +11,7 @@ from numpyro_ext.density import Data
 from numpyro_ext.engine import EngineState
 from numpyro_ext.guides.flat_density import Parameters
 from numpyro_ext.score.guide_engine import GuideEngine, GuidePlan
-from ppl_ext.proximal import RegressionExecutor
+from ppl_ext.score_matching.proximal import RegressionExecutor
 
 
 class RegressionState(NamedTuple):

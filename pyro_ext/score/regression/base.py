@@ -1,4 +1,7 @@
-"""What every closed form of the proximal step has; more of it in :mod:`ppl_ext.regression.base`."""
+"""What every closed form of the proximal step has.
+
+More of it in :mod:`ppl_ext.score_matching.regression.base`.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.regression import base
-from ppl_ext.regression.base import Draws, State
-from ppl_ext.regression.pairs import Count
+from ppl_ext.score_matching.regression import base
+from ppl_ext.score_matching.regression.base import Draws, State
+from ppl_ext.score_matching.regression.pairs import Count
 from pyro_ext.guides.arrays import TensorFunctions
 from pyro_ext.score.overflow import judged
 from pyro_ext.score.regression.pairs import antithetic

@@ -1,9 +1,9 @@
-"""Closed form for diagonal Normal guides; see :mod:`ppl_ext.regression.diagonal`."""
+"""Closed form for diagonal Normal guides; see :mod:`ppl_ext.score_matching.regression.diagonal`."""
 
 from __future__ import annotations
 
-from ppl_ext.regression import diagonal
-from ppl_ext.regression.diagonal import DiagonalRegression, schedule
+from ppl_ext.score_matching.regression import diagonal
+from ppl_ext.score_matching.regression.diagonal import DiagonalRegression, schedule
 from pyro_ext.score.regression.base import ClosedForm
 
 

@@ -1,9 +1,12 @@
-"""Closed form for full-covariance Normal guides; see :mod:`ppl_ext.regression.full`."""
+"""Closed form for full-covariance Normal guides.
+
+See :mod:`ppl_ext.score_matching.regression.full`.
+"""
 
 from __future__ import annotations
 
-from ppl_ext.regression import full
-from ppl_ext.regression.full import BlockMoments, FullRegression, is_warm
+from ppl_ext.score_matching.regression import full
+from ppl_ext.score_matching.regression.full import BlockMoments, FullRegression, is_warm
 from pyro_ext.score.regression.base import ClosedForm
 
 

@@ -1,9 +1,12 @@
-"""Closed form for guides with low-rank layers; see :mod:`ppl_ext.regression.layer_low_rank`."""
+"""Closed form for guides with low-rank layers.
+
+See :mod:`ppl_ext.score_matching.regression.layer_low_rank`.
+"""
 
 from __future__ import annotations
 
-from ppl_ext.regression import layer_low_rank
-from ppl_ext.regression.layer_low_rank import LayerLowRankRegression
+from ppl_ext.score_matching.regression import layer_low_rank
+from ppl_ext.score_matching.regression.layer_low_rank import LayerLowRankRegression
 from pyro_ext.score.regression.base import ClosedForm
 from pyro_ext.score.regression.full import FullForm
 from pyro_ext.score.regression.low_rank import LowRankForm

@@ -1,9 +1,9 @@
-"""Closed form for low-rank Normal guides; see :mod:`ppl_ext.regression.low_rank`."""
+"""Closed form for low-rank Normal guides; see :mod:`ppl_ext.score_matching.regression.low_rank`."""
 
 from __future__ import annotations
 
-from ppl_ext.regression import low_rank
-from ppl_ext.regression.low_rank import LowRankMoments, LowRankRegression
+from ppl_ext.score_matching.regression import low_rank
+from ppl_ext.score_matching.regression.low_rank import LowRankMoments, LowRankRegression
 from pyro_ext.score.regression.base import ClosedForm
 
 

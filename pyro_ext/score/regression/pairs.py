@@ -1,4 +1,7 @@
-"""Mirrored pairs of draws; running averages over them are in :mod:`ppl_ext.regression.pairs`."""
+"""Mirrored pairs of draws.
+
+Running averages over them are in :mod:`ppl_ext.score_matching.regression.pairs`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.regression.pairs import Count
+from ppl_ext.score_matching.regression.pairs import Count
 
 
 def antithetic(theta: Float[Tensor, "K D"], mean: Float[Tensor, " D"]) -> Float[Tensor, "S D"]:

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppl_ext.regression import diagonal, full, low_rank
-from ppl_ext.regression.base import State
-from ppl_ext.regression.diagonal import DiagonalRegression
-from ppl_ext.regression.full import FullRegression
-from ppl_ext.regression.low_rank import LowRankRegression
+from ppl_ext.score_matching.regression import diagonal, full, low_rank
+from ppl_ext.score_matching.regression.base import State
+from ppl_ext.score_matching.regression.diagonal import DiagonalRegression
+from ppl_ext.score_matching.regression.full import FullRegression
+from ppl_ext.score_matching.regression.low_rank import LowRankRegression
 from pyro_ext.guides.arrays import TensorFunctions
 from pyro_ext.guides.flat_density import FlatDensity
 from pyro_ext.score.regression.base import StepwiseForm

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ppl_ext.proximal import RegressionExecutor
+from ppl_ext.score_matching.proximal import RegressionExecutor
 from pyro_ext.density import Data
 from pyro_ext.descent import all_finite
 from pyro_ext.engine import Update

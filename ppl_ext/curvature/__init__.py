@@ -1,0 +1,1 @@
+"""Curvature of programs: which is computed, Fisher information, outer products."""

@@ -1,0 +1,1 @@
+"""What the engines of both packages share: options, bases, a judgement at the end of a run."""

@@ -1,0 +1,1 @@
+"""Runs in pieces: cadence, best states, settling, saved states, places on devices."""

@@ -1,0 +1,663 @@
+"""The stochastic gradient MCMC kernels without arrays: their options, and what these decide."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+from jaxtyping import Float
+
+from ppl_ext.arguments import check_callable
+from ppl_ext.documented import Documented
+from ppl_ext.errors import ArgumentError, ConvergenceWarning
+from ppl_ext.options import check_count, check_number
+from ppl_ext.running.sharding import ShardingShell, check_sharding
+from ppl_ext.sgmcmc.schedules import (
+    Schedule,
+    as_numbers,
+    as_schedule,
+    check_cycles,
+    check_preconditioner,
+    check_temperatures,
+    cosine_cycles,
+)
+
+#: Mean of a coordinate's scores over the warm-up, in units of their root mean square, above which
+#: the chain is on its way in that coordinate. That of n independent draws is about 1 / sqrt(n).
+ON_THE_WAY = 0.8
+
+
+class StochasticGradientShell(Documented):
+    """Base of the stochastic gradient MCMC kernels.
+
+    Use with the host's ``MCMC``. Rows of a plate with ``subsample_size`` are drawn by the kernel,
+    for every chain apart. NumPyro's ``chain_method="vectorized"`` runs all chains in one compiled
+    update. Pyro's ``MCMC`` runs them one after another or in processes, and
+    :class:`pyro_ext.sgmcmc.MCMC` as one vectorised update; there all randomness follows
+    ``pyro.set_rng_seed``.
+
+    Parameters
+    ----------
+    model : callable
+        The host's model, used as it is.
+    step_size : float or callable
+        Step size, or a function from the number of steps taken to it, such as
+        :func:`~ppl_ext.sgmcmc.schedules.polynomial_decay` or, in NumPyro, a schedule of optax.
+    estimator : GradientEstimator, optional
+        How scores are computed. Default: minibatches when the model subsamples a plate itself,
+        else all rows of the arguments. ``ControlVariate`` and ``SVRG`` lessen the noise of
+        minibatches.
+    init_strategy : callable, optional
+        Strategy of ``numpyro.infer``, default ``init_to_uniform``, or of
+        ``pyro.infer.autoguide.initialization``.
+    likelihood_temperature : float
+        The likelihood part of the log density is divided by this.
+    data_chunk : int, optional
+        Bound on the rows evaluated at once in a sweep over all.
+    sharding : Sharding, optional
+        How chains that are run as one, and rows, are split over devices.
+    evaluation : {"graph", "inductor", "handlers", "loop"}
+        In Pyro, how scores are evaluated; see :class:`pyro_ext.density.LogDensity`.
+    dtype : torch.dtype, optional
+        In Pyro; default torch's default dtype.
+
+    Raises
+    ------
+    ArgumentError
+        An option is not one of those listed.
+    """
+
+    estimator_class: ClassVar[type]
+    #: What models are written in.
+    _host: ClassVar[str]
+    #: What says how chains and rows are split over devices.
+    _sharding_class: ClassVar[type[ShardingShell]]
+
+    #: Of the replicas of a chain, of which the first gives the draws.
+    temperatures: tuple[float, ...] = (1.0,)
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        step_size: float | Schedule,
+        *,
+        estimator: Any = None,
+        init_strategy: Callable[..., Any] | None = None,
+        likelihood_temperature: float = 1.0,
+        data_chunk: int | None = None,
+        sharding: Any = None,
+    ) -> None:
+        check_callable(model, self._host)
+        if estimator is not None and not isinstance(estimator, self.estimator_class):
+            raise ArgumentError(
+                "Expected estimator to be a GradientEstimator, such as Minibatch() or Full(), "
+                f"found {type(estimator).__name__}."
+            )
+        self._model = model
+        self.step_size = as_schedule(step_size)
+        self._estimator: Any = estimator
+        self._target_options: dict[str, Any] = {
+            "init_strategy": init_strategy,
+            "likelihood_temperature": likelihood_temperature,
+            "data_chunk": data_chunk,
+        }
+        if sharding is not None:
+            check_sharding(sharding, self._sharding_class)
+            self._target_options["sharding"] = sharding
+        self.sharding = sharding
+        self._target: Any = None
+        self._signature: Any = None
+
+    @property
+    def model(self) -> Callable[..., Any]:
+        """The host's model."""
+        return self._model
+
+    @property
+    def target(self) -> Any:
+        """The model as a ``LogDensity``.
+
+        Raises
+        ------
+        RuntimeError
+            The kernel has not seen the model's arguments yet.
+        """
+        if self._target is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has not seen the model's arguments yet. Call MCMC.run "
+                "with them first."
+            )
+        return self._target
+
+    @property
+    def num_replicas(self) -> int:
+        """Positions of a chain, one for each temperature."""
+        return len(self.temperatures)
+
+    def _steps_to_next_draw(self, step: Any) -> Any:
+        """Steps that one draw takes when ``step`` steps have been taken."""
+        return 1
+
+    def _temperature(self, step: Any) -> Any:
+        """Temperature of the noise of a step, or (R, 1) of them, one for each replica."""
+        return 1.0
+
+    def _cycle(self, step: Any) -> Any:
+        """Cycle of the draw that follows when ``step`` steps have been taken."""
+        return 0 * step
+
+    def _check_not_one_batch(self, estimator: Any, plate: str, advice: str = "") -> None:
+        """See that the arguments hold all rows.
+
+        Parameters
+        ----------
+        estimator : GradientEstimator
+        plate : str
+            The host's function that makes a plate.
+        advice : str
+            What else may be done about it.
+
+        Raises
+        ------
+        ArgumentError
+            They hold a batch.
+        """
+        if estimator.needs_new_arguments(self.target):
+            raise ArgumentError(
+                "Expected all rows of the data: the arguments hold a batch, of which MCMC would "
+                "take the scores at every step. Pass all batches to the kernel, "
+                "estimator=BatchArguments([(x, y), ...]), or leave the rows to the kernel by "
+                f"'with {plate}(name, N, subsample_size=B) as i' and data looked up by i.{advice}"
+            )
+
+
+class SGLDShell(StochasticGradientShell):
+    """Stochastic gradient Langevin dynamics: gradient ascent on minibatches with Normal noise.
+
+        z <- z + α s(z) + sqrt(2 α) ε
+
+    There is no accept step, so draws have a bias of the order of the step size α: for a Normal
+    target with exact scores the variance is too large by 1 / (1 - α / (2 variance)), and the
+    noise of minibatches adds α / 2 times its variance to that of the injected noise. Take α well
+    below the smallest posterior variance, or let it fall
+    (:func:`~ppl_ext.sgmcmc.schedules.polynomial_decay`).
+
+    Parameters
+    ----------
+    model, step_size, **options
+        See :class:`~ppl_ext.sgmcmc.kernels.StochasticGradientShell`. Many texts write α / 2 for
+        the α here.
+
+    References
+    ----------
+    M. Welling and Y. W. Teh, "Bayesian learning via stochastic gradient Langevin dynamics", ICML
+    2011, equation 4.
+    """
+
+
+class Cycles(StochasticGradientShell):
+    """Step sizes that rise and fall in cycles, around a kernel that the class is mixed into.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of its range, or ``step_size`` is a schedule.
+    """
+
+    #: Power of the cosine that step sizes follow.
+    _power: ClassVar[float] = 1.0
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        step_size: float,
+        cycle_length: int,
+        *,
+        exploration: float = 0.75,
+        exploration_temperature: float = 1.0,
+        **options: Any,
+    ) -> None:
+        check_cycles(step_size, cycle_length, exploration, exploration_temperature)
+        schedule = cosine_cycles(step_size, cycle_length, self._power)
+        super().__init__(model, schedule, **options)
+        self.cycle_length = int(cycle_length)
+        self.num_exploring = int(exploration * cycle_length)
+        self.exploration_temperature = float(exploration_temperature)
+
+    @property
+    def draws_per_cycle(self) -> int:
+        """Draws that a cycle gives."""
+        return self.cycle_length - self.num_exploring
+
+    def _steps_to_next_draw(self, step: Any) -> Any:
+        left = self.num_exploring - step % self.cycle_length
+        return 1 + left * (left > 0)
+
+    def _temperature(self, step: Any) -> Any:
+        exploring = step % self.cycle_length < self.num_exploring
+        drawing = step % self.cycle_length >= self.num_exploring
+        return exploring * self.exploration_temperature + drawing * 1.0
+
+    def _cycle(self, step: Any) -> Any:
+        return step // self.cycle_length
+
+
+class CyclicalSGLDShell(Cycles, SGLDShell):
+    """SGLD in cycles: long steps that look for other modes, then short ones that draw.
+
+    In each cycle of L steps the step size falls from ``step_size`` to nearly zero along a cosine
+    (:func:`~ppl_ext.sgmcmc.schedules.cosine_cycles`). The first steps of a cycle explore and give
+    no draws; those after give one each. So a cycle gives ``draws_per_cycle`` draws, and
+    ``num_samples`` of ``MCMC`` should be a multiple of it. The field ``cycle`` of the state labels
+    each draw: ``mcmc.get_extra_fields()["cycle"]`` in NumPyro, and ``mcmc.diagnostics()["cycle"]``
+    in Pyro.
+
+    Parameters
+    ----------
+    model
+        The host's model.
+    step_size : float
+        α_0, the largest step size.
+    cycle_length : int
+        L, in steps: for M cycles in T steps, ⌈T / M⌉.
+    exploration : float
+        Share of a cycle that explores, from 0 to less than 1.
+    exploration_temperature : float
+        Temperature of the noise while exploring: 1 is Langevin dynamics throughout, 0 gradient
+        ascent, as in algorithm 1 of the paper.
+    **options
+        See :class:`~ppl_ext.sgmcmc.kernels.StochasticGradientShell`.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of its range, or ``step_size`` is a schedule.
+
+    References
+    ----------
+    R. Zhang, C. Li, J. Zhang, C. Chen and A. G. Wilson, "Cyclical stochastic gradient MCMC for
+    Bayesian deep learning", ICLR 2020, https://arxiv.org/abs/1902.03932.
+    """
+
+
+class ScoreMoments(NamedTuple):
+    """What ``PSGLD`` keeps of the scores of its chains.
+
+    Parameters
+    ----------
+    squares : array (C, D)
+        Running sum of squares, where the past counts less and less.
+    weight : array (C, 1)
+        The weight that it has so far; divided by it, it is a mean from the first step on.
+    mean, mean_square : array (C, D)
+        Means of scores and of their squares over all steps, where step t counts as its cube: the
+        second half has fifteen times the weight of the first.
+    steps : array (C, 1)
+    """
+
+    squares: Float[Any, "C D"]
+    weight: Float[Any, "C 1"]
+    mean: Float[Any, "C D"]
+    mean_square: Float[Any, "C D"]
+    steps: Float[Any, "C 1"]
+
+    def with_score(self, score: Float[Any, "C D"], decay: float) -> Self:
+        """The same with the scores of one more step."""
+        share, square = 4.0 / (self.steps + 4.0), score**2
+        return type(self)(
+            decay * self.squares + (1.0 - decay) * square,
+            decay * self.weight + (1.0 - decay),
+            self.mean + share * (score - self.mean),
+            self.mean_square + share * (square - self.mean_square),
+            self.steps + 1.0,
+        )
+
+
+class PSGLDShell(StochasticGradientShell):
+    """SGLD with steps scaled by RMSprop's running mean of squared scores.
+
+        G = 1 / (λ + sqrt(v)),   z <- z + α G s(z) + sqrt(2 α G) ε
+
+    so that coordinates in which the density is steep take shorter steps. The scores are those of
+    all rows, so v grows with their number; for the mean score of N rows, as in the paper, divide
+    α by N.
+
+    Parameters
+    ----------
+    model, step_size, **options
+        See :class:`~ppl_ext.sgmcmc.kernels.StochasticGradientShell`.
+    decay : float
+        Weight of the past in v at every step, between 0 and 1.
+    damping : float
+        λ, positive.
+    adapt : {"warmup", "always"}
+        "warmup" holds G after the warm-up, which leaves the posterior's moments right.
+        "always" goes on adapting, as in the paper, which leaves out the term for the derivative
+        of G (its Γ): the bias that stays does not vanish with the step size.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of its range; from ``MCMC.run``, there is no warm-up to adapt in.
+
+    Warns
+    -----
+    ConvergenceWarning
+        At the end of the warm-up chains are still on their way: over its second half the scores
+        of a coordinate point one way. G is then that of the steep slopes on the way, so that the
+        steps that follow are too short to get over it.
+
+    References
+    ----------
+    C. Li, C. Chen, D. Carlson and L. Carin, "Preconditioned stochastic gradient Langevin dynamics
+    for deep neural networks", AAAI 2016, https://arxiv.org/abs/1512.07666, algorithm 1.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        step_size: float | Schedule,
+        *,
+        decay: float = 0.99,
+        damping: float = 1e-5,
+        adapt: str = "warmup",
+        **options: Any,
+    ) -> None:
+        check_preconditioner(decay, damping, adapt)
+        super().__init__(model, step_size, **options)
+        self.decay = float(decay)
+        self.damping = float(damping)
+        self.adapt = adapt
+
+    def _warn_of_chains_on_their_way(self, mean: Any, mean_square: Any) -> None:
+        """Say at the end of the warm-up if the scores (C, D) of a coordinate point one way."""
+        root = np.sqrt(np.asarray(mean_square, float))
+        ratio = np.abs(np.asarray(mean, float)) / np.where(root > 0.0, root, 1.0)
+        worst = ratio.max(axis=0)
+        if not (worst > ON_THE_WAY).any():
+            return
+        slices = self.target.layout.slices
+        site = next(
+            name for name, own in slices.items() if worst[own].max(initial=0) == worst.max()
+        )
+        warnings.warn(
+            "PSGLD holds its preconditioner after the warm-up, whose chains are still on their "
+            f"way in {int((worst > ON_THE_WAY).sum())} of {len(worst)} coordinates, most in site "
+            f"{site!r}: the mean of its scores is {worst.max():.2f} of their root mean square, "
+            "where that of settled chains is near 0. Steep slopes on the way make the steps too "
+            "short from here on, and the draws are not those of the posterior. Take a longer "
+            "warm-up or a larger step size, or start nearer.",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+
+
+class SGHMCShell(StochasticGradientShell):
+    """Stochastic gradient Hamiltonian Monte Carlo: momentum, friction and the noise to it.
+
+        dz = M^-1 r dt,   dr = s(z) dt - γ r dt + sqrt(2 γ M) dW
+
+    Friction takes out the energy that the noise of minibatches puts in; without it chains heat
+    up for ever. A step of size ε is a symmetric splitting (see ``hamiltonian_step`` of the
+    package's ``sgmcmc.dynamics``), with exact scores right for a Normal target at every stable ε.
+    Noise of variance V in the scores heats the momenta by about ε V / (2 γ M), relative to one:
+    more friction or shorter steps make it smaller.
+
+    Parameters
+    ----------
+    model
+        The host's model.
+    step_size : float or callable
+        ε, a time, so that ε² plays the part of the step size of ``SGLD``: stable below twice the
+        smallest posterior standard deviation, with unit mass.
+    friction : float
+        γ = C M^-1: 1 / γ is the time in which momentum is forgotten. Of the order of a posterior
+        standard deviation, with unit mass, is best.
+    mass : float, array (D,) or mapping of str to array, optional
+        The diagonal of M, in unconstrained space, for all coordinates or by site. The inverse
+        posterior variances make all coordinates alike. Default: 1.
+    num_steps : int
+        Steps that a draw takes.
+    **options
+        See :class:`~ppl_ext.sgmcmc.kernels.StochasticGradientShell`.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of its range; from ``MCMC.run``, the mass does not fit the model.
+
+    References
+    ----------
+    T. Chen, E. Fox and C. Guestrin, "Stochastic gradient Hamiltonian Monte Carlo", ICML 2014,
+    https://arxiv.org/abs/1402.4102, equation 9.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        step_size: float | Schedule,
+        *,
+        friction: float = 1.0,
+        mass: Any = 1.0,
+        num_steps: int = 1,
+        **options: Any,
+    ) -> None:
+        check_number("friction", friction)
+        check_count("num_steps", num_steps)
+        super().__init__(model, step_size, **options)
+        self.friction = float(friction)
+        self.mass = mass
+        self.num_steps = int(num_steps)
+
+    def _steps_to_next_draw(self, step: Any) -> Any:
+        return self.num_steps
+
+
+class CyclicalSGHMCShell(Cycles, SGHMCShell):
+    """SGHMC in cycles: long steps that look for other modes, then short ones that draw.
+
+    As ``CyclicalSGLD``, with momentum. The squares of the step sizes fall along the cosine, since
+    ε² plays the part of the step size of ``SGLD``: ε_t = ε_0 cos(π mod(t - 1, L) / 2 L). Draws are
+    labelled and counted as those of ``CyclicalSGLD`` are.
+
+    Parameters
+    ----------
+    model
+        The host's model.
+    step_size : float
+        ε_0, the largest step size, a time.
+    cycle_length : int
+        L, in steps.
+    exploration : float
+        Share of a cycle that explores and gives no draws, from 0 to less than 1.
+    exploration_temperature : float
+        Temperature of the noise while exploring: 1 is the dynamics throughout, 0 descent with
+        momentum.
+    friction : float
+        γ of ``SGHMC``.
+    mass : float, array (D,) or mapping of str to array, optional
+        The diagonal of M of ``SGHMC``.
+    **options
+        See :class:`~ppl_ext.sgmcmc.kernels.StochasticGradientShell`.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of its range, ``step_size`` is a schedule, or ``num_steps`` is given: after
+        the exploring steps of a cycle every step gives a draw.
+
+    References
+    ----------
+    R. Zhang, C. Li, J. Zhang, C. Chen and A. G. Wilson, "Cyclical stochastic gradient MCMC for
+    Bayesian deep learning", ICLR 2020, https://arxiv.org/abs/1902.03932.
+    """
+
+    _power = 0.5
+
+    def __init__(
+        self, model: Callable[..., Any], step_size: float, cycle_length: int, **options: Any
+    ) -> None:
+        if "num_steps" in options:
+            raise ArgumentError(
+                "Expected no num_steps: after the exploring steps of a cycle every step of "
+                f"{type(self).__name__} gives a draw. Use thinning of MCMC to keep fewer."
+            )
+        super().__init__(model, step_size, cycle_length, **options)
+
+
+class Exchanges(NamedTuple):
+    """What exchanges between the R replicas of C chains keep, and their rule.
+
+    Parameters
+    ----------
+    variance : array (C, R)
+        Variance of an energy, the mean over two minibatches, by temperature: a mean over all
+        exchanges, where exchange n counts as its cube.
+    number : array (C, 1)
+        Exchanges so far.
+    due : array (C, R - 1)
+        One for the pairs of neighbours whose turn it is, zero for the others.
+    tried, accepted : array (C, R - 1)
+        How often each pair had its turn, and how often it was exchanged.
+    """
+
+    variance: Float[Any, "C R"]
+    number: Float[Any, "C 1"]
+    due: Float[Any, "C pairs"]
+    tried: Float[Any, "C pairs"]
+    accepted: Float[Any, "C pairs"]
+
+    def after(
+        self,
+        first: Float[Any, "C R"],
+        second: Float[Any, "C R"],
+        log_uniform: Float[Any, "C pairs"],
+        gaps: Float[Any, " pairs"],
+        xp: Any,
+    ) -> tuple[Self, Any]:
+        """The same after one more exchange, and which pairs (C, R - 1) were exchanged.
+
+        Parameters
+        ----------
+        first, second : array (C, R)
+            Energies, negative log densities, of the replicas from two independent minibatches.
+        log_uniform : array (C, R - 1)
+            Logarithms of uniform numbers.
+        gaps : array (R - 1,)
+            Differences of the inverse temperatures of neighbours.
+        xp : module
+            ``torch`` or ``jax.numpy``.
+        """
+        energy, square = 0.5 * (first + second), (0.5 * (first - second)) ** 2
+        moved = self.variance + 4.0 / (self.number + 4.0) * (square - self.variance)
+        variance = xp.where(xp.isfinite(square), moved, self.variance)
+        # Normal noise of variance v in the exponent has the mean exp(v / 2), which is taken off.
+        noise = variance[:, :-1] + variance[:, 1:]
+        log_ratio = gaps * (energy[:, :-1] - energy[:, 1:]) - 0.5 * gaps**2 * noise
+        exchanged = (self.due > 0.0) & (log_uniform < log_ratio)
+        following = type(self)(
+            variance,
+            self.number + 1.0,
+            # Two replicas are one pair; of more, even and odd pairs take turns.
+            self.due if self.due.shape[-1] == 1 else 1.0 - self.due,
+            self.tried + self.due,
+            self.accepted + exchanged * self.due,
+        )
+        return following, exchanged
+
+
+class ReplicaExchangeSGLDShell(SGLDShell):
+    """Parallel tempering: replicas of every chain at several temperatures, which change places.
+
+    Replica r follows ``SGLD`` on the posterior to the power 1 / T_r; that at T_1 = 1 gives the
+    draws. Hot replicas cross from mode to mode and hand their places down, so that modes get
+    their masses, where ``CyclicalSGLD`` finds modes without weighing them. All replicas of all
+    chains are one vectorised update.
+
+    After ``num_steps`` steps neighbours are exchanged, even and odd pairs in turn, with probability
+
+        min(1, exp(δ (U_r - U_r+1) - δ² (v_r + v_r+1) / 2)),   δ = 1 / T_r - 1 / T_r+1
+
+    where U are energies, negative log densities, from minibatches, and v the variances of their
+    noise. Without the second term noise makes exchanges too frequent, and draws too hot. With it
+    exchanges leave the posterior as it is when the noise is Normal of that variance (Ceperley and
+    Dewing); what bias is left is that of the steps. An energy is the mean of two independent
+    minibatches, whose difference gives v.
+
+    Noise makes exchanges rare: δ² v has to be of the order of one at most, and v grows as the
+    square of the number of rows over that of a minibatch. Take larger minibatches, temperatures
+    that lie nearer to each other or a ``ControlVariate`` when
+    :meth:`exchange_rates` are below 0.1 or so.
+
+    Parameters
+    ----------
+    model, step_size
+        See :class:`~ppl_ext.sgmcmc.kernels.SGLDShell`; one step size for all temperatures, whose
+        relative bias it makes the same.
+    temperatures : sequence of float
+        T_1 = 1 < T_2 < ...; at the last one the barrier between modes should be low. Ratios of
+        neighbours of about 1 + sqrt(2 / D) keep exchanges frequent.
+    num_steps : int
+        Steps that a draw takes, between exchanges. An exchange costs two more minibatches.
+    **options
+        See :class:`~ppl_ext.sgmcmc.kernels.StochasticGradientShell`.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of its range.
+
+    Notes
+    -----
+    The power 1 / T of a density with heavy tails, in unconstrained space, may have no integral:
+    with a Cauchy prior from T = 2 on.
+
+    References
+    ----------
+    W. Deng, Q. Feng, L. Gao, F. Liang and G. Lin, "Non-convex learning via replica exchange
+    stochastic gradient MCMC", ICML 2020, https://arxiv.org/abs/2008.05367; D. Ceperley and M.
+    Dewing, "The penalty method for random walks with uncertain energies", Journal of Chemical
+    Physics 1999, https://doi.org/10.1063/1.478034.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        step_size: float | Schedule,
+        temperatures: Sequence[float],
+        *,
+        num_steps: int = 10,
+        **options: Any,
+    ) -> None:
+        self.temperatures = check_temperatures(temperatures)
+        check_count("num_steps", num_steps)
+        super().__init__(model, step_size, **options)
+        self.num_steps = int(num_steps)
+
+    def _steps_to_next_draw(self, step: Any) -> Any:
+        return self.num_steps
+
+    def _temperature(self, step: Any) -> Any:
+        return np.array(self.temperatures)[:, None]
+
+    @property
+    def _gaps(self) -> Float[np.ndarray, " pairs"]:
+        return -np.diff(1.0 / np.array(self.temperatures))
+
+    def exchange_rates(self, state: Any) -> Float[np.ndarray, "C pairs"]:
+        """Share of exchanges that took place, by chain and pair of neighbouring temperatures.
+
+        Parameters
+        ----------
+        state : KernelState
+            Such as ``mcmc.last_state`` in NumPyro, ``kernel.state`` in Pyro.
+
+        Returns
+        -------
+        array (C, R - 1)
+            NaN for pairs whose turn has not come.
+        """
+        tried, accepted = (as_numbers(state.replicas[name]) for name in ("tried", "accepted"))
+        return np.where(tried > 0, accepted / np.maximum(tried, 1.0), np.nan)

@@ -1,0 +1,1 @@
+"""Stein engines without arrays: the options and the choice of solver of Newton's steps."""

@@ -1,0 +1,148 @@
+"""A model with what is known of its structure, and what may be asked of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+from jaxtyping import Float, Int
+
+from ppl_ext.errors import ArgumentError
+from ppl_ext.target.layouts import DataPlate
+from ppl_ext.target.scores import Array
+
+
+@dataclass(frozen=True)
+class BoundModelShell(ABC, Generic[Array]):
+    """A model and its structure.
+
+    Parameters
+    ----------
+    model : callable
+    layout : Layout
+        Latent sites and their unconstrained shapes at full length.
+    plates : dict of str to DataPlate
+        Subsampled plates whose rows the engine chooses.
+    batch_plates : dict of str to DataPlate
+        Plates of which the arguments hold a batch. In NumPyro a cache: arguments of a new form may
+        add to it.
+    local_sites, observed_sites : tuple of str
+        Latent sites inside a subsampled plate, and observed sites other than factors.
+    enumerated : tuple of str
+        Discrete latent sites, which are summed out.
+    nesting : int
+        Plates that are open at once, at most.
+    held
+        Values of parameters, and in NumPyro of ``mutable`` sites.
+    """
+
+    model: Callable[..., Any]
+    layout: Any
+    plates: dict[str, DataPlate]
+    batch_plates: dict[str, DataPlate]
+    local_sites: tuple[str, ...]
+    observed_sites: tuple[str, ...]
+    held: Any
+    enumerated: tuple[str, ...] = field(default=(), kw_only=True)
+    nesting: int = field(default=0, kw_only=True)
+
+    @property
+    def parameter_sites(self) -> tuple[str, ...]:
+        """Deterministic sites that the program declares to be its parameters.
+
+        They belong to its draws, as those of a Stan program do, whose latent site is a vector
+        without names.
+        """
+        return tuple(getattr(self.model, "parameter_sites", ()))
+
+    def has_structure(self, found: Any) -> bool:
+        """Whether arguments of another form lead to the structure that is known.
+
+        Plates of which the arguments hold a batch may come and go, and have other batches.
+
+        Parameters
+        ----------
+        found : Structure
+        """
+        same = (
+            found.layout == self.layout
+            and found.plates == self.plates
+            and found.observed_sites == self.observed_sites
+        )
+        sizes = (
+            {n: p.size for n, p in each.items()} for each in (found.batch_plates, self.batch_plates)
+        )
+        one, two = sizes
+        return same and all(one[name] == two[name] for name in one.keys() & two.keys())
+
+    @abstractmethod
+    def row_numbers(self, rows: range) -> Int[Array, " rows"]:
+        """Row numbers as an array."""
+
+    def all_rows(self) -> dict[str, Int[Array, " rows"]]:
+        """Row indices of the full data for every plate that the model subsamples itself."""
+        return {name: self.row_numbers(range(plate.size)) for name, plate in self.plates.items()}
+
+    def first_rows(self) -> dict[str, Int[Array, " rows"]]:
+        """Row indices of one minibatch for every plate that the model subsamples itself."""
+        return {
+            name: self.row_numbers(range(plate.subsample_size))
+            for name, plate in self.plates.items()
+        }
+
+    def rows_for_values(self) -> dict[str, Int[Array, " rows"]]:
+        """Rows needed to see every latent site: all when some are local, else one minibatch."""
+        return self.all_rows() if self.local_sites else self.first_rows()
+
+    def check_positions(self, positions: Any) -> Float[Array, "P D"]:
+        """See that positions have shape (P, D).
+
+        Raises
+        ------
+        ArgumentError
+            They have not.
+        """
+        shape = tuple(positions.shape)
+        if len(shape) != 2 or shape[1] != self.layout.dim:
+            raise ArgumentError(
+                f"Expected positions of shape (P, {self.layout.dim}), found {shape}."
+            )
+        return positions
+
+    def check_plates(self, indices: Mapping[str, Any]) -> None:
+        """See that there are rows for every plate whose rows the engine chooses.
+
+        Raises
+        ------
+        ArgumentError
+            Plates are missing or unknown.
+        """
+        if set(indices) == set(self.plates):
+            return
+        if not indices:
+            names = ", ".join(f"'{name}'" for name in self.plates)
+            raise ArgumentError(
+                f"Expected the rows of plate {names}, which the model leaves to the engine, "
+                "found none. Pass indices={name: row numbers} for a minibatch, or use "
+                "full_score, full_score_parts or full_log_prior_and_likelihood for all rows."
+            )
+        raise ArgumentError(
+            f"Expected indices of the plates {sorted(self.plates)}, found {sorted(indices)}."
+        )
+
+    def check_values(self, values: Mapping[str, Any]) -> None:
+        """See that there are values for every latent site.
+
+        Raises
+        ------
+        ArgumentError
+            A latent site has none.
+        """
+        missing = [name for name in self.layout.names if name not in values]
+        if missing:
+            raise ArgumentError(
+                f"Expected values for the latent sites {list(self.layout.names)}, missing "
+                f"{missing}."
+            )

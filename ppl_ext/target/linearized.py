@@ -1,0 +1,92 @@
+"""Observed distributions of a model made linear at one position.
+
+A Gaussian whose precision is the Gauss-Newton matrix belongs to the model with outputs that are
+linear in its parameters (A. Immer, M. Korzepa and M. Bauer, "Improving predictions of Bayesian
+neural nets via local linearization", 2021, https://arxiv.org/abs/2008.08400). What is linear are
+the parameters of the observed distribution on a scale of all real numbers, its natural one for the
+usual families: locations and logits as they are, probabilities of two classes by their logit and of
+several by their logarithms, and positive parameters (scales, rates) by their logarithm, so that
+they stay positive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ppl_ext.errors import ArgumentError
+from ppl_ext.target.outputs import COMPONENT, MIXING, ObservedOutput
+
+
+class Scale(NamedTuple):
+    """A scale without bounds: ``natural`` leads a parameter there, ``value`` leads back."""
+
+    natural: Callable[[Any], Any]
+    value: Callable[[Any], Any]
+
+
+def identity(value: Any) -> Any:
+    """The scale of parameters that are without bounds."""
+    return value
+
+
+class Linearized:
+    """The outputs of one observed site on natural scales.
+
+    Parameters
+    ----------
+    output : ObservedOutput
+    scale_of : callable
+        From a constraint of the host to a :class:`Scale`; None for numbers that are counted, and
+        a ``NotImplementedError`` for constraints that have none.
+
+    Raises
+    ------
+    ArgumentError
+        A parameter has no such scale.
+    """
+
+    def __init__(
+        self, output: ObservedOutput[Any], scale_of: Callable[[Any], Scale | None]
+    ) -> None:
+        self.output = output
+        self.scales: dict[str, Scale] = {}
+        for name in output.parameters:
+            constraint = _constraint(output, name)
+            try:
+                if constraint is None or output.base is not None:
+                    raise NotImplementedError
+                scale = scale_of(constraint)
+            except NotImplementedError:
+                raise ArgumentError(
+                    "Expected observed distributions whose parameters are real, positive, "
+                    f"probabilities or counts, to make them linear, found parameter '{name}' of "
+                    f"{output.distribution.__name__} at site '{output.name}'. Leave linearize out, "
+                    "or write the site as a distribution whose parameters are so."
+                ) from None
+            if scale is not None:
+                self.scales[name] = scale
+
+    def natural(self) -> dict[str, Any]:
+        """The parameters on their natural scales."""
+        given = self.output.parameters
+        return {name: scale.natural(given[name]) for name, scale in self.scales.items()}
+
+    def distribution(self, natural: Mapping[str, Any]) -> Any:
+        """The site's distribution at other values of these, masked as the site is."""
+        values = {name: scale.value(natural[name]) for name, scale in self.scales.items()}
+        found = self.output.built(values)
+        if self.output.mask is not None:
+            found = found.mask(self.output.mask)
+        return found.to_event(self.output.declared) if self.output.declared else found
+
+
+def _constraint(output: ObservedOutput[Any], name: str) -> Any:
+    """The constraint of a parameter, as its class declares it."""
+    kind, own = output.distribution, name
+    if output.parts is not None:
+        for prefix, part in ((MIXING, output.parts.mixing), (COMPONENT, output.parts.component)):
+            if name.startswith(prefix):
+                kind, own = part, name.removeprefix(prefix)
+    declared = getattr(kind, "arg_constraints", None)
+    return declared.get(own) if isinstance(declared, Mapping) else None

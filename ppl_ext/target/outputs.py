@@ -1,0 +1,181 @@
+"""Distributions of observed sites without their wrappers, as parameters to be differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple
+
+from ppl_ext.target.scores import Array
+
+#: Before the names of a base distribution's parameters.
+BASE = "base_dist."
+#: Before the names of the parameters of a mixture's parts.
+MIXING, COMPONENT = "mixing.", "component."
+
+# For JAX: what is no array is part of a program.
+_STATIC = {"static": True}
+
+
+class Parts(NamedTuple):
+    """What a mixture of one family is made of.
+
+    Parameters
+    ----------
+    mixing, component : type
+        Classes of the distribution over components, and of the components.
+    declared : int
+        Rightmost dimensions of the components that ``to_event`` made event dimensions.
+    """
+
+    mixing: type
+    component: type
+    declared: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedOutput(Generic[Array]):
+    """One observed site: a distribution's parameters at a latent position, and the data.
+
+    The batch shape of the parameters counts the dimensions that ``to_event`` declared as event
+    dimensions, because the elements along them are independent.
+
+    Parameters
+    ----------
+    parameters : dict of str to array
+        What the distribution was built from, each broadcast to ``batch`` + its event shape. In Pyro
+        left as it is where that is impossible, as of a distribution with fewer batch dimensions
+        than its parameter has.
+    value : array
+        Observed value.
+    scale : float or array
+        Factor on the log probability (plates, handlers of scale), broadcastable to the site's batch
+        shape.
+    mask : bool array or None
+        Which elements count, in the shape of the parameters' batch; None when all do.
+    distribution : type
+        Class of the distribution without its wrappers (independent, expanded, masked).
+    event_dim : int
+        Number of rightmost dimensions that belong to one observation, ``to_event`` included.
+    name : str
+    declared : int
+        Rightmost dimensions of ``batch`` that ``to_event`` made event dimensions.
+    batch : tuple of int
+        Shape of the elements that are independent given the parameters.
+    event_shape : tuple of int
+        Event shape of the distribution without its wrappers.
+    plates : tuple of str
+        Plates around the site.
+    base : type or None
+        For a zero-inflated distribution: the class that it is made of, whose parameters are
+        among this one's as ``base_dist.NAME``.
+    parts : Parts or None
+        For a mixture: what it is made of. Its parameters are those of the parts, as ``mixing.NAME``
+        and ``component.NAME``.
+    """
+
+    parameters: dict[str, Array]
+    value: Array
+    scale: Any
+    mask: Array | None
+    distribution: type = field(metadata=_STATIC)
+    event_dim: int = field(metadata=_STATIC)
+    name: str = field(metadata=_STATIC)
+    declared: int = field(metadata=_STATIC)
+    batch: tuple[int, ...] = field(metadata=_STATIC)
+    event_shape: tuple[int, ...] = field(metadata=_STATIC)
+    plates: tuple[str, ...] = field(metadata=_STATIC)
+    base: type | None = field(default=None, metadata=_STATIC)
+    parts: Parts | None = field(default=None, metadata=_STATIC)
+
+    def built(self, parameters: Mapping[str, Array]) -> Any:
+        """The distribution, without its wrappers, with other values of some parameters."""
+        given = {**self.parameters, **parameters}
+        if self.parts is None:
+            return self.distribution(**given)
+
+        def of(kind: type, prefix: str) -> Any:
+            names = [name for name in given if name.startswith(prefix)]
+            return kind(**{name.removeprefix(prefix): given[name] for name in names})
+
+        mixing, kind, declared = self.parts
+        components = of(kind, COMPONENT)
+        if declared:
+            components = components.to_event(declared)
+        return self.distribution(of(mixing, MIXING), components)
+
+
+def unwrapped(
+    fn: Any, independent: Any, masked: Any, expanded: Any
+) -> tuple[Any, list[tuple[Any, int]], int]:
+    """Innermost distribution, masks with the declared dimensions outside them, and all of these.
+
+    Declared are the event dimensions that come from ``to_event``, not from the distribution. The
+    classes are the host's wrappers.
+    """
+    masks: list[tuple[Any, int]] = []
+    declared = 0
+    while isinstance(fn, independent | masked | expanded):
+        if isinstance(fn, independent):
+            declared += fn.reinterpreted_batch_ndims
+        elif isinstance(fn, masked):
+            masks.append((fn._mask, declared))
+        fn = fn.base_dist
+    return fn, masks, declared
+
+
+def can_expand(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether an array of a shape can be repeated to another one."""
+    pairs = zip(reversed(shape), reversed(wanted), strict=False)
+    return len(shape) <= len(wanted) and all(size in (1, other) for size, other in pairs)
+
+
+def prediction_terms(
+    outer: Any,
+    fn: Any,
+    value: Any,
+    shape: tuple[int, ...],
+    classes: Any,
+    mask: Any,
+    broadcast: Callable[[Any, tuple[int, ...]], Array],
+) -> dict[str, Array]:
+    """What a distribution says of values that are yet to be seen, as arrays in a value's shape.
+
+    Parameters
+    ----------
+    outer, fn
+        The distribution, and it without its wrappers.
+    value : array
+    shape : tuple of int
+        The value's, together with its distribution's.
+    classes : array or None
+        Class probabilities, with a last axis for the classes, of distributions over classes.
+    mask : array or None
+        Which elements of the parameters' batch count.
+    broadcast : callable
+        An array in another shape.
+
+    Returns
+    -------
+    dict of str to array
+        For distributions over classes ``probabilities``, with a last axis for the classes. For
+        others ``mean`` and ``variance``, where the distribution has them, and for continuous ones
+        ``cdf``, the distribution function at the value, likewise. ``mask`` says which elements
+        count, where some do not.
+    """
+    found: dict[str, Array] = {}
+    if classes is not None:
+        found["probabilities"] = broadcast(classes, shape + tuple(classes.shape[-1:]))
+    else:
+        # A host's base class raises this where a distribution does not have what is asked for.
+        for name in ("mean", "variance"):
+            with suppress(NotImplementedError):
+                found[name] = broadcast(getattr(outer, name), shape)
+        if not fn.event_shape and not fn.support.is_discrete:
+            with suppress(NotImplementedError):
+                found["cdf"] = broadcast(fn.cdf(value), shape)
+    if mask is not None:
+        own = (1,) * len(fn.event_shape)
+        found["mask"] = broadcast(mask.reshape(tuple(mask.shape) + own), shape)
+    return found
