@@ -102,6 +102,8 @@ from ppl_ext.errors import (
     StartWarning,
     UnsettledWarning,
 )
+from ppl_ext.fit.compare import compare
+from ppl_ext.fit.evidence import LogEvidence
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.networks import priors
@@ -130,9 +132,11 @@ __all__ = [
     # the right answer, or a clear no
     "Calibration",
     "Fit",
+    "LogEvidence",
     "Verdict",
     "calibrate",
     "check",
+    "compare",
     "fit",
     "load_fit",
     "warm_chains",
