@@ -125,17 +125,9 @@ def fit(
         rows = None if sharding is None else sharding.of_rows_alone()
         return ProximalScoreVI(program, chosen, estimator=estimator, sharding=rows)
 
+    ways = partial(ways_of, model, engine_of=engine_of, sharding=sharding)
     return shared.fit(
-        lambda: ways_of(
-            model,
-            args,
-            kwargs,
-            seed,
-            generator,
-            engine_of=engine_of,
-            sharding=sharding,
-            passes=passes,
-        ),
+        lambda: ways(args, kwargs, seed, generator, passes=passes),
         generator,
         seed,
         budget=budget,
@@ -144,6 +136,7 @@ def fit(
         exact=exact,
         progress_bar=progress_bar,
         has_engine=guide is not None or engine is not None,
+        again=ways if passes is None else None,
         clock=time.perf_counter if sharding is None else sharding.clock,
     )
 
@@ -185,7 +178,8 @@ def load_fit(
         assert model is not None
         return ways_of(model, args, kwargs, seed, generator, passes=passes)
 
-    return shared.load_fit(path, None if model is None else ways)
+    again = None if model is None or passes is not None else partial(ways_of, model)
+    return shared.load_fit(path, None if model is None else ways, again)
 
 
 def seed_of(rng_key: Array) -> int:

@@ -128,17 +128,9 @@ def fit(
         chosen = guide or GUIDES[guide_for(target.dim)]
         return ProximalScoreVI(program, chosen, estimator=estimator, seed=seed, sharding=sharding)
 
+    ways = partial(ways_of, model, engine_of=engine_of, sharding=sharding)
     return shared.fit(
-        lambda: ways_of(
-            model,
-            args,
-            kwargs,
-            seed,
-            generator,
-            engine_of=engine_of,
-            sharding=sharding,
-            passes=passes,
-        ),
+        lambda: ways(args, kwargs, seed, generator, passes=passes),
         generator,
         seed,
         budget=budget,
@@ -148,6 +140,7 @@ def fit(
         progress_bar=progress_bar and (sharding is None or sharding.writes),
         clock=time.perf_counter if sharding is None else sharding.clock,
         has_engine=guide is not None or engine is not None,
+        again=ways if passes is None else None,
     )
 
 
@@ -187,7 +180,8 @@ def load_fit(
         assert model is not None
         return ways_of(model, args, kwargs, seed, generator, passes=passes)
 
-    return shared.load_fit(path, None if model is None else ways)
+    again = None if model is None or passes is not None else partial(ways_of, model)
+    return shared.load_fit(path, None if model is None else ways, again)
 
 
 def ways_of(

@@ -128,12 +128,15 @@ class Window:
         Shares of trajectories that diverged.
     jumped : array (N,)
         Mean acceptance of jumps.
+    values : array (N, M)
+        Log densities at the draws.
     """
 
     draws: Float[np.ndarray, "N M D"]
     chances: Float[np.ndarray, "N M"]
     divergent: Float[np.ndarray, " N"]
     jumped: Float[np.ndarray, " N"]
+    values: Float[np.ndarray, "N M"]
 
     @classmethod
     def joined(cls, windows: Sequence[Window]) -> Window:
@@ -143,6 +146,7 @@ class Window:
             np.concatenate([each.chances for each in windows]),
             np.concatenate([each.divergent for each in windows]),
             np.concatenate([each.jumped for each in windows]),
+            np.concatenate([each.values for each in windows]),
         )
 
     @property
@@ -286,7 +290,7 @@ def _window(
     tuning: bool,
 ) -> tuple[Chains, Window]:
     """So many transitions, fewer where the budget ends."""
-    draws, chances, divergent, jumped = [], [], [], []
+    draws, chances, divergent, jumped, values = [], [], [], [], []
     for number in range(length):
         if number >= LEAST_WINDOW and not has_budget():
             break
@@ -301,12 +305,14 @@ def _window(
         chances.append(chance)
         divergent.append(share)
         jumped.append(jump)
+        values.append(chains.values)
     shape = (len(draws), *chains.positions.shape)
     found = Window(
         np.reshape(draws, shape),
         np.reshape(chances, shape[:2]),
         np.array(divergent),
         np.array(jumped),
+        np.reshape(values, shape[:2]),
     )
     return chains, found
 

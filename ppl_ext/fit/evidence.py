@@ -29,9 +29,10 @@ from ppl_ext.fit.verdict import Verdict
 if TYPE_CHECKING:
     from ppl_ext.fit.ladder import Climbed
 
-#: Draws of the fit whose densities are taken at most, and draws of the proposal, first and at most:
-#: these are doubled until the error is small.
-DRAWS, PROPOSED, MOST_PROPOSED = 1_024, 512, 4_096
+#: Draws of the fit that are looked at, at most: more would take much memory and tell little.
+DRAWS = 8_000
+#: Draws of the proposal, first and at most: they are doubled until the error is small.
+PROPOSED, MOST_PROPOSED = 512, 4_096
 #: Nats of error below which no more are taken.
 SMALL = 0.02
 #: Weight of the proposal that is fitted to draws, beside the one that the chains jump to: whichever
@@ -125,7 +126,10 @@ def log_evidence(climbed: Climbed, verdict: Verdict, seed: int) -> LogEvidence:
 @np.errstate(all="ignore")
 def _of_trusted(climbed: Climbed, generator: np.random.Generator) -> LogEvidence:
     problem, symmetry, sampled = climbed.problem, climbed.symmetry, climbed.sampled
-    positions = climbed.positions if symmetry is None else symmetry.ordered(climbed.positions)
+    spacing = math.ceil(math.prod(climbed.positions.shape[:2]) / DRAWS)
+    positions = climbed.positions[::spacing]
+    if symmetry is not None:
+        positions = symmetry.ordered(positions)
     number, chains, dim = positions.shape
     taken = 0
 
@@ -149,9 +153,8 @@ def _of_trusted(climbed: Climbed, generator: np.random.Generator) -> LogEvidence
         proposal = Proposal(
             (*modes, *own.modes), np.concatenate([FITTED * weights, (1.0 - FITTED) * own.weights])
         )
-        kept = positions[half :: max(1, math.ceil((number - half) * chains / DRAWS))]
-        flat = kept.reshape(-1, dim)
-        of_draws = (log_densities(flat) - proposal.log_density(flat)).reshape(len(kept), chains)
+        log_q = proposal.log_density(positions[half:].reshape(-1, dim))
+        of_draws = sampled.window.values[::spacing][half:] - log_q.reshape(-1, chains)
     of_proposal = np.zeros(0)
     while True:
         drawn = proposal.draw(max(PROPOSED, len(of_proposal)), generator)
@@ -160,6 +163,9 @@ def _of_trusted(climbed: Climbed, generator: np.random.Generator) -> LogEvidence
         value, error = _estimate(of_draws, of_proposal)
         if error < SMALL or len(of_proposal) >= MOST_PROPOSED:
             break
+    if not math.isfinite(error):
+        reason = "No draw of the proposal has a density of the program."
+        return LogEvidence(None, None, reason, taken)
     rounding = problem.epsilon * abs(value)
     if of_draws is None:
         khat = pareto_khat(LogRatios(of_proposal, rounding)).khat
@@ -169,9 +175,6 @@ def _of_trusted(climbed: Climbed, generator: np.random.Generator) -> LogEvidence
                 f"{KHAT}. Fit with exact=True."
             )
             return LogEvidence(None, None, reason, taken)
-    if not math.isfinite(error):
-        reason = "No draw of the proposal has a density of the program."
-        return LogEvidence(None, None, reason, taken)
     value += _log_orders(symmetry)
     return LogEvidence(value, math.hypot(error, rounding), "", taken)
 

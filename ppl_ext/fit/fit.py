@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from ppl_ext.arguments import entry
 from ppl_ext.chains.convergence import convergence
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.sampler import go_on
@@ -21,6 +22,7 @@ from ppl_ext.fit import policy
 from ppl_ext.fit.evidence import LogEvidence, log_evidence
 from ppl_ext.fit.ladder import Climbed, climb, staged, with_chains
 from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.fit.refit import refitted
 from ppl_ext.fit.saved import as_tree, from_tree
 from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
@@ -133,6 +135,10 @@ LOAD_DOCUMENTATION = """
 
 #: What is given to :func:`load_fit`: from a seed and a generator to the ways to write a program.
 Ways = Callable[[int, np.random.Generator], Iterable[Problem]]
+#: What is given to a :class:`Fit`, for other arguments: these, a seed and a generator.
+Again = Callable[[tuple[Any, ...], dict[str, Any], int, np.random.Generator], Iterator[Problem]]
+#: Seed of the seed of a fit to other arguments.
+SEED = 46
 
 
 class Fit:
@@ -166,6 +172,7 @@ class Fit:
         generator: np.random.Generator | None = None,
         seed: int = 0,
         unbound: Mapping[str, Any] | None = None,
+        again: Again | None = None,
     ) -> None:
         self.draws, self.verdict, self.num_chains = draws, verdict, num_chains
         self._climbed, self._generator, self._seed = climbed, generator, seed
@@ -173,10 +180,17 @@ class Fit:
         self._arguments = "" if climbed is None else climbed.problem.digest()
         # The rest of a file that was read without its program.
         self._unbound = unbound
+        self._again = again
         self._log_evidence: LogEvidence | None = None
 
     @classmethod
-    def of(cls, climbed: Climbed, generator: np.random.Generator, seed: int) -> Fit:
+    def of(
+        cls,
+        climbed: Climbed,
+        generator: np.random.Generator,
+        seed: int,
+        again: Again | None = None,
+    ) -> Fit:
         """What a climb ended with."""
         draws, chains = climbed.draws, climbed.positions.shape[1]
         correction = climbed.evidence.correction
@@ -184,7 +198,7 @@ class Fit:
         judged = climbed.ordered_draws
         sites = {name: _figures(np.asarray(judged[name]), chains, share) for name in draws}
         verdict = climbed.problem.observed.judged(replace(climbed.verdict, by_site=sites))
-        return cls(draws, verdict, chains, climbed, generator, seed)
+        return cls(draws, verdict, chains, climbed, generator, seed, again=again)
 
     @property
     def ordered_draws(self) -> dict[str, Any]:
@@ -251,12 +265,15 @@ class Fit:
         return self._log_evidence
 
     def _check_data(self, problem: Problem) -> None:
-        if problem.digest() != self._arguments:
+        if not self._has_its_data(problem):
             raise ArgumentError(
                 "Expected the data that were fitted, found other numbers in the model's arguments: "
                 "they were changed in place since. Fit again for those, or give the model a copy "
                 "of data that are to change."
             )
+
+    def _has_its_data(self, problem: Problem) -> bool:
+        return problem.digest() == self._arguments
 
     def get_samples(self, *_: Any, num_samples: int | None = None, **__: Any) -> dict[str, Any]:
         """The draws, see ``draws``, or so many of them at most, as many of each chain.
@@ -342,13 +359,84 @@ class Fit:
                 note = "" if made == wanted else f"{made} of {wanted} transitions of each chain"
                 found = with_chains(climbed, longer)
                 found.stages.append(Stage("more chains", meter.evaluations, meter.elapsed, note))
-                made_anew = Fit.of(found, generator, self._seed)
+                made_anew = Fit.of(found, generator, self._seed, self._again)
                 bar.set_description(made_anew.verdict.level)
         except BaseException:
             generator.bit_generator.state, problem.evaluate.calls = before
             raise
         vars(self).update(vars(made_anew))
         return self
+
+    @entry
+    def refit(
+        self,
+        *args: Any,
+        budget: int | None = None,
+        seconds: float | None = None,
+        target_ess: float = TARGET_ESS,
+        progress_bar: bool = True,
+        **kwargs: Any,
+    ) -> Fit:
+        """Fit the same program to other arguments, such as more rows, from what this fit knows.
+
+        The draws are reweighted to the new posterior. Where the weights are too uneven, a Normal
+        or a mixture is fitted to them, and its draws are reweighted. Where that does not reach,
+        where there are other latent sites, where labels can be exchanged, or where this fit is not
+        trusted, the program is fitted from anew. Some paths look for modes that the draws lack in
+        any case. The stage "refit" of ``history`` says which way was taken, and so do the verdict's
+        reasons.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            The model's arguments, all of them, with all rows.
+        budget, seconds, target_ess, progress_bar
+            As in ``fit``. Reweighted draws are worth as many as these are, or more than three
+            quarters.
+
+        Returns
+        -------
+        Fit
+            Another one, with its own verdict: "corrected" where draws were reweighted. This fit
+            stays as it is.
+
+        Raises
+        ------
+        ArgumentError
+            The fit was loaded without its program, has its rows from a loader, or is an engine's;
+            or as ``fit`` raises it.
+        ModelCheckError
+            The model cannot be fitted to these arguments.
+        """
+        again = self._again
+        if again is None:
+            _ = self.climbed
+            raise ArgumentError(
+                "Expected a fit of arguments by chains, found one of a loader or of an engine. "
+                "Fit again."
+            )
+        seed = int(np.random.default_rng((SEED, self._seed)).integers(2**31))
+        generator = np.random.default_rng(seed)
+        return fit(
+            lambda: again(args, kwargs, seed, generator),
+            generator,
+            seed,
+            budget=budget,
+            seconds=seconds,
+            target_ess=target_ess,
+            exact=True,
+            progress_bar=progress_bar,
+            again=again,
+            known=self,
+        )
+
+    def _why_not(self) -> str:
+        """Why the draws serve no other fit; empty where they may."""
+        if not self.verdict.trusted:
+            return "its draws are not trusted"
+        if not self._has_its_data(self.climbed.problem):
+            return "its data were changed in place since"
+        return ""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save all that the fit has but its program; the file is complete or absent.
@@ -398,7 +486,7 @@ class Fit:
         return f"Fit({number} draws, {self.verdict.level})"
 
 
-def load_fit(path: str | os.PathLike[str], ways: Ways | None) -> Fit:
+def load_fit(path: str | os.PathLike[str], ways: Ways | None, again: Again | None = None) -> Fit:
     """See the packages' ``load_fit``; ``ways`` to write the program, or None without one."""
     _, state = state_files.load(os.fspath(path), "fit", lambda array, _: array)
     with state_files.reading(path):
@@ -433,8 +521,8 @@ def load_fit(path: str | os.PathLike[str], ways: Ways | None) -> Fit:
         stages = from_tree(rest["stages"], {})
         climbed = Climbed(problem, positions, sampled, evidence, stages, symmetry)
         if sampled is None:
-            return Fit(draws, verdict, chains, climbed, generator, seed)
-        return Fit.of(climbed, generator, seed)
+            return Fit(draws, verdict, chains, climbed, generator, seed, again=again)
+        return Fit.of(climbed, generator, seed, again)
 
 
 def _check_draws(draws: Mapping[str, np.ndarray], gaps: Sequence[str], verdict: Verdict) -> None:
@@ -522,11 +610,14 @@ def fit(
     progress_bar: bool,
     has_engine: bool = False,
     clock: Callable[[], float] = time.perf_counter,
+    again: Again | None = None,
+    known: Fit | None = None,
 ) -> Fit:
     """Fit what ``problems`` makes of a program; see the packages' ``fit``.
 
     ``has_engine`` tells whether the draws are to be those of the problems' own engine, and
-    ``clock`` by which seconds are counted, where several processes have to decide alike.
+    ``clock`` by which seconds are counted, where several processes have to decide alike. ``again``
+    makes problems of other arguments, for ``Fit.refit``, which has a ``known`` fit.
     """
     check_count("budget", budget, optional=True)
     check_number("seconds", seconds, optional=True)
@@ -542,8 +633,12 @@ def fit(
         ways = problems()
         written = next(ways)
         written.observed.warn()
-        climbed = climb(written, ways, generator, wanted, meter)
-        found = Fit.of(climbed, generator, seed)
+        if known is None:
+            climbed = climb(written, ways, generator, wanted, meter)
+        else:
+            why = known._why_not()
+            climbed = refitted(known.climbed, why, written, ways, generator, wanted, meter)
+        found = Fit.of(climbed, generator, seed, None if has_engine else again)
         if has_engine and found.num_chains > 1:
             found = _of_engine(written, found, meter)
         bar.set_description(found.verdict.level)
