@@ -32,6 +32,7 @@ from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, Sample, passes_of, total_rows
 from ppl_ext.documented import documented
 from ppl_ext.fit import fit as shared
+from ppl_ext.fit import many
 from ppl_ext.fit.engine import (
     check_own_engine,
     epoch_of,
@@ -40,6 +41,7 @@ from ppl_ext.fit.engine import (
     number_of_draws,
 )
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
+from ppl_ext.fit.many import MANY_DOCUMENTATION, Fits, calls_of
 from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.problem import (
     Approximate,
@@ -49,6 +51,7 @@ from ppl_ext.fit.problem import (
     Rows,
     problem_of,
 )
+from ppl_ext.fit.programs import Programs
 from ppl_ext.running.settling import Settling
 from ppl_ext.running.sharding import check_sharding
 from ppl_ext.start import search
@@ -141,6 +144,60 @@ def fit(
     )
 
 
+@documented(
+    MANY_DOCUMENTATION,
+    host="NumPyro",
+    randomness="rng_key : array\n        JAX random key.",
+)
+@entry
+def fit_many(
+    rng_key: Array,
+    model: Callable[..., Any],
+    *args: Any,
+    axis: int | Mapping[str, int] = 0,
+    budget: int | None = None,
+    seconds: float | None = None,
+    target_ess: float = TARGET_ESS,
+    exact: bool = True,
+    progress_bar: bool = True,
+    **kwargs: Any,
+) -> Fits:
+    """Fits of one program to many data sets of one shape.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([[1.0, 2.0, 2.0, 3.0], [6.0, 7.0, 7.0, 8.0]])
+    >>> found = nx.fit_many(jax.random.key(0), model, y)
+    >>> print(found, found.draws["mean"].mean(1).round())
+    Fits(2 data sets, 2 trusted) [2. 7.]
+    """
+    check_key(rng_key)
+    calls = calls_of(model, args, kwargs, axis, _as_array)
+    return many.fit_many(
+        partial(ways_of, model),
+        calls,
+        seed_of(rng_key),
+        progress_bar,
+        budget=budget,
+        seconds=seconds,
+        target_ess=target_ess,
+        exact=exact,
+    )
+
+
+def _as_array(value: Any) -> np.ndarray | None:
+    # JAX would compile a program for each slice.
+    return np.asarray(value) if isinstance(value, (Array, np.ndarray)) else None
+
+
 @documented(LOAD_DOCUMENTATION, host="NumPyro")
 @entry
 def load_fit(
@@ -198,12 +255,15 @@ def ways_of(
     engine_of: EngineOf | None = None,
     sharding: Sharding | None = None,
     passes: Passes | None = None,
+    programs: Programs | None = None,
 ) -> Iterator[Problem]:
     """A program as what a fit asks of it: as written first, then with sites non-centred.
 
     Parameters without a prior are held as in ``held`` where they are there. Rows come from a
-    loader where there are ``passes``, to which ``args`` and ``kwargs`` add.
+    loader where there are ``passes``, to which ``args`` and ``kwargs`` add. What does not depend on
+    the arguments' numbers is taken from ``programs`` where it is there.
     """
+    once = Programs() if programs is None else programs
     key, strategy_key = random.split(random.key(seed))
     sample, of_all = None, kwargs
     if passes is not None:
@@ -211,7 +271,10 @@ def ways_of(
         sample = passes.sample(on_host, search.MOST_ROWS, clock)
         args, kwargs = sample.batch.args, {**of_all, **sample.batch.kwargs}
     with nullcontext() if sample is None else sample.meeting():
-        target = LogDensity(model, key, args, kwargs, engine=engine, sharding=sharding)
+        target = once(
+            "as written",
+            lambda: LogDensity(model, key, args, kwargs, engine=engine, sharding=sharding),
+        )
     fitted = {name: value for name, value in (held or {}).items() if name in target.held}
     if fitted:
         target = target.with_held({**target.held, **fitted})
@@ -232,14 +295,20 @@ def ways_of(
         return dict(found)
 
     own = _by_engine(engine_of, model, target, data, strategy_key, passes, of_all)
-    rows = rows_of(target, data)
+    rows = rows_of(target, data, once("its pieces", lambda: pieces_of(target)))
     options = strategy_key, generator, rows, digest, own, passes is not None
     yield _problem("as written", target, target, data, as_written, *options)
-    moves = Moves() if target.plates or rows.every else moves_of(target, data)
+    may_move = not (target.plates or rows.every)
+    moves = once("moves", lambda: moves_of(target, data) if may_move else Moves())
     if not moves.latents:
         return
     program = noncentred(model, moves, target.layout.names)
-    moved = LogDensity(program, key, args, kwargs, engine=engine, check=False, sharding=sharding)
+    moved = once(
+        "non-centred",
+        lambda: LogDensity(
+            program, key, args, kwargs, engine=engine, check=False, sharding=sharding
+        ),
+    )
     moved_data = moved.bind(*args, **kwargs)
 
     def of_sites(z: np.ndarray) -> dict[str, Array]:
@@ -248,7 +317,7 @@ def ways_of(
 
     name = f"with {', '.join(moves.latents)} non-centred"
     own = _by_engine(engine_of, program, moved, moved_data, strategy_key, passes, of_all)
-    rows = rows_of(moved, moved_data)
+    rows = rows_of(moved, moved_data, once("its pieces, non-centred", lambda: pieces_of(moved)))
     options = strategy_key, generator, rows, digest, own, passes is not None
     yield _problem(name, moved, target, moved_data, of_sites, *options, moves.latents)
 
@@ -256,6 +325,7 @@ def ways_of(
 def _rows(
     target: LogDensity,
     data: Data,
+    piece: Callable[[Data, dict[str, np.ndarray] | None], Piece],
     *,
     sample: Sample | None,
     passes: Passes | None,
@@ -263,7 +333,6 @@ def _rows(
     generator: np.random.Generator,
 ) -> Rows:
     """Of which rows the density of a target is evaluated."""
-    piece = pieces_of(target)
     if sample is None or passes is None:
         return Rows.of_plates(target.plates, lambda rows: piece(data, rows), generator)
     over = pieces_of(target.over(passes))
