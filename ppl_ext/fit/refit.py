@@ -107,12 +107,12 @@ class _Weighed:
 
     def joined(self, other: _Weighed) -> _Weighed:
         """These and others, of one proposal."""
-        pairs = zip(
-            (self.positions, self.values, self.log_ratios),
-            (other.positions, other.values, other.log_ratios),
-            strict=True,
+        return _Weighed(
+            np.concatenate([self.positions, other.positions]),
+            np.concatenate([self.values, other.values]),
+            np.concatenate([self.log_ratios, other.log_ratios]),
+            self.rounding,
         )
-        return _Weighed(*map(np.concatenate, pairs), self.rounding)
 
     def resampled(self, generator: np.random.Generator) -> np.ndarray:
         """As many rows in proportion to the weights, as evenly as can be, in random order."""
