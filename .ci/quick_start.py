@@ -30,7 +30,7 @@ for site, mean, deviation in (("alpha", 0.950, 0.863), ("beta", 9.983, 4.287)):
     for found in (particles[site], idata.posterior[site]):
         assert abs(float(found.mean()) - mean) < 0.25 * deviation, (site, found.mean())
         assert abs(float(found.std()) / deviation - 1) < 0.35, (site, found.std())
-assert replicated.shape == (64, 4), replicated.shape
+assert replicated.shape[1:] == (4,) and len(replicated) > 100, replicated.shape
 for group in ("posterior_predictive", "log_likelihood", "observed_data"):
     assert idata[group]["deaths"].shape[-1] == 4, group
 """

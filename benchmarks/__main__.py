@@ -66,6 +66,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.logistic",
         "SVGD with variance reduction on logistic regression, write out/",
     ),
+    "network-truth": (
+        "benchmarks.network_truth",
+        "outputs of small networks by every method against long chains, write out/",
+    ),
     "noisy-scores": (
         "benchmarks.noisy_scores",
         "Normal guides by noisy scores: the closed form against rivals with an oracle, write out/",

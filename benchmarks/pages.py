@@ -92,6 +92,11 @@ TABLES: dict[str, tuple[str | tuple[str, ...], str]] = {
     "score-vi, mixtures": ("synthetic.jsonl", "benchmarks.synthetic.report:mixtures_table"),
     "kills": ("kills.jsonl", "benchmarks.process.kills:page_table"),
     "networks": ("bnn.jsonl", "benchmarks.bnn.report:page_table"),
+    "network truth": ("network-truth.jsonl", "benchmarks.network_truth.report:page_table"),
+    "network truth, references": (
+        "network-truth.jsonl",
+        "benchmarks.network_truth.report:references_table",
+    ),
     "networks, best": ("bnn.jsonl", "benchmarks.bnn.report:best_table"),
     "newton, along a run": ("newton-curvature.jsonl", "benchmarks.bnn.studies:matrices_table"),
     "uncertainty": ("uncertainty.jsonl", "benchmarks.uncertainty.figure:table"),

@@ -32,7 +32,7 @@ from benchmarks.records import Record
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 #: Studies that take up what they have recorded.
-RESUMED = ("bnn", "images", "forecasting", "posteriordb")
+RESUMED = ("bnn", "images", "forecasting", "posteriordb", "network-truth")
 #: Curves of networks along a run that are kept.
 CURVES = ("epoch", "seconds", "processor seconds", "test NLL")
 #: Seconds that a part has to write its records after it was asked to stop.
@@ -159,6 +159,16 @@ def _parts() -> Iterator[Part]:
     for name, minutes in sets.items():
         options = f"--sets {name} --splits 5 --methods SGLD MFVI"
         yield from _both("bnn", options, 2.0 * minutes, "Chen et al., section 2.1")
+    # References go to the folder of the study, and are committed from there.
+    networks = {"curve": 10, "moons": 10, "curve-spread": 15, "curve-deep": 15, "wine": 15}
+    networks |= {"yacht": 30, "digits-convolution": 30, "breast-cancer": 30, "diabetes": 40}
+    networks |= {"diabetes-spread": 60, "digits": 120, "wine-red": 240}
+    for name, minutes in networks.items():
+        words = ("--references", "--networks", name, "--backend", "numpyro")
+        yield Part("network-truth", words, 2.0 * minutes, "references of networks")
+    for name, minutes in networks.items():
+        options = f"--networks {name} --seeds 3"
+        yield from _both("network-truth", options, 3.0 * minutes, "networks by their outputs")
     options = "--parts fits --images 2000 --test-images 500 --first 120 --steps 40 --draws 5 "
     options += "--methods ADVI proximal --seeds 3"
     yield from _both("vision", options, 30.0, f"{kim}, Table 1 in its structure")

@@ -68,6 +68,7 @@ from numpyro_ext.laplace import LaplaceGGN
 from numpyro_ext.networks import random_module
 from numpyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
 from numpyro_ext.sgmcmc import (
+    MCLMC,
     PSGLD,
     SGHMC,
     SGLD,
@@ -159,6 +160,7 @@ __all__ = [
     "LevenbergMarquardt",
     "NewtonSystem",
     # stochastic gradient MCMC
+    "MCLMC",
     "PSGLD",
     "SGHMC",
     "SGLD",

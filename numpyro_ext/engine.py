@@ -61,24 +61,24 @@ from ppl_ext.batches.passes import check_not_shared
 from ppl_ext.batches.stream import Stream, check_no_arguments
 from ppl_ext.engines.base import EngineShell
 from ppl_ext.engines.judgement import Drawn, Judgement
+from ppl_ext.engines.result import run_page, run_text
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError, RankLostError
-from ppl_ext.fit.problem import Rows
 from ppl_ext.options import described
 from ppl_ext.process import hold, release, swapped
 from ppl_ext.running import state_files
 from ppl_ext.running.best import Best, warn_if_lost
+from ppl_ext.running.piece import Piece, joined
 from ppl_ext.running.run import (
     LARGEST_PIECE,
     Cadence,
-    Piece,
     check_num_steps,
     hand_over,
-    joined,
     take_steps,
 )
 from ppl_ext.running.settling import Settled, Settling, check_saved, rule_of, warn_if_unsettled
 from ppl_ext.running.sharding import lost_rank
 from ppl_ext.start.given import HOST
+from ppl_ext.start.rows import Rows
 from ppl_ext.target.fingerprint import Digest, numbers_of
 
 
@@ -203,6 +203,12 @@ class RunResult(NamedTuple):
     def settled(self) -> bool | None:
         """Whether the run has settled; None where no ``until`` was given."""
         return None if self.settling is None else self.settling.settled
+
+    def __repr__(self) -> str:
+        return run_text(self)
+
+    def _repr_html_(self) -> str:
+        return run_page(self)
 
 
 Callback = Callable[[int, EngineState, Mapping[str, float]], bool | None]
@@ -1046,7 +1052,10 @@ class Engine(EngineShell, ABC):
 
     @on_own_axes
     def get_samples(
-        self, state: EngineState, rng_key: Array | None = None, num_samples: int | None = None
+        self,
+        state: EngineState | RunResult,
+        rng_key: Array | None = None,
+        num_samples: int | None = None,
     ) -> dict[str, Array]:
         """Posterior draws: latent site to constrained values, leading dimension = draws.
 
@@ -1054,14 +1063,14 @@ class Engine(EngineShell, ABC):
 
         Parameters
         ----------
-        state : EngineState
+        state : EngineState or RunResult
         rng_key : array, optional
             Key of the draws of engines that fit a guide. Default: a key derived from the state,
             so that every call gives the same draws. Particle engines do not use it.
         num_samples : int, optional
             Number of draws. Default: the engine's own; particle engines return their particles.
         """
-        plan = self.plan
+        plan, state = self.plan, getattr(state, "state", state)
         self.check_state(state)
         positions = self._draw(plan, state, rng_key, num_samples)
         return self.target.constrain(positions, self.data)

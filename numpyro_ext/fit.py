@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,11 +18,14 @@ from numpyro.infer.autoguide import (
     AutoLowRankMultivariateNormal,
     AutoMultivariateNormal,
 )
+from numpyro.optim import Adam
 
 from numpyro_ext.density import Data, LogDensity
-from numpyro_ext.density.batches import on_host
+from numpyro_ext.density.batches import on_host, place
 from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.density.reparameterise import moves_of, noncentred
+from numpyro_ext.diagnostics.arviz import to_arviz
+from numpyro_ext.diagnostics.predictive import predictions
 from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
 from numpyro_ext.gradients import SVRG
@@ -41,6 +45,7 @@ from ppl_ext.fit.engine import (
     number_of_draws,
 )
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
+from ppl_ext.fit.habits import SEEDS, check_habits, columns_as_arrays, engine_of
 from ppl_ext.fit.many import MANY_DOCUMENTATION, Fits, calls_of
 from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.problem import (
@@ -48,13 +53,14 @@ from ppl_ext.fit.problem import (
     Approximated,
     Meter,
     Problem,
-    Rows,
     problem_of,
 )
 from ppl_ext.fit.programs import Programs
+from ppl_ext.fit.views import NO_NAMES, Names, Views, axis_names
 from ppl_ext.running.settling import Settling
 from ppl_ext.running.sharding import check_sharding
 from ppl_ext.start import search
+from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import Piece
 from ppl_ext.start.start import Start
 from ppl_ext.target.noncentred import Moves
@@ -65,6 +71,12 @@ GUIDES = {
     "low-rank": AutoLowRankMultivariateNormal,
     "diagonal": AutoDiagonalNormal,
 }
+#: What engines get that are given by class or name alone.
+ENGINE_DEFAULTS: dict[str, Callable[[], Any]] = {
+    "optim": lambda: Adam(0.05),
+    "guide": lambda: AutoMultivariateNormal,
+}
+KEY_WORDS = dict.fromkeys(SEEDS, "The key comes first: fit(jax.random.key(0), model, ...).")
 #: The engine of a program, or None where none can fit it.
 EngineOf = Callable[[Callable[..., Any], LogDensity], "Engine | None"]
 
@@ -86,11 +98,14 @@ def fit(
     budget: int | None = None,
     seconds: float | None = None,
     target_ess: float = TARGET_ESS,
+    target_sd_error: float | None = None,
     exact: bool = True,
     guide: Any = None,
-    engine: Engine | None = None,
+    engine: Engine | type[Engine] | str | None = None,
     progress_bar: bool = True,
     sharding: Sharding | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    coords: Mapping[str, Sequence[Any]] | None = None,
     **kwargs: Any,
 ) -> Fit:
     """Draws of a program's posterior that may be trusted, or a clear no.
@@ -112,15 +127,18 @@ def fit(
     >>> print(f"{fit.draws['mean'].mean():.0f} {fit.draws['mean'].std():.1f}")
     2 0.5
     """
+    check_key(rng_key, "fit")
+    check_habits(model, kwargs, "fit", KEY_WORDS)
+    engine = engine_of(engine, model, Engine, ENGINE_DEFAULTS, {})
     check_own_engine(model, guide, engine, Engine)
-    check_key(rng_key)
     check_sharding(sharding, Sharding)
+    names = axis_names(dims, coords)
     passes = passes_of(batches, args)
     keys = random.split(rng_key)
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
     seed = seed_of(keys[1])
 
-    def engine_of(program: Callable[..., Any], target: LogDensity) -> Engine | None:
+    def own_engine(program: Callable[..., Any], target: LogDensity) -> Engine | None:
         if engine is not None or target.local_sites:
             return engine  # guides have no local latents
         estimator = SVRG(epoch_of(target.plates)) if target.plates else None
@@ -128,7 +146,7 @@ def fit(
         rows = None if sharding is None else sharding.of_rows_alone()
         return ProximalScoreVI(program, chosen, estimator=estimator, sharding=rows)
 
-    ways = partial(ways_of, model, engine_of=engine_of, sharding=sharding)
+    ways = partial(ways_of, model, engine_of=own_engine, sharding=sharding, names=names)
     return shared.fit(
         lambda: ways(args, kwargs, seed, generator, passes=passes),
         generator,
@@ -136,6 +154,7 @@ def fit(
         budget=budget,
         seconds=seconds,
         target_ess=target_ess,
+        target_sd_error=target_sd_error,
         exact=exact,
         progress_bar=progress_bar,
         has_engine=guide is not None or engine is not None,
@@ -205,6 +224,8 @@ def load_fit(
     model: Callable[..., Any] | None = None,
     *args: Any,
     batches: Iterable[Any] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    coords: Mapping[str, Sequence[Any]] | None = None,
     **kwargs: Any,
 ) -> Fit:
     """Read a fit that ``Fit.save`` has written.
@@ -229,13 +250,13 @@ def load_fit(
     True
     """
 
-    passes = passes_of(batches, args)
+    passes, names = passes_of(batches, args), axis_names(dims, coords)
 
     def ways(seed: int, generator: np.random.Generator) -> Iterator[Problem]:
         assert model is not None
-        return ways_of(model, args, kwargs, seed, generator, passes=passes)
+        return ways_of(model, args, kwargs, seed, generator, passes=passes, names=names)
 
-    again = None if model is None or passes is not None else partial(ways_of, model)
+    again = None if model is None or passes is not None else partial(ways_of, model, names=names)
     return shared.load_fit(path, None if model is None else ways, again)
 
 
@@ -256,6 +277,7 @@ def ways_of(
     sharding: Sharding | None = None,
     passes: Passes | None = None,
     programs: Programs | None = None,
+    names: Names = NO_NAMES,
 ) -> Iterator[Problem]:
     """A program as what a fit asks of it: as written first, then with sites non-centred.
 
@@ -264,8 +286,10 @@ def ways_of(
     the arguments' numbers is taken from ``programs`` where it is there.
     """
     once = Programs() if programs is None else programs
+    args, kwargs = columns_as_arrays(args, kwargs, place)
     key, strategy_key = random.split(random.key(seed))
     sample, of_all = None, kwargs
+    args_given, loader = args, None if passes is None else passes.loader
     if passes is not None:
         clock = time.perf_counter if sharding is None else sharding.clock
         sample = passes.sample(on_host, search.MOST_ROWS, clock)
@@ -297,7 +321,9 @@ def ways_of(
     own = _by_engine(engine_of, model, target, data, strategy_key, passes, of_all)
     rows = rows_of(target, data, once("its pieces", lambda: pieces_of(target)))
     options = strategy_key, generator, rows, digest, own, passes is not None
-    yield _problem("as written", target, target, data, as_written, *options)
+    views = Views(args_given, of_all, to_arviz, partial(predictions, model), names, loader)
+    written = _problem("as written", target, target, data, as_written, *options)
+    yield replace(written, views=views)
     may_move = not (target.plates or rows.every)
     moves = once("moves", lambda: moves_of(target, data) if may_move else Moves())
     if not moves.latents:
@@ -319,7 +345,8 @@ def ways_of(
     own = _by_engine(engine_of, program, moved, moved_data, strategy_key, passes, of_all)
     rows = rows_of(moved, moved_data, once("its pieces, non-centred", lambda: pieces_of(moved)))
     options = strategy_key, generator, rows, digest, own, passes is not None
-    yield _problem(name, moved, target, moved_data, of_sites, *options, moves.latents)
+    other = _problem(name, moved, target, moved_data, of_sites, *options, moves.latents)
+    yield replace(other, views=views)
 
 
 def _rows(

@@ -29,6 +29,8 @@ from ppl_ext.start.start import Start
 CALLS = 2_000
 #: How a guide of the host is given as a start.
 GUIDE_FORM = "a pair (guide, params) of a NumPyro autoguide and its parameters"
+#: The same where an engine may be given as well.
+GIVEN = f"{GUIDE_FORM}, a pair (engine, result)"
 
 
 @entry
@@ -142,6 +144,19 @@ def started(
 def is_guide(given: Any) -> bool:
     """Whether this is a guide of the host with its parameters."""
     return isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], AutoGuide)
+
+
+def is_given(source: Any) -> bool:
+    """Whether this is a guide with its parameters, or an engine with its result."""
+    is_pair = isinstance(source, tuple) and len(source) == 2
+    return is_guide(source) or (is_pair and hasattr(source[0], "get_samples"))
+
+
+def without_engine(source: Any) -> Any:
+    """A start as it is, or the draws of an engine that is given with its result."""
+    if not isinstance(source, tuple) or is_guide(source):
+        return source
+    return source[0].get_samples(getattr(source[1], "state", source[1]))
 
 
 def of_guide(

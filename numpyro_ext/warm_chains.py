@@ -19,7 +19,7 @@ from numpyro_ext.draws import check_key
 from numpyro_ext.fit import seed_of, ways_of
 from numpyro_ext.guides.flat_density import check_has_flat_density, check_same_layout
 from numpyro_ext.sharding import entry
-from numpyro_ext.start import GUIDE_FORM, is_guide, piece_of, started
+from numpyro_ext.start import GIVEN, is_given, is_guide, piece_of, started, without_engine
 from ppl_ext.documented import documented
 from ppl_ext.fit import warm
 from ppl_ext.fit.fit import Fit
@@ -30,7 +30,6 @@ from ppl_ext.start.start import Start
 
 #: Mean acceptance for which the step size is adapted.
 ACCEPTANCE = 0.6
-GIVEN = f"{GUIDE_FORM}, a pair (engine, result)"
 
 
 @documented(
@@ -136,16 +135,8 @@ def _meet(
         moved = transport.reparam(model)
         own = LogDensity(moved, rng_key, args, kwargs, check=False, engine="warm_chains")
         return own, warm.standard(own.dim)
-    if isinstance(source, tuple) and not is_guide(source):
-        source = source[0].get_samples(getattr(source[1], "state", source[1]))
-    found = started(target, rng_key, target.bind(*args, **kwargs), source)
+    found = started(target, rng_key, target.bind(*args, **kwargs), without_engine(source))
     return target, warm.known(found)
-
-
-def is_given(source: Any) -> bool:
-    """Whether this is a guide with its parameters, or an engine with its result."""
-    is_pair = isinstance(source, tuple) and len(source) == 2
-    return is_guide(source) or (is_pair and hasattr(source[0], "get_samples"))
 
 
 def _transport(source: Any, target: LogDensity) -> NeuTraReparam | None:

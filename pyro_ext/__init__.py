@@ -98,6 +98,7 @@ from pyro_ext.laplace import LaplaceGGN
 from pyro_ext.networks import random_module
 from pyro_ext.score import GSM, BaM, FisherVI, ProximalScoreVI
 from pyro_ext.sgmcmc import (
+    MCLMC,
     MCMC,
     PSGLD,
     SGHMC,
@@ -158,6 +159,7 @@ __all__ = [
     "LevenbergMarquardt",
     "NewtonSystem",
     # stochastic gradient MCMC
+    "MCLMC",
     "MCMC",
     "PSGLD",
     "SGHMC",

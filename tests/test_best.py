@@ -11,7 +11,8 @@ import pytest
 
 from ppl_ext.errors import LostFitWarning
 from ppl_ext.running.best import LARGEST, WINDOW, Best, Watch, warn_if_lost
-from ppl_ext.running.run import Cadence, Piece
+from ppl_ext.running.piece import Piece
+from ppl_ext.running.run import Cadence
 from tests.engine_support import Shell, shell_of
 
 DIM = 3

@@ -11,7 +11,7 @@ import pytest
 from ppl_ext.engines import judgement as shared
 from ppl_ext.engines.judgement import Drawn, Run, judge, unjudged
 from ppl_ext.errors import DoubtfulFitWarning
-from ppl_ext.fit.problem import Rows
+from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import InPieces
 from ppl_ext.start.start import Mode
 

@@ -9,7 +9,8 @@ import pytest
 
 from ppl_ext.errors import ArgumentError, RankLostError
 from ppl_ext.running.best import Watch
-from ppl_ext.running.run import Cadence, Piece, take_steps
+from ppl_ext.running.piece import Piece
+from ppl_ext.running.run import Cadence, take_steps
 from ppl_ext.running.sharding import ShardingShell, check_sharding, lost_rank
 
 

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 from benchmarks.arguments import add_resume, count
-from benchmarks.posteriordb.methods import DENSE_LIMIT, METHODS
+from benchmarks.posteriordb.methods import DENSE_LIMIT, METHODS, own_engine
 
 ROUTES = ("auto", "native", "stan", "both")
 #: Score evaluations of the default run.
@@ -45,6 +45,21 @@ def level(text: str) -> float:
     return number
 
 
+def own_method(text: str) -> str:
+    """An engine of the user's own, as ``module:name``.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        There is none.
+    """
+    try:
+        own_engine(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks posteriordb`."""
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
@@ -61,6 +76,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="METHOD",
         choices=("all", *METHODS),
         help=f"`all`, or of: {'; '.join(METHODS)} (one of each kind)",
+    )
+    parser.add_argument(
+        "--method",
+        action="append",
+        default=[],
+        type=own_method,
+        metavar="MODULE:NAME",
+        help="an engine of your own beside them, or alone without --methods: a class, or a "
+        "function that makes one of a program and options; may be given several times",
     )
     parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="numpyro")
     parser.add_argument(

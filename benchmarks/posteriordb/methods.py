@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -14,7 +15,7 @@ from ppl_ext.score_matching.options import GradientSteps
 from ppl_ext.start.start import Start
 
 Floats = NDArray[np.float64]
-Family = Literal["host", "guide", "particles", "chains", "MCMC"]
+Family = Literal["host", "guide", "particles", "chains", "MCMC", "fit", "own"]
 GuideName = Literal["diagonal", "full", "mixture", "Laplace"]
 
 #: Particles of SVGD and SVN: enough for standard deviations of a dozen of correlated parameters.
@@ -38,6 +39,10 @@ DENSE_LIMIT = 300
 FIRST_LOOK = 50
 
 
+#: Families that take exact scores alone, and look for a start of their own.
+EXACT: tuple[Family, ...] = ("MCMC", "fit")
+
+
 @dataclass(frozen=True)
 class Method:
     """One way of fitting.
@@ -45,10 +50,11 @@ class Method:
     Attributes
     ----------
     engine : str
-        Class of the engine in both packages, or of the host.
+        Class of the engine in both packages, or of the host; of a user's own ``module:name``.
     family : str
         "host" is variational inference of the host's own, "guide" an engine of ours with a guide,
-        "chains" a kernel of ours, "MCMC" one of the host.
+        "chains" a kernel of ours, "MCMC" one of the host, "fit" the function of that name, "own"
+        an engine of a user.
     guide : str, optional
         Family of the guide.
     options : dict
@@ -71,7 +77,7 @@ class Method:
     @property
     def ours(self) -> bool:
         """Whether the engine is one of this project."""
-        return self.family in ("guide", "particles", "chains")
+        return self.family in ("guide", "particles", "chains", "fit")
 
     @property
     def dense(self) -> bool:
@@ -83,6 +89,7 @@ class Method:
 RATES = (0.1, 0.01)
 
 METHODS: dict[str, Method] = {
+    "fit": Method("fit", "fit"),
     "ADVI, diagonal": Method("SVI", "host", "diagonal", rates=RATES),
     "ADVI, full": Method("SVI", "host", "full", rates=RATES),
     "ProximalScoreVI, diagonal": Method("ProximalScoreVI", "guide", "diagonal"),
@@ -110,7 +117,7 @@ METHODS: dict[str, Method] = {
     "NUTS": Method("NUTS", "MCMC"),
 }
 #: Methods of the quick budget: one of each kind.
-QUICK = ("ADVI, full", "ProximalScoreVI, full", "SVN", "NUTS")
+QUICK = ("fit", "ADVI, full", "ProximalScoreVI, full", "SVN", "NUTS")
 #: Methods of appendix B of the paper.
 APPENDIX = ("ADVI, full", "ProximalScoreVI, full", "ProximalScoreVI, gradient", "GSM", "BaM")
 APPENDIX_POSTERIORS = (
@@ -119,6 +126,27 @@ APPENDIX_POSTERIORS = (
     "gp_pois_regr-gp_pois_regr",
     "low_dim_gauss_mix-low_dim_gauss_mix",
 )
+
+
+def own_engine(name: str) -> Callable[..., Any]:
+    """What ``module:name`` says: takes a program and options, returns an engine.
+
+    Raises
+    ------
+    ValueError
+        There is no such module, or nothing of that name in it that can be called.
+    """
+    module, colon, inside = name.partition(":")
+    if not (module and colon and inside):
+        raise ValueError(f"expected module:name, found {name!r}")
+    try:
+        found = getattr(importlib.import_module(module), inside, None)
+    except ImportError as error:
+        raise ValueError(f"expected a module that can be imported: {error}") from error
+    if not callable(found):
+        raise ValueError(f"expected a class or function {inside!r} in {module}, found {found!r}")
+    made: Callable[..., Any] = found
+    return made
 
 
 @dataclass(frozen=True)
@@ -252,9 +280,9 @@ def check_noise(method: Method, noise: float) -> None:
     Raises
     ------
     ValueError
-        The method is a Markov chain, whose acceptance needs the density and its exact score.
+        The method has Markov chains, whose acceptance needs the density and its exact score.
     """
-    if noise and method.family == "MCMC":
+    if noise and method.family in EXACT:
         raise ValueError(f"{method.engine} needs exact scores, found noise of level {noise:g}")
 
 

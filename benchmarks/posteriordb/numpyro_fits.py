@@ -38,6 +38,7 @@ from benchmarks.posteriordb.methods import (
     check_noise,
     cost_of,
     of_chains,
+    own_engine,
     sweeps_of,
     uniform,
     warm_up,
@@ -183,6 +184,7 @@ def fitter(program: NativeProgram, method: Method, budget: int, noise: float) ->
     check_noise(method, noise)
     kind: dict[str, Any] = {"host": HostFitter, "guide": EngineFitter}
     kind |= {"particles": EngineFitter, "chains": StochasticGradientFitter, "MCMC": ChainFitter}
+    kind |= {"fit": FitFitter, "own": EngineFitter}
     made: Fitter = kind[method.family](program, method, budget, noise)
     return made
 
@@ -291,19 +293,23 @@ class EngineFitter:
     """An engine of ours; see :class:`~benchmarks.posteriordb.methods.Fitter`."""
 
     def __init__(self, program: NativeProgram, method: Method, budget: int, noise: float) -> None:
-        engine: Any = getattr(nx, method.engine)
+        own = method.family == "own"
+        engine: Any = own_engine(method.engine) if own else getattr(nx, method.engine)
         model = program.model
         options = dict(method.options) | {"on_nonfinite": "skip"}
         if noise:
             options["estimator"] = nx.Noisy(nx.Full(), level=noise)
         self._particles = method.family == "particles"
-        if self._particles:
+        if own:
+            self.engine = engine(model, **options)
+            self._particles = hasattr(self.engine, "num_particles")
+        elif self._particles:
             optim = () if method.engine == "SVN" else (adam(),)
             self.engine = engine(model, *optim, num_particles=PARTICLES, **options)
         else:
             assert method.guide is not None
             self.engine = engine(model, make_guide(method.guide, model), **options)
-            self._draw = jax.jit(self._guide_draws, static_argnums=1)
+        self._draw = jax.jit(self._guide_draws, static_argnums=1)
         sweeps = newton_sweeps(program) if method.engine == "SVN" else None
         self._cost = cost_of(method, program.dim, sweeps)
         self._budget = budget
@@ -314,7 +320,8 @@ class EngineFitter:
     ) -> None:
         """See the protocol."""
         state = self.engine.init(random.key(seed), start="host" if start is None else start)
-        each = PARTICLES if self._particles else int(self.engine.plan.num_samples)
+        engine = self.engine
+        each = int(engine.num_particles if self._particles else engine.plan.num_samples)
         cost = self._cost.step * each
         spent = round(self._cost.start * each)
         if start is not None:
@@ -475,3 +482,24 @@ class ChainFitter:
         target = self._program.target
         sites = {name: values[name] for name in target.layout.names}
         return np.asarray(target.unconstrain(sites, self._program.data), np.float64)
+
+
+class FitFitter:
+    """``fit`` with the run's budget and nothing else said; it is looked at when it has ended."""
+
+    def __init__(self, program: NativeProgram, method: Method, budget: int, noise: float) -> None:
+        self._program, self._budget = program, budget
+
+    def fit(
+        self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
+    ) -> None:
+        """See the protocol."""
+        began = time.perf_counter()
+        found = nx.fit(
+            random.key(seed), self._program.model, budget=self._budget, progress_bar=False
+        )
+        seconds = time.perf_counter() - began
+        target, data = self._program.target, self._program.data
+        sites = {name: jnp.asarray(found.draws[name]) for name in target.layout.names}
+        drawn = Draws(np.asarray(target.unconstrain(sites, data), np.float64))
+        look(found.verdict.evaluations, seconds, partial(_all, drawn))

@@ -38,6 +38,7 @@ from benchmarks.posteriordb.methods import (
     check_noise,
     cost_of,
     of_chains,
+    own_engine,
     sweeps_of,
     warm_up,
 )
@@ -170,6 +171,7 @@ def fitter(program: NativeProgram, method: Method, budget: int, noise: float) ->
     check_noise(method, noise)
     kind: dict[str, Any] = {"host": HostFitter, "guide": EngineFitter}
     kind |= {"particles": EngineFitter, "chains": StochasticGradientFitter, "MCMC": ChainFitter}
+    kind |= {"fit": FitFitter, "own": EngineFitter}
     made: Fitter = kind[method.family](program, method, budget, noise)
     return made
 
@@ -248,14 +250,21 @@ class EngineFitter:
     ) -> None:
         """See the protocol."""
         method, model = self._method, self._program.model
-        kind: Any = getattr(px, method.engine)
+        own = method.family == "own"
+        kind: Any = own_engine(method.engine) if own else getattr(px, method.engine)
         options = dict(method.options) | {"on_nonfinite": "skip", "seed": seed}
         if self._noise:
             options["estimator"] = px.Noisy(px.Full(), level=self._noise)
         pyro.set_rng_seed(seed)
         each, begin = PARTICLES, "host" if start is None else start
         spent = 0 if start is None else start.evaluations
-        if method.family == "particles":
+        particles = method.family == "particles"
+        if own:
+            engine = kind(model, **options)
+            engine.setup(start=begin)
+            particles = hasattr(engine, "num_particles")
+            each = int(engine.num_particles if particles else engine.plan.num_samples)
+        elif particles:
             spent += round(self._cost.start * each)
             steps = int((self._budget - spent) / (self._cost.step * each))
             optim = () if method.engine == "SVN" else (adam(rate, steps),)
@@ -271,7 +280,7 @@ class EngineFitter:
         clock = _Clock()
 
         def draws(number: int) -> Draws:
-            if method.family == "particles":
+            if particles:
                 return Draws(as_array(engine.particles))
             density, parameters = engine.density, engine.density.live_parameters()
             with torch.no_grad():
@@ -429,3 +438,22 @@ class ChainFitter:
             if look(spent, clock.seconds, partial(_all, drawn)):
                 return
             clock.start()
+
+
+class FitFitter:
+    """``fit`` with the run's budget and nothing else said; it is looked at when it has ended."""
+
+    def __init__(self, program: NativeProgram, method: Method, budget: int, noise: float) -> None:
+        self._program, self._budget = program, budget
+
+    def fit(
+        self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
+    ) -> None:
+        """See the protocol."""
+        began = time.perf_counter()
+        found = px.fit(self._program.model, seed=seed, budget=self._budget, progress_bar=False)
+        seconds = time.perf_counter() - began
+        target, data = self._program.target, self._program.data
+        sites = {name: as_tensor(found.draws[name]) for name in target.layout.names}
+        drawn = Draws(as_array(target.unconstrain(sites, data)))
+        look(found.verdict.evaluations, seconds, partial(_all, drawn))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -467,13 +468,13 @@ def write(
 
 
 def colours(plt: Any) -> dict[str, Any]:
-    """A colour for each method, the same in all plots, and no two alike."""
+    """A colour for each method, the same in all plots, and no two alike; grey for a user's own."""
     shades = plt.get_cmap("tab20b").colors
     # Of each of its hues the darkest, and another one only where there are many methods.
     several: Sequence[Any] = (*plt.get_cmap("tab10").colors, *shades[::4], *shades[2::4])
     if len(METHODS) > len(several):
         several = plt.get_cmap("turbo")(np.linspace(0.0, 1.0, len(METHODS)))
-    return dict(zip(METHODS, several, strict=False))
+    return defaultdict(lambda: "grey", zip(METHODS, several, strict=False))
 
 
 def _mark(axis: Any, place: float, colour: Any, transform: Any, rank: int) -> None:
@@ -558,7 +559,7 @@ def plot_curves(runs: Sequence[Record], path: Path, figure_name: str) -> None:
 
 
 def _legend(plt: Any, figure: Any, colour: Mapping[str, Any], runs: Sequence[Record]) -> None:
-    names = [name for name in METHODS if any(record.method == name for record in runs)]
+    names = dict.fromkeys(record.method for record in sorted(runs, key=order))
     handles = [plt.Line2D([], [], color=colour[name], label=name) for name in names]
     if any(record.failed for record in runs):
         handles.append(plt.Line2D([], [], ls="", marker="x", color="black", label="failed"))

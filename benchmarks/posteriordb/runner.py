@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from benchmarks import records
 from benchmarks.images.training import Book
@@ -28,6 +28,7 @@ from benchmarks.posteriordb.methods import (
     APPENDIX,
     APPENDIX_POSTERIORS,
     DRAWS,
+    EXACT,
     METHODS,
     QUICK,
     Backend,
@@ -91,8 +92,9 @@ class Plan:
         """
         appendix = arguments.appendix_b
         named = arguments.posteriors or (APPENDIX_POSTERIORS if appendix else None)
-        names = arguments.methods or (APPENDIX if appendix else QUICK)
+        names = arguments.methods or (APPENDIX if appendix else () if arguments.method else QUICK)
         names = tuple(METHODS) if "all" in names else names
+        own = {name: Method(name, "own") for name in arguments.method}
         noise = arguments.noise or (APPENDIX_NOISE if appendix else (0.0,))
         backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
         routes = ("native", "stan") if arguments.route == "both" else (arguments.route,)
@@ -100,7 +102,7 @@ class Plan:
         return cls(
             arguments.out,
             chosen(database, named),
-            {name: METHODS[name] for name in names},
+            {name: METHODS[name] for name in names} | own,
             backends,
             routes,
             arguments.budget,
@@ -393,7 +395,7 @@ class _Case:
     def _fit(self, record: Record, method: Method, noise: float) -> None:
         program, plan = self._program(), self._plan
         seed = record.seed or 0
-        start = self._start(seed) if method.family != "MCMC" else None
+        start = self._start(seed) if method.family not in EXACT else None
         key = (record.method, noise)
         if self._fitter[0] != key:
             made = self._backend.fitter(program, method, plan.budget, noise)

@@ -62,6 +62,7 @@ GROUPS = {
             "check",
             "check: draws of any method, judged",
             "What stands behind a verdict on draws from anywhere; see :doc:`/fit`.",
+            ("witnesses",),
         ),
         Room(
             "calibrate",
@@ -101,6 +102,7 @@ GROUPS = {
             "sgmcmc",
             "Stochastic gradient MCMC",
             "Kernels of the hosts' ``MCMC``; see :doc:`/sgmcmc`.",
+            ("microcanonical",),
         ),
         Room(
             "engine",
@@ -172,6 +174,7 @@ GROUPS = {
             "Diagnostics and predictions",
             "Draws for ArviZ, figures of a fit, predictions and how sure they are; see "
             ":doc:`/uncertainty`.",
+            ("statistics",),
         ),
         Room(
             "errors",

@@ -59,6 +59,7 @@ from ppl_ext.diagnostics.replay import (
     as_computed,
     check_draw_shape,
     check_draws,
+    check_room,
     describe_sites,
     is_outside,
     names_of_computed,
@@ -386,7 +387,9 @@ def replay(
     linear_at = around or {}
     for name in one.keys() & linear_at.keys():
         check_draw_shape(name, tuple(np.shape(linear_at[name])), described[name].shape)
-    recorder = Recorder(described, groups, len(next(iter(values.values()))), target.plates)
+    num_draws = len(next(iter(values.values())))
+    check_room(described, groups, num_draws, jnp.dtype(target.dtype).itemsize)
+    recorder = Recorder(described, groups, num_draws, target.plates)
     if groups:
         key = key_or(rng_key)
         rows = data_chunk or target.data_chunk or DATA_CHUNK

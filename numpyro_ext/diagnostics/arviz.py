@@ -43,10 +43,10 @@ from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
     Group,
     check_fit,
-    check_no_num_samples,
     constant_group,
     fit_attributes,
     groups_to_replay,
+    remembered,
     site_groups,
     step_group,
     warn_of_draws,
@@ -67,7 +67,7 @@ Array = NDArray[Any]
     host="NumPyro",
     engine="An engine",
     mcmc="numpyro.infer.MCMC",
-    no_state="; there is no ``state``",
+    no_state=" With ``MCMC`` and a fit there is no ``state``.",
     state="""
         state
             The :class:`~numpyro_ext.engine.RunResult` of its run, which ``result`` then need not
@@ -132,8 +132,8 @@ def to_arviz(
             args = (state, *args)
         if not args and not kwargs:
             args, kwargs = engine._args, engine._kwargs
-        engine, state = Chains(engine, args, kwargs), None
-        check_no_num_samples(num_samples)
+        engine, state = Chains(engine, args, kwargs, num_samples=num_samples), None
+        num_samples = None
     if isinstance(engine, Fit):
         if isinstance(state, RunResult):
             raise ArgumentError(
@@ -141,6 +141,9 @@ def to_arviz(
                 "to_arviz(fit, *args) with the model's arguments."
             )
         args, state = args if state is None else (state, *args), None
+    if model is None:
+        args, found, batches = remembered(engine, args, kwargs, batches)
+        kwargs = dict(found)
     some, named, passes = rows_of_loader(batches, args, kwargs, place)
     args, kwargs = some or (), dict(named or {})
     check_fit(engine, model, "to_arviz(engine, result, *args)")
@@ -209,6 +212,7 @@ def to_arviz(
         coords=coords,
         attributes=fit_attributes(engine, "numpyro_ext", "numpyro", "numpyro"),
         num_chains=getattr(engine, "num_chains", 1),
+        sites=replayed.sites,
     )
 
 

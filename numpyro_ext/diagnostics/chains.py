@@ -11,7 +11,7 @@ from numpyro.infer import MCMC
 
 from numpyro_ext.diagnostics.fit import target_of_model
 from ppl_ext.batches.passes import Passes
-from ppl_ext.diagnostics.fit import check_chains
+from ppl_ext.diagnostics.fit import LONGER, check_chains, evenly_spaced
 
 #: ArviZ's names of what NumPyro's kernels report of each draw.
 _NAMES = {"num_steps": "n_steps", "accept_prob": "acceptance_rate"}
@@ -28,11 +28,13 @@ class Chains:
         The model's arguments, with all rows of the data.
     passes : Passes, optional
         All rows, from a loader.
+    num_samples : int, optional
+        Draws that are taken, as many of each chain. Default: all.
 
     Raises
     ------
     ArgumentError
-        There are no draws yet, or the kernel has no model.
+        There are no draws yet, or fewer; or the kernel has no model.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Chains:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         passes: Passes | None = None,
+        num_samples: int | None = None,
     ) -> None:
         kernel = mcmc.sampler
         check_chains(mcmc.last_state is not None, kernel)
@@ -48,18 +51,24 @@ class Chains:
         self.num_chains = int(mcmc.num_chains)
         # Not the kernel's target: the kernel may have served other data since.
         self.target, _ = target_of_model(kernel.model, args, kwargs, passes=passes)
+        self._all = dict(mcmc.get_samples())
+        self._num_draws = len(next(iter(self._all.values())))
+        self._places = evenly_spaced(self._num_draws, self.num_chains, num_samples, LONGER)
 
     def get_samples(self, state: Any, rng_key: Any = None) -> dict[str, Array]:
         """Draws of all chains, one chain after another."""
-        return dict(self.mcmc.get_samples())
+        return {name: self._taken(value) for name, value in self._all.items()}
+
+    def _taken(self, values: Array) -> Array:
+        return values if self._places is None else values[self._places]
 
     def sample_statistics(self, state: Any, positions: Float[Array, "S D"]) -> dict[str, Array]:
         """What the kernel reports of each draw."""
         fields = self.mcmc.get_extra_fields()
         return {
-            _NAMES.get(name, name): values
+            _NAMES.get(name, name): self._taken(values)
             for name, values in fields.items()
-            if isinstance(values, Array) and values.shape == (len(positions),)
+            if isinstance(values, Array) and values.shape == (self._num_draws,)
         }
 
     def arviz_attributes(self) -> dict[str, Any]:

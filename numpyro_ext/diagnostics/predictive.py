@@ -7,7 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jax import random
 
+from numpyro_ext.density.batches import place
 from numpyro_ext.density.prediction import ObserveMissing, run_at
 from numpyro_ext.density.replay import computed_sites, replay
 from numpyro_ext.diagnostics.fit import target_of_model
@@ -23,6 +25,7 @@ from ppl_ext.diagnostics.predictive_data import (
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.habits import columns_as_arrays
 from ppl_ext.options import check_count, described
 from ppl_ext.running.sharding import check_sharding
 from ppl_ext.target.discrete import dependents
@@ -162,3 +165,37 @@ def _states(draws: Any, state: Any) -> tuple[Any, ...]:
             f"found {'no state' if is_engine else described(draws)}."
         )
     return (getattr(state, "state", state),) if is_engine else ()
+
+
+def predictions(
+    model: Callable[..., Any],
+    draws: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    seed: int = 0,
+) -> dict[str, np.ndarray]:
+    """New values of the observed sites of a model at draws, as the host's ``Predictive`` has them.
+
+    Parameters
+    ----------
+    model : callable
+    draws : mapping of str to array (S, *site shape)
+    args, kwargs
+        The model's arguments. Sites without observations among them are predicted as well.
+    seed : int
+
+    Returns
+    -------
+    dict of str to array (S, *shape)
+
+    Raises
+    ------
+    ArgumentError
+        The draws or the arguments do not fit the model.
+    """
+    args, kwargs = columns_as_arrays(args, kwargs, place)
+    draws = {name: np.asarray(value) for name, value in draws.items()}
+    observing = ObserveMissing(model, draws)
+    target, data = target_of_model(observing, args, kwargs, all_rows=False, owner="predict")
+    options = {"missing": observing.missing, "all_rows": False, "rng_key": random.key(seed)}
+    return replay(target, draws, data, groups=("predictive",), **options).predictive

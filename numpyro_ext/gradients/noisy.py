@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.draws import standard_normal
+from numpyro_ext.gradients.default import default_estimator
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 from ppl_ext.gradients import noisy
 
@@ -32,9 +33,6 @@ class Noisy(noisy.Noisy, GradientEstimator):
     """
 
     def inner(self, target: LogDensity) -> GradientEstimator:
-        # Imported late: the room's __init__ imports this module.
-        from numpyro_ext.gradients import default_estimator
-
         return default_estimator(target) if self.estimator is None else self.estimator
 
     def init(

@@ -27,6 +27,7 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.programs import concretely
 from numpyro_ext.sharding import Sharding
+from numpyro_ext.start import GIVEN, is_given, started, without_engine
 from ppl_ext.errors import ArgumentError
 from ppl_ext.sgmcmc.kernels import StochasticGradientShell
 from ppl_ext.sgmcmc.schedules import check_first_step_size, warn_of_first_broken_step
@@ -82,6 +83,8 @@ class KernelState(NamedTuple):
 class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     estimator_class = GradientEstimator
     _host = "NumPyro"
+    _is_guide = staticmethod(is_given)
+    _guide_form = GIVEN
     _sharding_class = Sharding
 
     #: Whether it was said of these chains that a step was not finite.
@@ -181,9 +184,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             )
         position_keys, estimator_key, chain_keys = _split_keys(keys)
         if init_params is None:
-            z = jnp.concatenate(
-                [target.initial_positions(1, position_keys[c], data) for c in range(num_chains)]
-            )
+            z = self._first_positions(position_keys, data)
         else:
             z = self._flat(self._check_initial(init_params, num_chains, single), num_chains)
         positions = num_chains * self.num_replicas
@@ -202,6 +203,20 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             num_diverging=jnp.zeros(chains, jnp.int32),
             replicas=self._init_replicas(z, data, random.fold_in(estimator_key, 1)),
             rng_key=chain_keys[0] if single else chain_keys,
+        )
+
+    def _first_positions(self, keys: Array, data: Data) -> Float[Array, "C D"]:
+        """Where chains with these keys start."""
+        target = self.target
+        if self.start is not None:
+            found = started(target, keys[0], data, without_engine(self.start))
+            if found is not None:
+                # One alone would start at the mean, however many chains are run one by one.
+                number = max(2, len(keys))
+                z = target.with_start(found).initial_positions(number, keys[0], data)
+                return z[: len(keys)]
+        return jnp.concatenate(
+            [target.initial_positions(1, keys[c], data) for c in range(len(keys))]
         )
 
     def sample(

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from ppl_ext.calibrate.calibration import LIKELIHOOD, Calibration
 from ppl_ext.chains.convergence import in_chains
-from ppl_ext.chains.effective import effective_number
 from ppl_ext.check.source import Source
 from ppl_ext.errors import ArgumentError, ConvergenceWarning
 from ppl_ext.options import check_choice, check_count, described
+from ppl_ext.statistics.effective import effective_number
 
 #: Data sets, and draws that are ranked among, unless told otherwise.
 DATA_SETS, DRAWS = 100, 99

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from ppl_ext.calibrate import uniformity
 from ppl_ext.diagnostics.inference_data import Variable, inference_data
+from ppl_ext.diagnostics.tables import Table, block, listed, paragraph
 from ppl_ext.errors import ArgumentError
 
 #: The log likelihood among the figures that are ranked.
@@ -48,8 +49,8 @@ class Calibration:
     >>> print(Calibration(ranks, 99, {}, np.full(100, 400.0)))
     uniform: p = 1 over 1 figure of 100 data sets, ranked among 99 draws
     <BLANKLINE>
-    site      p  ranks say
-    mu        1  –
+    site  p  ranks say
+    mu    1  –
     """
 
     ranks: Mapping[str, Int[np.ndarray, "N ..."]]
@@ -174,30 +175,45 @@ class Calibration:
             axis.set_axis_off()
         return panels[: len(names)]
 
-    def __str__(self) -> str:
-        found, figures = self.p_values, self.num_figures
+    @property
+    def headline(self) -> str:
+        """Whether ranks are uniform, in one line."""
+        figures = self.num_figures
         word = "uniform" if self.is_uniform else "not uniform"
-        lines = [
+        return (
             f"{word}: p = {self.p_value:.2g} over {figures} figure{'s' * (figures > 1)} of "
             f"{self.num_data_sets} data sets, ranked among {self.num_draws} draws"
-        ]
-        if self.levels:
-            counted = {level: self.levels.count(level) for level in dict.fromkeys(self.levels)}
-            told = ", ".join(f"{level} {count}" for level, count in counted.items())
-            lines.append(f"  - Verdicts of the fits: {told}.")
-        lines += ["", ""]
-        width = max(8, *(len(name) for name in found))
-        lines[-1] = f"{'site':{width}}{'p':>8}  ranks say"
-        for name, each in found.items():
+        )
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """How many fits ended at each level, where fits have some."""
+        if not self.levels:
+            return ()
+        counted = {level: self.levels.count(level) for level in dict.fromkeys(self.levels)}
+        counts = ", ".join(f"{level} {count}" for level, count in counted.items())
+        return (f"Verdicts of the fits: {counts}.",)
+
+    def table(self) -> Table:
+        """The least p-value of each site, and what its ranks say of the draws."""
+        rows = []
+        for name, each in self.p_values.items():
             if not each.size:
                 continue
             worst = int(each.argmin())
             least = float(each.ravel()[worst])
-            wrong = figures * least < LEVEL
+            wrong = self.num_figures * least < LEVEL
             column = _columns(self.ranks[name])[:, worst]
             says = _shape(column, self.num_draws, name == LIKELIHOOD) if wrong else "–"
-            lines.append(f"{name:{width}}{least:8.2g}  {says}")
-        return "\n".join(line.rstrip() for line in lines)
+            rows.append((name, f"{least:.2g}", says))
+        return Table(("site", "p", "ranks say"), rows, left=(0, 2))
+
+    def __str__(self) -> str:
+        told = [f"  - {each}" for each in self.told]
+        return "\n".join([self.headline, *told, "", str(self.table())])
+
+    def _repr_html_(self) -> str:
+        return block(paragraph(self.headline, bold=True), listed(self.told), self.table().as_html())
 
 
 def _columns(values: np.ndarray) -> np.ndarray:

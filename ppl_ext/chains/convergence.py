@@ -2,8 +2,15 @@
 
 R-hat is that of A. Vehtari, A. Gelman, D. Simpson, B. Carpenter and P.-C. Buerkner,
 "Rank-normalization, folding, and localization: an improved R-hat for assessing convergence of
-MCMC" (2021). With dozens of independent chains the effective number of draws needs no
-autocorrelations: it follows from how far the chains' means lie apart.
+MCMC" (2021). Many short chains have a larger one than few long chains that are worth as many
+draws. So that of more than four chains is the nested R-hat of C. Margossian, M. Hoffman, P.
+Sountsov, L. Riou-Durand, A. Vehtari and A. Gelman, "Nested R-hat: assessing the convergence of
+Markov chain Monte Carlo when running many short chains" (2024), of four groups of chains, averaged
+over all ways to form such groups.
+
+Effective numbers of draws come from autocorrelations up to a window (A. Sokal, "Monte Carlo methods
+in statistical mechanics", 1997), and from how far the means of the chains lie apart, where these
+tell significantly more.
 """
 
 from __future__ import annotations
@@ -12,18 +19,22 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy.special import ndtri, stdtr
+from scipy.special import chdtri, ndtri, stdtr
 
-from ppl_ext.diagnostics.importance import pareto_shape
+from ppl_ext.statistics.pareto import pareto_shape
 
 #: Probability of each end at which the tails' effective number is taken.
 TAIL = 0.05
+#: Groups of chains that R-hat is of. In so many chains 400 effective draws have one of 1.01.
+GROUPS = 4
+#: Autocorrelation times that the window of an effective number has at least: Sokal's four.
+WINDOW = 4.0
 #: Probability of calling chains at rest adrift, over all coordinates together, and a shift, in
 #: standard deviations, below which nobody minds.
 LEVEL, LEAST_SHIFT = 1e-3, 0.05
 #: Error of a standard deviation from which on the tails are looked at, and the shape of a tail
 #: from which on the variance of squares is infinite or nearly so.
-UNCERTAIN, HEAVY = 0.03, 0.25
+UNCERTAIN, HEAVY = 0.05, 0.25
 #: Fourth moment, as a share of the squared variance, from which on a few draws make the variance: a
 #: Normal has 3, an exponential 9.
 FEW = 20.0
@@ -38,7 +49,8 @@ class Convergence:
     Attributes
     ----------
     r_hat : array (D,)
-        The larger of rank-normalised split R-hat and that of distances from the median.
+        The larger of rank-normalised split R-hat and that of distances from the median, of
+        groups of chains.
     ess_bulk, ess_tail : array (D,)
         Effective numbers of draws, for the middle and for the less certain of both tails.
     deviation_error : array (D,)
@@ -103,7 +115,7 @@ def convergence(draws: Draws) -> Convergence:
     chains, dim = draws.shape[1:]
     p_value = 2.0 * stdtr(chains - 1, -np.max(ratios)) * 2 * dim
     return Convergence(
-        np.maximum(_r_hat(bulk), _r_hat(folded)),
+        np.maximum(_nested_r_hat(bulk), _nested_r_hat(folded)),
         _effective_number(bulk),
         np.minimum(*tails),
         errors,
@@ -123,8 +135,18 @@ def split_r_hat(draws: Draws) -> Float[np.ndarray, " D"]:
 def _normal_scores(draws: Draws) -> Draws:
     """Normal quantiles of the ranks among all chains' draws, coordinate by coordinate."""
     flat = draws.reshape(-1, draws.shape[-1])
-    ranks = np.argsort(np.argsort(flat, axis=0), axis=0) + 1.0
+    ranks = np.stack([_ranks(column) for column in flat.T], axis=1)
     return ndtri((ranks - 0.375) / (len(flat) + 0.25)).reshape(draws.shape)
+
+
+def _ranks(column: Float[np.ndarray, " S"]) -> Float[np.ndarray, " S"]:
+    """Ranks from 1 on; equal draws, as of values at the edge of their support, have equal ones.
+
+    SciPy's take half a second to import.
+    """
+    ordered = np.sort(column)
+    below, upto = (np.searchsorted(ordered, column, side=side) for side in ("left", "right"))
+    return 0.5 * (below + upto + 1.0)
 
 
 def _r_hat(draws: Draws) -> Float[np.ndarray, " D"]:
@@ -135,11 +157,45 @@ def _r_hat(draws: Draws) -> Float[np.ndarray, " D"]:
     return np.sqrt((half - 1) / half + between / np.maximum(within, np.finfo(float).tiny))
 
 
+def _nested_r_hat(draws: Draws) -> Float[np.ndarray, " D"]:
+    """R-hat of groups of chains, averaged over ways to form them; of few chains R-hat itself.
+
+    Means of groups of g chains vary by a g-th of what means of chains do.
+    """
+    if draws.shape[1] <= GROUPS:
+        return _r_hat(draws)
+    half = len(draws) // 2
+    between = np.square(_r_hat(draws)) - (half - 1) / half
+    return np.sqrt(1.0 + between * GROUPS / draws.shape[1])
+
+
 def _effective_number(draws: Draws) -> Float[np.ndarray, " D"]:
-    between = draws.mean(0).var(0, ddof=1) / draws.shape[1]
+    number, chains, dim = draws.shape
+    most = float(number * chains)
+    apart = draws.mean(0).var(0, ddof=1) / chains
     total = draws.var(axis=(0, 1))
-    most = float(draws.shape[0] * draws.shape[1])
-    return np.minimum(most, total / np.maximum(between, np.finfo(float).tiny))
+    of_means = np.minimum(most, total / np.maximum(apart, np.finfo(float).tiny))
+    own = most / _autocorrelation_times(draws)
+    # What means of so many chains that are at rest fall short of by chance, in the worst column.
+    chance = float(chdtri(chains - 1, LEVEL / dim)) / (chains - 1) if chains > 1 else np.inf
+    return np.where(chance * of_means < own, of_means, own)
+
+
+def _autocorrelation_times(draws: Draws) -> Float[np.ndarray, " D"]:
+    """Integrated autocorrelation times (D,), 1 at least, of chains about their common mean."""
+    number, chains, _ = draws.shape
+    centered = draws - draws.mean((0, 1))
+    spectrum = np.abs(np.fft.rfft(centered, 1 << (2 * number - 1).bit_length(), axis=0)) ** 2
+    sums = np.fft.irfft(spectrum, axis=0)[:number].mean(1)
+    correlations = np.where(sums[0] > 0.0, sums / sums[0], 0.0)
+    # Sums over all pairs of a lag have the weights that lags have in the variance of a mean.
+    times = 1.0 + 2.0 * np.cumsum(correlations[1:], axis=0)
+    windows = np.arange(1, number)[:, None]
+    closed = windows >= WINDOW * np.maximum(times, 1.0)
+    ends = np.where(closed.any(0), closed.argmax(0), number - 2)
+    # What the common mean, which is estimated, takes from each correlation.
+    taken = (2.0 * ends + 3.0) / (number * chains)
+    return np.maximum(1.0, np.take_along_axis(times, ends[None], axis=0)[0] * (1.0 + taken))
 
 
 def _deviation_errors(draws: Draws) -> Float[np.ndarray, " D"]:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from ppl_ext.start.paths import Evaluate
 
@@ -46,6 +46,10 @@ class Chains:
     def at(cls, positions: Positions, evaluate: Evaluate) -> Chains:
         """Chains at positions."""
         return cls(positions, *evaluate(positions))
+
+    def rows(self, which: Bool[np.ndarray, " M"] | Int[np.ndarray, " K"]) -> Chains:
+        """Some of the chains."""
+        return Chains(self.positions[which], self.values[which], self.scores[which])
 
     def where(self, taken: Bool[np.ndarray, " M"], others: Chains) -> Chains:
         """The other chains where they are taken, these elsewhere."""

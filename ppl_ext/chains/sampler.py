@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from jaxtyping import Float
 from scipy.linalg import solve_triangular
+from scipy.special import chdtri
 
 from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.hamiltonian import LENGTH, Chains, Factor, Positions, trajectory
@@ -21,22 +22,31 @@ from ppl_ext.start.paths import Evaluate, SpentError
 ACCEPTANCE, GAIN = 0.85, 1.5
 #: How far acceptance may be off at the end of warm-up.
 OFF = 0.1
+#: Windows that tune before anything is kept, and each time that tuning begins anew, at most.
+MOST_TUNING, TUNING_AGAIN = 6, 2
 #: Jumps whose acceptance is lower than this have their proposal made anew: as a mixture fitted to
 #: so many of the latest draws, in so many dimensions at most, after so many windows at most.
-GOOD_JUMPS, MIXTURE_DRAWS, MIXTURE_DIMENSIONS, MIXTURES = 0.4, 4_000, 20, 5
+GOOD_JUMPS, MIXTURE_DRAWS, MIXTURE_DIMENSIONS, MIXTURES = 0.4, 4_000, 20, 2
 #: Transitions that are kept without being enough after which the proposal is made anew, twice as
 #: many each time, and how often.
-SLOW, AGAIN = 150, 3
+SLOW, AGAIN = 80, 3
+#: Transitions after which a chain whose jumps are taken less often than this, and those of all as
+#: often as that, tells that the proposal lacks the place where it is.
+FEW, NEVER, OFTEN = 16, 0.02, 0.2
 #: Mean acceptance below which a chain is stuck.
 STUCK = 0.1
 #: Transitions of the first window, of the longest that tunes, and the fewest of any.
 FIRST_WINDOW, LONGEST_TUNING, LEAST_WINDOW = 12, 200, 8
 #: Variances in the kernel's coordinates within which its metric is good enough.
 FAIR = (0.4, 2.2)
+#: Degrees of freedom of the weights that keep far draws from making the scale of all, and rounds.
+FREEDOM, ROUNDS = 4.0, 5
 #: Draws that the present metric counts as beside each dimension, and the fewest that tell of one.
 PRIOR_DRAWS, LEAST_DRAWS = 10.0, 40
-#: Jumps after each trajectory, by the acceptance from which on so many are worth their evaluations.
-JUMPS = {0.3: 4, 0.1: 2, 0.01: 1}
+#: Jumps after each trajectory, by the acceptance from which on so many are worth their evaluations:
+#: one that is taken half of the times is worth a third of a draw for an evaluation, trajectories
+#: are worth one for five and more.
+JUMPS = {0.5: 8, 0.3: 4, 0.1: 2, 0.01: 1}
 
 
 @dataclass
@@ -57,6 +67,11 @@ class Kernel:
         mode to mode (L. Tierney, "Markov chains for exploring posterior distributions", 1994).
     symmetry : Symmetry, optional
         Labels that can be exchanged. The proposal is of draws that have them in order.
+    has_trajectories : bool
+        Whether there are any: without, a transition is a jump.
+    is_mixture : bool
+        Whether proposal and metrics are those of a mixture that was fitted to draws. They overlap,
+        so that the draws nearest to one of them do not tell of its width.
     """
 
     evaluate: Evaluate
@@ -66,35 +81,61 @@ class Kernel:
     step_size: float
     jumps: int = 1
     symmetry: Symmetry | None = None
+    has_trajectories: bool = True
+    is_mixture: bool = False
 
     def __call__(
         self, chains: Chains, generator: np.random.Generator
     ) -> tuple[Chains, Float[np.ndarray, " M"], float, float]:
         """Chains one transition on, acceptance of each, share of divergences, and of jumps."""
+        chains, chance, divergent, jumped, _ = self.transition(chains, generator)
+        return chains, chance, divergent, float(jumped.mean())
+
+    def transition(
+        self, chains: Chains, generator: np.random.Generator
+    ) -> tuple[Chains, Float[np.ndarray, " M"], float, Float[np.ndarray, " M"], list[Chains]]:
+        """The same with acceptance of each chain's jumps, and where chains are that is a draw.
+
+        One where jumps are seldom taken.
+        """
+        if not self.has_trajectories:
+            chains, jumped, _ = self._jumped(chains, generator)
+            return chains, jumped, 0.0, jumped, [chains]
         factor = self.factors[int(generator.choice(len(self.factors), p=self.weights))]
         chains, chance, divergent = trajectory(
             self.evaluate, chains, factor, self.step_size, generator
         )
-        chains, jumped = self._jumped(chains, generator)
-        return chains, chance, float(divergent.mean()), jumped
+        before = chains
+        chains, jumped, places = self._jumped(chains, generator)
+        places = [before, *places] if self.draws_of_each > 1 else [chains]
+        return chains, chance, float(divergent.mean()), jumped, places
+
+    @property
+    def draws_of_each(self) -> int:
+        """Draws of each transition."""
+        return 1 + self.jumps if self.has_trajectories and self.jumps > 1 else 1
 
     def ordered(self, draws: Float[np.ndarray, "... D"]) -> Float[np.ndarray, "... D"]:
         """Draws with what labels can be exchanged in order."""
         return draws if self.symmetry is None else self.symmetry.ordered(draws)
 
-    def _jumped(self, chains: Chains, generator: np.random.Generator) -> tuple[Chains, float]:
-        """Chains after their jumps, and the mean acceptance of these.
+    def _jumped(
+        self, chains: Chains, generator: np.random.Generator
+    ) -> tuple[Chains, Float[np.ndarray, " M"], list[Chains]]:
+        """Chains after their jumps, the mean acceptance of these by chain, and all positions.
 
         The order of a chain's labels tells nothing of where the chain is with its labels in order:
         jumps are made there, among such positions alone, and the order is put back. The density
         does not know of it.
         """
-        if not self.jumps:
-            return chains, 0.0
         number, log_density = len(chains.values), self.proposal.log_density
+        accepted = np.zeros(number)
+        places: list[Chains] = []
+        if not self.jumps:
+            return chains, accepted, places
         here = replace(chains, positions=self.ordered(chains.positions))
         moved = (here.positions != chains.positions).any(1)
-        proposed, changed, accepted = log_density(here.positions), np.zeros(number, bool), 0.0
+        proposed, changed = log_density(here.positions), np.zeros(number, bool)
         for _ in range(self.jumps):
             drawn = Chains.at(self.proposal.draw(number, generator), self.evaluate)
             of_drawn = log_density(drawn.positions)
@@ -105,37 +146,39 @@ class Kernel:
             chance = np.where(allowed, np.exp(np.minimum(0.0, gain)), 0.0)
             taken = generator.uniform(size=number) < chance
             here, proposed = here.where(taken, drawn), np.where(taken, of_drawn, proposed)
-            changed, accepted = changed | taken, accepted + float(chance.mean()) / self.jumps
+            changed, accepted = changed | taken, accepted + chance / self.jumps
+            places.append(here)
         back = changed & moved
         if self.symmetry is not None and back.any():
             put = self.symmetry.unordered(here.positions[back], chains.positions[back])
             positions, scores = here.positions.copy(), here.scores.copy()
             positions[back], (_, scores[back]) = put, self.evaluate(put)
             here = Chains(positions, here.values, scores)
-        return chains.where(changed, here), accepted
+        return chains.where(changed, here), accepted, places
 
 
 @dataclass(frozen=True)
 class Window:
-    """Some transitions of all chains.
+    """Some transitions T of all chains.
 
     Attributes
     ----------
     draws : array (N, M, D)
-    chances : array (N, M)
+        One of each transition, or several, where jumps are often taken.
+    chances : array (T, M)
         Probabilities of acceptance.
-    divergent : array (N,)
+    divergent : array (T,)
         Shares of trajectories that diverged.
-    jumped : array (N,)
+    jumped : array (T, M)
         Mean acceptance of jumps.
     values : array (N, M)
         Log densities at the draws.
     """
 
     draws: Float[np.ndarray, "N M D"]
-    chances: Float[np.ndarray, "N M"]
-    divergent: Float[np.ndarray, " N"]
-    jumped: Float[np.ndarray, " N"]
+    chances: Float[np.ndarray, "T M"]
+    divergent: Float[np.ndarray, " T"]
+    jumped: Float[np.ndarray, "T M"]
     values: Float[np.ndarray, "N M"]
 
     @classmethod
@@ -148,6 +191,24 @@ class Window:
             np.concatenate([each.jumped for each in windows]),
             np.concatenate([each.values for each in windows]),
         )
+
+    @property
+    def transitions(self) -> int:
+        """Transitions of each chain."""
+        return len(self.chances)
+
+    @property
+    def later(self) -> Window:
+        """The second half."""
+        parts = (getattr(self, each.name) for each in fields(self))
+        return Window(*(part[len(part) // 2 :] for part in parts))
+
+    @property
+    def lacks(self) -> bool:
+        """Whether no jump takes some chain from where it is, while others jump."""
+        of_chains = self.jumped.mean(0)
+        few = self.draws.shape[2] <= MIXTURE_DIMENSIONS
+        return few and bool(of_chains.min() < NEVER and of_chains.mean() > OFTEN)
 
     @property
     def stuck(self) -> float:
@@ -193,9 +254,10 @@ def sample(
 ) -> Sampled:
     """Run chains until they have come to rest and are worth enough.
 
-    Windows of transitions follow each other. The first ones tune the kernel, and are discarded.
-    Once it is tuned it stays as it is, and windows are kept; where these show that the chains were
-    still on their way, all so far was tuning.
+    Windows of transitions follow each other. The first ones tune the kernel, a few at most, and are
+    discarded. Once it is tuned it stays as it is, and windows are kept. Where these show that the
+    chains were still on their way, their first half is discarded as well; where they show that the
+    kernel is bad, it is tuned again.
 
     Parameters
     ----------
@@ -223,42 +285,46 @@ def sample(
     first_step = 1.0 / positions.shape[1] ** 0.25
     kernel = Kernel(evaluate, proposal, factors, proposal.weights, first_step, symmetry=symmetry)
     chains = Chains.at(positions, evaluate)
-    length, discarded, tuning, again = FIRST_WINDOW, 0, True, 0
+    length, discarded, again, left = FIRST_WINDOW, 0, 0, MOST_TUNING
     kept: list[Window] = []
     tuned: list[Window] = []
     while True:
+        tuning = left > 0
         chains, window = _window(kernel, chains, length, generator, has_budget, tuning=tuning)
-        if len(window.draws) < LEAST_WINDOW:
+        if window.transitions < LEAST_WINDOW:
             # The budget has ended: too few to learn from.
             kept += [] if tuning else [window]
             break
         if tuning:
-            discarded += len(window.draws)
+            discarded += window.transitions
             tuned.append(window)
+            left -= 1
             if _tune(kernel, tuned, generator):
-                tuning = False
-            else:
-                length = min(LONGEST_TUNING, int(1.5 * length))
+                left = 0
+            length = min(LONGEST_TUNING, int(1.5 * length)) if left else LEAST_WINDOW
         else:
             kept.append(window)
             joined = Window.joined(kept)
+            number = joined.transitions
             figures = convergence(kernel.ordered(joined.draws))
             if is_enough(figures, joined):
                 break
-            is_slow = len(joined.draws) > SLOW * 2**again and _can_refit(kernel, joined)
-            is_off = figures.is_adrift or joined.chances.mean() < ACCEPTANCE - 2.0 * OFF
-            if is_off or (is_slow and again < AGAIN):
-                discarded, length = discarded + len(joined.draws), len(joined.draws)
-                tuned, kept, tuning = [*tuned, joined], [], True
+            is_slow = number > SLOW * 2**again and _can_refit(kernel, joined)
+            is_slow |= number >= FEW and joined.lacks
+            is_off = joined.chances.mean() < ACCEPTANCE - 2.0 * OFF
+            if again < AGAIN and (is_slow or is_off):
+                discarded, again = discarded + number, again + 1
+                length = max(LEAST_WINDOW, number // 4)
+                tuned, kept, left = [*tuned, joined], [], TUNING_AGAIN
                 if is_slow:
-                    again += 1
                     _refit(kernel, joined, generator)
-                    length //= 4
             else:
-                length = max(length, len(joined.draws) // 2)
+                if figures.is_adrift:
+                    kept, discarded = [joined.later], discarded + number // 2
+                length = max(length, number // 2)
         if not has_budget():
             break
-    if sum(len(each.draws) for each in kept) < LEAST_WINDOW:
+    if sum(each.transitions for each in kept) < LEAST_WINDOW:
         kept = tuned[-1:]
     if not kept:
         raise SpentError
@@ -268,14 +334,15 @@ def sample(
 @np.errstate(all="ignore")
 def go_on(
     sampled: Sampled,
-    transitions: int,
+    draws: int,
     generator: np.random.Generator,
     has_budget: Callable[[], bool] = lambda: True,
 ) -> Sampled:
-    """The same with so many further transitions of each chain, fewer where the budget ends."""
-    chains, window = _window(
-        sampled.kernel, sampled.chains, transitions, generator, has_budget, tuning=False
-    )
+    """The same with so many further draws of each chain, fewer where the budget ends."""
+    kernel = sampled.kernel
+    length = -(-draws // kernel.draws_of_each)
+    chains, window = _window(kernel, sampled.chains, length, generator, has_budget, tuning=False)
+    window = replace(window, draws=window.draws[:draws], values=window.values[:draws])
     joined = Window.joined([sampled.window, window])
     return replace(sampled, window=joined, chains=chains)
 
@@ -295,24 +362,24 @@ def _window(
         if number >= LEAST_WINDOW and not has_budget():
             break
         try:
-            chains, chance, share, jump = kernel(chains, generator)
+            chains, chance, share, jump, places = kernel.transition(chains, generator)
         except SpentError:
             break
         if tuning:
             gain = GAIN / math.sqrt(1.0 + number) * (float(chance.mean()) - ACCEPTANCE)
             kernel.step_size = min(LENGTH, kernel.step_size * math.exp(gain))
-        draws.append(chains.positions)
+        draws.extend(each.positions for each in places)
+        values.extend(each.values for each in places)
         chances.append(chance)
         divergent.append(share)
         jumped.append(jump)
-        values.append(chains.values)
-    shape = (len(draws), *chains.positions.shape)
+    number, dim = chains.positions.shape
     found = Window(
-        np.reshape(draws, shape),
-        np.reshape(chances, shape[:2]),
+        np.reshape(draws, (-1, number, dim)),
+        np.reshape(chances, (-1, number)),
         np.array(divergent),
-        np.array(jumped),
-        np.reshape(values, shape[:2]),
+        np.reshape(jumped, (-1, number)),
+        np.reshape(values, (-1, number)),
     )
     return chains, found
 
@@ -326,12 +393,14 @@ def _tune(kernel: Kernel, windows: Sequence[Window], generator: np.random.Genera
     drawn = kernel.ordered(window.draws)
     is_adrift = convergence(drawn).is_adrift
     # What the first half taught, the second half shows.
-    of_step = float(window.chances[len(window.chances) // 2 :].mean())
-    is_rested = not is_adrift and abs(of_step - ACCEPTANCE) < OFF
+    of_step = float(window.chances[len(window.chances) // 2 :].mean()) - ACCEPTANCE
+    # Where steps are as long as trajectories they cannot be accepted less often.
+    is_tuned = -OFF < of_step < OFF or (of_step > 0.0 and kernel.step_size >= LENGTH)
     if len(windows) <= MIXTURES and _can_refit(kernel, window):
         _refit(kernel, Window.joined(windows[-2:]), generator)
         return False
-    return _improve(kernel, drawn) and is_rested
+    is_fair = kernel.is_mixture or _improve(kernel, drawn)
+    return is_fair and is_tuned and not is_adrift
 
 
 def _can_refit(kernel: Kernel, window: Window) -> bool:
@@ -346,7 +415,7 @@ def _refit(kernel: Kernel, window: Window, generator: np.random.Generator) -> No
     modes, weights = fitted(flat[rows], generator)
     kernel.proposal = Proposal(modes, weights)
     kernel.factors, kernel.weights = [mode.factor for mode in modes], weights
-    kernel.jumps = 1
+    kernel.jumps, kernel.is_mixture = 1, True
 
 
 def _improve(kernel: Kernel, drawn: Float[np.ndarray, "N M D"]) -> bool:
@@ -360,32 +429,67 @@ def _improve(kernel: Kernel, drawn: Float[np.ndarray, "N M D"]) -> bool:
         if found is None:
             continue
         fair = False
-        kernel.factors[number] = found
-        modes[number] = replace(modes[number], mean=own.mean(0), factor=found)
+        mean, kernel.factors[number] = found
+        modes[number] = replace(modes[number], mean=mean, factor=kernel.factors[number])
     kernel.proposal = replace(kernel.proposal, modes=tuple(modes))
     return fair
 
 
-def _whitened(factor: Factor, draws: Float[np.ndarray, "S D"]) -> Factor | None:
-    """A root of the draws' covariance, drawn towards this one; None where this one is fair."""
+def _whitened(
+    factor: Factor, draws: Float[np.ndarray, "S D"]
+) -> tuple[Float[np.ndarray, " D"], Factor] | None:
+    """Mean of the draws, and a root of their covariance, drawn towards this one.
+
+    None where this one is fair.
+    """
     number, dim = draws.shape
     if number < LEAST_DRAWS:
         return None
-    centered = draws - draws.mean(0)
+    center = np.median(draws, axis=0)
     if factor.ndim == 1:
-        variances = np.square(centered / factor).mean(0)
-        if _is_fair(variances, 1, number):
-            return None
-        shrunk = (number * variances + PRIOR_DRAWS) / (number + PRIOR_DRAWS)
-        return factor * np.sqrt(shrunk)
-    white = solve_triangular(factor, centered.T, lower=True, check_finite=False)
+        white = (draws - center) / factor
+    else:
+        white = solve_triangular(factor, (draws - center).T, lower=True, check_finite=False).T
     if not np.isfinite(white).all():
         return None
-    if _is_fair(np.linalg.eigvalsh(white @ white.T / number), dim, number):
+    mean, scatter = _bulk(white, is_diagonal=factor.ndim == 1)
+    if factor.ndim == 1:
+        if _is_fair(scatter, 1, number):
+            return None
+        shrunk = (number * scatter + PRIOR_DRAWS) / (number + PRIOR_DRAWS)
+        return center + factor * mean, factor * np.sqrt(shrunk)
+    if _is_fair(np.linalg.eigvalsh(scatter), dim, number):
         return None
     prior = PRIOR_DRAWS + dim
-    covariance = (white @ white.T + prior * np.eye(dim)) / (number + prior)
-    return factor @ np.linalg.cholesky(covariance)
+    covariance = (number * scatter + prior * np.eye(dim)) / (number + prior)
+    return center + factor @ mean, factor @ np.linalg.cholesky(covariance)
+
+
+def _bulk(
+    white: Float[np.ndarray, "S D"], *, is_diagonal: bool
+) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, "D D"] | Float[np.ndarray, " D"]]:
+    """Mean and covariance, or variances, of the bulk of draws: of Normal ones those of all.
+
+    Draws have the weights of a multivariate Student t (K. Lange, R. Little and J. Taylor, "Robust
+    statistical modeling using the t distribution", 1989), since variances of heavy tails change
+    from window to window and may have no limit. The scale is such that half of the draws are as
+    near as half of a Normal's.
+    """
+    number, dim = white.shape
+    half = float(chdtri(dim, 0.5))
+    mean, weights = np.zeros(dim), np.ones(number)
+    for _ in range(ROUNDS):
+        mean = weights @ white / weights.sum()
+        off = white - mean
+        variances = weights @ np.square(off) / number
+        scatter = variances if is_diagonal else (weights[:, None] * off).T @ off / number
+        if is_diagonal or number < 2 * dim:  # of few draws there is no inverse
+            squares = (np.square(off) / variances).sum(1)
+        else:
+            squares = (off * np.linalg.solve(scatter, off.T).T).sum(1)
+        scale = float(np.median(squares)) / half
+        weights = (FREEDOM + dim) / (FREEDOM + squares / scale)
+    return mean, scatter * scale
 
 
 def _is_fair(variances: Float[np.ndarray, " D"], dim: int, number: int) -> bool:

@@ -11,28 +11,23 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from ppl_ext.chains.convergence import in_chains
-from ppl_ext.chains.effective import effective_number
 from ppl_ext.chains.symmetry import Symmetry, find_symmetry, ordered_values
-from ppl_ext.check.comparison import (
+from ppl_ext.check.own_chains import OwnChains, own_chains
+from ppl_ext.check.source import Source
+from ppl_ext.errors import ArgumentError
+from ppl_ext.fit import policy
+from ppl_ext.fit.comparison import (
     Columns,
     Comparison,
+    column_values,
     compared,
     flat_columns,
     on_host,
     with_further,
 )
-from ppl_ext.check.drift import Drift, drift
-from ppl_ext.check.own_chains import OwnChains, own_chains
-from ppl_ext.check.ratios import importance_ratios
-from ppl_ext.check.sample import sampled_identities
-from ppl_ext.check.source import Source
-from ppl_ext.check.stein import Stein, stein_identities
-from ppl_ext.check.touched import untouched
-from ppl_ext.errors import ArgumentError
-from ppl_ext.fit import policy
 from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
 from ppl_ext.fit.ladder import OF_MODE, staged
 from ppl_ext.fit.observed import Observed
@@ -40,6 +35,12 @@ from ppl_ext.fit.problem import Meter, Positions, Problem, timed
 from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.start.paths import Evaluate
+from ppl_ext.statistics.effective import effective_number
+from ppl_ext.witnesses.drift import Drift, drift
+from ppl_ext.witnesses.ratios import importance_ratios
+from ppl_ext.witnesses.sample import sampled_identities
+from ppl_ext.witnesses.stein import Stein, stein_identities
+from ppl_ext.witnesses.touched import untouched
 
 #: Effective draws of the chains unless told otherwise.
 CHECK_ESS = 2_000
@@ -61,9 +62,6 @@ BROKEN = 0.01
 #: Step towards the mean of the draws, as a share of the way, by which rounding is undone: a draw
 #: outside of its support that comes into it lay at its edge.
 NUDGE = 1e-4
-#: Error of a standard deviation that is not ruled out, up to which draws may be confirmed. Two
-#: thousand draws of a log-normal leave a third, since large ones are rare.
-UNSURE = 0.5
 #: Rounding of log densities, as a share of their standard deviation, up to which they are compared.
 ROUNDING = 0.02
 #: Draws at which rounding is measured, and the length of steps for it, in standard deviations.
@@ -229,7 +227,7 @@ def check(
     check_number("seconds", seconds, optional=True)
     check_number("target_ess", target_ess)
     check_choice("progress_bar", progress_bar, (True, False))
-    with tqdm(desc="check", unit=" scores", disable=not progress_bar) as bar:
+    with tqdm(desc="check", unit=" evaluations", disable=not progress_bar) as bar:
         meter = Meter(budget or BUDGET, seconds or SECONDS, bar)
         hearing = _Hearing(meter)
         if predictions is not None:
@@ -254,7 +252,7 @@ def check(
         observed = program.written.observed
         observed.warn()
         found = observed.judged(_heard(source, program, generator, hearing, reference or made))
-        bar.set_description("agrees" if found.trusted else found.level)
+        bar.set_description_str("agrees" if found.trusted else found.level)
     return found
 
 
@@ -354,22 +352,26 @@ def _heard(
                     labels = theirs.climbed.symmetry
                 found = _compared(source, labels, witness, theirs, program)
             return _agreed(found, witness, hearing, cost)
-        refused = " ".join(("Chains could not tell:", *theirs.verdict.reasons))
+        told = ("A comparison with chains could not tell:", *theirs.verdict.reasons)
+        refused = " ".join(told)
     else:
         cost = ()
     # What is left is a closer look at whether the draws stay where they are.
     if first is not None and suspicious:
-        hearing.told.append("The draws are not known to be wrong, but scores speak against them.")
+        hearing.told.append(
+            "The draws are not known to be wrong, but slopes of the log density speak against them."
+        )
     if cost and meter.allows():
         with hearing.stage("longer drift"):
             last = witness.drift(MANY_CHAINS, MANY_TRANSITIONS)
         # It is not a number where there are too few chains to tell.
         if last is not None and not hearing.against and last.nested_r_hat >= FORGOTTEN:
             hearing.against.append(
-                "Neither chains that start anew nor those from the draws come to rest."
+                "Neither new chains nor chains from the draws agree among themselves, so that "
+                "nothing can be told."
             )
     elif suspicious and first is None:
-        hearing.against.append("Scores speak against the draws.")
+        hearing.against.append("Slopes of the log density at the draws speak against them.")
     return hearing.verdict(sites, refused, cost=cost)
 
 
@@ -461,14 +463,16 @@ def _by_sample(program: Program, source: Source, hearing: _Hearing, worth: float
     left = FOR_SCORES * (meter.seconds - meter.elapsed) / max(each, 1e-9)
     left = min(left, FOR_SCORES * (meter.budget - meter.evaluations)) / len(parts)
     if left < LEAST_DRAWS:
-        hearing.told.append("Scores of the draws were too dear, even by a sample of the rows.")
+        hearing.told.append(
+            "Slopes of the log density were too dear, even by a sample of the rows."
+        )
         return
     some = rows[np.linspace(0, len(rows) - 1, min(len(rows), int(left))).astype(int)]
     found = sampled_identities(
         positions[some], [first, *others], written.rows_of_batch, program.names
     )
     if found is None:
-        hearing.told.append("Scores of the draws by a sample of the rows were not finite.")
+        hearing.told.append("Slopes of the log density by a sample of the rows were not finite.")
         return
     (hearing.against if found.is_off else hearing.told).append(found.told)
 
@@ -501,9 +505,10 @@ def _rows(finite: Float[np.ndarray, " S"], dim: int, worth: float) -> Float[np.n
 def _by_site(columns: Columns, numbers: Float[np.ndarray, " K"]) -> dict[str, SiteFigures]:
     found = {}
     for site in dict.fromkeys(columns.sites):
-        of_site = [n for n, name in zip(numbers, columns.sites, strict=True) if name == site]
-        least = float(min(of_site))
-        found[site] = SiteFigures(least, least, float("nan"))
+        rows = [k for k, name in enumerate(columns.sites) if name == site]
+        least = float(min(numbers[rows]))
+        values = column_values(columns, rows, numbers, {})
+        found[site] = SiteFigures(least, least, float("nan"), size=len(rows), values=values)
     return found
 
 
@@ -547,7 +552,7 @@ class _Witness:
         left = (FOR_SCORES * (meter.seconds - meter.elapsed)) / max(each, 1e-9)
         most = int(min(len(z), left, FOR_SCORES * (meter.budget - meter.evaluations)))
         if most < LEAST_DRAWS:
-            self.unknown = "Scores of the draws were too dear."
+            self.unknown = "Slopes of the log density at the draws were too dear."
             return
         chosen = np.linspace(0, len(z) - 1, most).astype(int)
         self.positions = z = z[chosen]
@@ -593,7 +598,7 @@ class _Witness:
         alone = untouched(self.program.parts, written.coordinates, z[finite])
         if alone and len(alone) < len(written.coordinates):
             names = ", ".join(f"'{name}'" for name in alone)
-            hearing.told.append(f"The data do not touch {names}: the prior alone tells of them.")
+            hearing.told.append(f"The data say nothing of {names}: their posterior is their prior.")
 
     def drift(self, chains: int, transitions: int) -> Drift | None:
         """Short chains from the draws, as far as they can be afforded."""
@@ -606,7 +611,7 @@ class _Witness:
         )
         chains = int(min(chains, chains * left / cost))
         if chains < LEAST_DRAWS:
-            self.hearing.told.append("Short chains from the draws were too dear.")
+            self.hearing.told.append("Short chains from the draws would take too long.")
             return None
         found = drift(
             self.evaluate,
@@ -713,29 +718,17 @@ def _agreed(
 ) -> Verdict:
     sites, density = found
     if sites.wrong:
-        hearing.against.append(
-            f"{sites.wrong} of {len(sites.found)} marginals are off by more than chance and "
-            "tolerance allow."
-        )
+        hearing.against.append(policy.words_of_wrong(sites.wrong, len(sites.found)))
     if density.wrong and witness.sees_density:
         off = density.worst
         hearing.against.append(
-            "Log densities of the draws are not the posterior's: Kolmogorov distance "
-            f"{off.distance:.2f}."
+            "Log densities at the draws are not spread as the posterior's are: "
+            f"{off.distance:.0%} of the probability lies elsewhere (Kolmogorov distance)."
         )
-    told = [f"Against chains, {sites.worst.told}"]
-    unsure = {
-        name: figures.deviation_error
-        for name, figures in sites.by_site.items()
-        if figures.deviation_error > UNSURE
-    }
+    told = [sites.worst.told]
+    unsure = sites.unsure
     if unsure:
-        name = max(unsure, key=lambda each: unsure[each])
-        told.insert(
-            0,
-            f"Not confirmed: the sd of '{name}' may be off by {unsure[name]:.0%}, as far as these "
-            "draws and chains tell. Take more draws.",
-        )
+        told.insert(0, unsure)
     return hearing.verdict(sites.by_site, *told, confirmed=not unsure, cost=cost)
 
 

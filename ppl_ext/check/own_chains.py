@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.chains.convergence import split_r_hat
-from ppl_ext.chains.effective import effective_number
+from ppl_ext.statistics.effective import effective_number
 
 #: Chains with a larger R-hat disagree, or with fewer effective draws tell nothing.
 R_HAT, LEAST_ESS = 1.05, 100.0

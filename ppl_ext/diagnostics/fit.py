@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from numpy.typing import NDArray
 
 from ppl_ext.batches.passes import Passes
 from ppl_ext.errors import ArgumentError
@@ -23,6 +24,8 @@ DRAW_CHUNK = 100
 DRAW_ELEMENTS = 2**24
 #: Draws of a host's fit unless told otherwise.
 HOST_DRAWS = 1000
+#: How to get further draws of a host's chains.
+LONGER = "Run the chains longer for further draws."
 #: What to do about a batch.
 PASS_ALL_ROWS = (
     "Pass all rows, as args=(...) and kwargs={...}, or a loader of all, as batches=loader."
@@ -172,3 +175,38 @@ def check_chains(has_draws: bool, kernel: Any) -> None:
         raise ArgumentError(
             f"Expected a kernel with a model, found {type(kernel).__name__} without one."
         )
+
+
+def evenly_spaced(
+    num_draws: int, num_chains: int, num_samples: int | None, more: str
+) -> NDArray[np.int64] | None:
+    """Places of so many draws at most, as many of each chain; None where all are wanted.
+
+    They are evenly spaced, and so many as the next lower multiple of the number of chains.
+
+    Parameters
+    ----------
+    num_draws : int
+        Of all chains, one after the other.
+    num_chains : int
+    num_samples : int, optional
+    more : str
+        How to get further draws.
+
+    Raises
+    ------
+    ArgumentError
+        There are fewer, or they are less than one of each chain.
+    """
+    if num_samples is None:
+        return None
+    check_count("num_samples", num_samples)
+    each, length = num_samples // num_chains, num_draws // num_chains
+    if not 1 <= each or num_samples > length * num_chains:
+        raise ArgumentError(
+            f"Expected num_samples from {num_chains}, one draw of each of its {num_chains} chains, "
+            f"to {length * num_chains}, all draws that there are, found {num_samples}. {more}"
+        )
+    # The middle of each of so many stretches.
+    places = ((np.arange(each) + 0.5) * length / each).astype(int)
+    return (length * np.arange(num_chains)[:, None] + places).ravel()

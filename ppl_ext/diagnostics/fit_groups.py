@@ -30,6 +30,9 @@ ARVIZ_DOCUMENTATION = """
     is replayed over chunks of rows, and the rows come out in their order. When batches are
     passed as arguments, pass the arrays of all rows here.
 
+    The arguments may be left out where they are those of the fit: an engine, ``MCMC`` and a fit
+    remember them.
+
     The draws of an engine are stored as one chain, those of ``MCMC`` as its chains. Deterministic
     sites are part of the posterior, and so are sites that are observed at values computed from
     latent ones, as a prior of a transformed latent is written: they are no data. Of a Stan program
@@ -41,8 +44,7 @@ ARVIZ_DOCUMENTATION = """
     ----------
     engine
         $engine of this package; ``$mcmc`` after ``run``, with any kernel of a model; or,
-        with ``model``, a guide fitted by $host's ``SVI`` under any objective. With ``MCMC`` and
-        without arguments those of its run are taken$no_state.
+        with ``model``, a guide fitted by $host's ``SVI`` under any objective.$no_state
     $state
     *args, **kwargs
         The model's arguments, with all rows of the data.
@@ -50,8 +52,8 @@ ARVIZ_DOCUMENTATION = """
         All rows in place of ``args``, as batches of a loader, which is passed over twice; rows
         come out in its order. Arrays of single batches are not constant data.
     num_samples : int, optional
-        Number of draws. Default: every particle, all draws of a fit, or what the engine draws by
-        default. Of a fit fewer can be taken, as many of each chain.
+        Number of draws. Default: every particle, all draws of a fit or of ``MCMC``, or what the
+        engine draws by default. Of a fit and of ``MCMC`` fewer can be taken, as many of each chain.
     posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats : bool
         Groups to include. ``log_likelihood`` is pointwise, without the scales of plates and of
         ``$scale``; observations that are masked out have 0. ``log_prior`` is the same of the
@@ -123,12 +125,23 @@ def check_fit(fit: Any, model: Any, call: str) -> None:
         )
 
 
-def check_no_num_samples(num_samples: int | None) -> None:
-    """Refuse a number of draws where a host's MCMC has drawn them."""
-    if num_samples is not None:
-        raise ArgumentError(
-            f"Expected no num_samples with MCMC, whose draws are given, found {num_samples}."
-        )
+def remembered(
+    fit: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], batches: Any
+) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
+    """The arguments of a model: those that are given, or else those that a fit or engine knows.
+
+    Raises
+    ------
+    ArgumentError
+        A fit has none: it was loaded without its program.
+    """
+    if args or kwargs or batches is not None:
+        return args, kwargs, batches
+    views = getattr(fit, "views", None)
+    if views is not None:
+        return views.args, views.kwargs, views.batches
+    data = getattr(fit, "data", None)
+    return (args, kwargs, None) if data is None else (data.args, data.kwargs, None)
 
 
 def groups_to_replay(

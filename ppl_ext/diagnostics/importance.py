@@ -18,6 +18,7 @@ from jaxtyping import Float
 
 from ppl_ext.diagnostics.fit import FittedGuide, check_temperature
 from ppl_ext.errors import ArgumentError
+from ppl_ext.statistics.pareto import pareto_fit, pareto_shape
 from ppl_ext.target.scores import tempered
 
 #: Draws with which the two diagnostics are estimated unless told otherwise.
@@ -30,8 +31,6 @@ COARSE = 0.1
 #: Nats that the largest of all log ratios may be above the smallest for their weights to count as
 #: nearly equal: none is then more than e times another.
 NARROW = 1.0
-#: The shape's prior, at 0.5, counts as much as so many ratios of the tail.
-PRIOR_RATIOS = 10
 
 
 ELBO_DOCUMENTATION = """
@@ -317,30 +316,3 @@ def smoothed_weights(ratios: LogRatios) -> Float[np.ndarray, " S"]:
             weights[order[-tail:]] = np.minimum(cutoff + quantiles, 1.0)
     found: Float[np.ndarray, " S"] = weights / weights.sum()
     return found
-
-
-def pareto_shape(excesses: Float[np.ndarray, " T"]) -> float:
-    """Shape of the generalised Pareto distribution of positive numbers in ascending order."""
-    return pareto_fit(excesses)[0]
-
-
-def pareto_fit(excesses: Float[np.ndarray, " T"]) -> tuple[float, float]:
-    """Shape and scale of a generalised Pareto distribution of positive numbers in ascending order.
-
-    The posterior mean of Zhang and Stephens on a grid of b = -shape / scale, for which the best
-    shape is known, drawn towards 0.5 as Vehtari and others do.
-    """
-    number = len(excesses)
-    points = 30 + int(math.sqrt(number))
-    grid = 1.0 - np.sqrt(points / (np.arange(points) + 0.5))
-    grid = grid / (3.0 * excesses[int(number / 4 + 0.5) - 1]) + 1.0 / excesses[-1]
-    # A fit that fails announces itself by warnings of NumPy.
-    with np.errstate(all="ignore"):
-        shapes = np.log1p(-grid[:, None] * excesses).mean(1)
-        log_likelihood = number * (np.log(-grid / shapes) - shapes - 1.0)
-        weights = np.exp(log_likelihood - log_likelihood.max())
-        b = (grid * weights).sum() / weights.sum()
-        shape = np.log1p(-b * excesses).mean()
-        scale = float(-shape / b)
-    shape = (number * shape + PRIOR_RATIOS * 0.5) / (number + PRIOR_RATIOS)
-    return (math.inf, math.nan) if math.isnan(shape) else (float(shape), scale)

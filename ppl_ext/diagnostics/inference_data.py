@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,6 +183,7 @@ def inference_data(
     coords: Mapping[str, Sequence[Any]] | None = None,
     attributes: Mapping[str, Any] | None = None,
     num_chains: int = 1,
+    sites: Collection[str] = (),
 ) -> Any:
     """Build an ``InferenceData`` (ArviZ 0.23) or a ``DataTree`` (ArviZ 1).
 
@@ -195,18 +196,22 @@ def inference_data(
     dims : mapping of str to sequence of str, optional
         Dimension names of a variable, without chain and draw, in place of those found.
     coords : mapping of str to sequence, optional
-        Labels along a dimension. Default: 0, 1, 2, ...
+        Labels along a dimension. Default: 0, 1, 2, ... Those of dimensions that are not there are
+        left alone, as ArviZ's own converters do: one mapping serves several models.
     attributes : mapping, optional
         Attributes of the whole and of every group.
     num_chains : int
         Chains that the draws are of, one after another.
+    sites : collection of str
+        Of the model, whose names may be among ``dims`` where no group has them.
 
     Raises
     ------
     ImportError
         ArviZ is not installed.
     ArgumentError
-        ``dims`` or ``coords`` do not fit the arrays or name nothing, or an axis has two lengths.
+        ``dims`` or ``coords`` do not fit the arrays, ``dims`` names nothing, or an axis has two
+        lengths.
     """
     try:
         import arviz
@@ -236,22 +241,21 @@ def inference_data(
         if name in groups[group]
     }
     axis_of = {name: safe(f"{name}_plate" if name in taken else name) for name in every_axis}
-    dims, coords = _by_name("dims", dims), _by_name("coords", coords)
-    wanted_dims = {safe(name): _listed("dims", name, given) for name, given in dims.items()}
+    dims, coords = by_name("dims", dims), by_name("coords", coords)
+    wanted_dims = {safe(name): listed("dims", name, given) for name, given in dims.items()}
     wanted_coords = {
-        axis_of.get(name, name): _listed("coords", name, axis)
+        axis_of.get(name, name): listed("coords", name, axis)
         for name, axis in (coords or {}).items()
     }
-    unknown = [name for name in dims if name not in every_name]
+    unknown = [name for name in dims if name not in every_name and name not in sites]
     if unknown:
         raise ArgumentError(
             f"dims names {unknown}, which are no variables. Expected some of "
-            f"{sorted(set(every_name))}."
+            f"{sorted({*every_name, *sites})}."
         )
 
     attributes = {key: _attribute(value) for key, value in (attributes or {}).items()}
     datasets: dict[str, Any] = {}
-    used: set[str] = set()
     for group, variables in groups.items():
         arrays: dict[str, Any] = {}
         lengths: dict[str, int] = {}
@@ -287,7 +291,6 @@ def inference_data(
         for axis, length in lengths.items():
             labels[axis] = np.arange(length)
             if axis in wanted_coords:
-                used.add(axis)
                 labels[axis] = np.asarray(wanted_coords[axis])
                 if len(labels[axis]) != length:
                     raise ArgumentError(
@@ -295,12 +298,6 @@ def inference_data(
                         f"{len(labels[axis])} in coords."
                     )
         datasets[group] = xarray.Dataset(arrays, labels, attributes)
-    unused = sorted(set(wanted_coords) - used)
-    if unused:
-        present = sorted({str(axis) for dataset in datasets.values() for axis in dataset.dims})
-        raise ArgumentError(
-            f"coords names {unused}, which are no dimensions. Expected some of {present}."
-        )
     if safe.changed:
         attributes["renamed"] = json.dumps(safe.changed, sort_keys=True)
         for dataset in datasets.values():
@@ -322,7 +319,14 @@ def _named_axes(variables: Mapping[str, Variable]) -> set[str]:
     return {name for each in variables.values() for name in each.dims if name is not None}
 
 
-def _by_name(what: str, given: Any) -> Mapping[str, Any]:
+def by_name(what: str, given: Any) -> Mapping[str, Any]:
+    """What is given by name, or nothing.
+
+    Raises
+    ------
+    ArgumentError
+        It is no mapping.
+    """
     if given is not None and not isinstance(given, Mapping):
         raise ArgumentError(
             f"Expected {what} to be a mapping from names to lists, found {described(given)}."
@@ -330,8 +334,14 @@ def _by_name(what: str, given: Any) -> Mapping[str, Any]:
     return given or {}
 
 
-def _listed(what: str, name: str, given: Any) -> tuple[Any, ...]:
-    """Names of axes, or labels along one."""
+def listed(what: str, name: str, given: Any) -> tuple[Any, ...]:
+    """Names of axes, or labels along one.
+
+    Raises
+    ------
+    ArgumentError
+        They are no list.
+    """
     found = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else None
     names = what == "dims"
     if found is None or any(np.ndim(x) or (names and not isinstance(x, str)) for x in found):

@@ -8,6 +8,8 @@ together in the order of the rows.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -513,6 +515,62 @@ def is_outside(
     return ~(finite.all() & (supported(value).all() | same))
 
 
+# -- room ----------------------------------------------------------------------------------------
+
+#: Share of the memory that is free which groups may take, and free bytes where nobody says.
+_SHARE, _UNKNOWN = 0.8, 2**33
+
+
+def free_memory() -> float:
+    """Bytes of memory that are free."""
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        return float(_UNKNOWN)
+
+
+def check_room(
+    sites: Mapping[str, SiteDescription], groups: Collection[str], num_draws: int, itemsize: int
+) -> None:
+    """See that what is computed at so many draws fits into memory, before anything is computed.
+
+    Raises
+    ------
+    ArgumentError
+        It does not.
+    """
+    kinds = {
+        "log_likelihood": ("observed", "computed", "marginal"),
+        "log_prior": ("latent",),
+        "predictive": ("observed",),
+        "prediction": ("observed",),
+        "deterministic": ("deterministic", "computed"),
+        "discrete": ("discrete",),
+    }
+    numbers = {}
+    for group in kinds.keys() & groups:
+        densities = group in ("log_likelihood", "log_prior")
+        shapes = [
+            site.likelihood[0] if densities else site.shape
+            for site in sites.values()
+            if site.kind in kinds[group]
+        ]
+        # A distribution has a mean, a variance and a distribution function.
+        times = 3 if group == "prediction" else 1
+        numbers[group] = times * sum(math.prod(shape) for shape in shapes)
+    each, free = itemsize * sum(numbers.values()), _SHARE * free_memory()
+    if num_draws * each <= free:
+        return
+    largest = max(numbers, key=lambda group: numbers[group])
+    fitting = int(free // each)
+    raise ArgumentError(
+        f"Expected groups that fit into the {free / 2**30:.1f} GiB of memory that may be used, "
+        f"found {num_draws * each / 2**30:.1f} GiB for {num_draws:,} draws, most of them for "
+        f"{largest}. Pass num_samples={max(1, fitting)} or fewer, or switch off what is not "
+        "needed, such as log_likelihood=False."
+    )
+
+
 # -- what is computed -----------------------------------------------------------------------------
 
 
@@ -572,6 +630,22 @@ class Recorder:
         self.per_draw |= bool(self.computed_sites) and "log_likelihood" in groups
         self.uncertain: set[str] = set()
         self.outside: dict[str, Array] = {}
+
+    @property
+    def at_draws(self) -> set[str]:
+        """The groups for which the model has to run at every draw."""
+        if not self.per_draw:
+            return set()
+        empty = {"observed"}
+        empty |= set() if self.deterministic_sites else {"deterministic"}
+        empty |= set() if self.discrete_sites else {"discrete"}
+        empty |= set() if self.observed_sites else {"predictive", "prediction"}
+        return set(self.groups - empty)
+
+    def draws_together(self, numbers: int, most: int) -> int:
+        """Draws of which so many numbers of the largest site are there at once, and at most."""
+        largest = max((math.prod(site.shape) for site in self._sites.values()), default=1)
+        return max(1, min(most, numbers // max(1, largest)))
 
     def note_outside(self, name: str, flags: Array, draws: slice) -> None:
         """Keep which draws of a latent site are outside of its support on a chunk of rows."""

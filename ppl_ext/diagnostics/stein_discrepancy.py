@@ -25,10 +25,10 @@ import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.batches.passes import Passes
-from ppl_ext.chains.effective import effective_number
 from ppl_ext.diagnostics.fit import FittedGuide, all_rows, check_temperature, chunk_sizes
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice, check_count, check_number, described
+from ppl_ext.statistics.effective import effective_number
 
 #: Draws of a guide unless told otherwise.
 KSD_SAMPLES = 1000

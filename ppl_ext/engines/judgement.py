@@ -25,16 +25,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float, Int
 
-from ppl_ext.check.drift import DRAWS_PER_DIMENSION, Drift, drift
-from ppl_ext.check.ratios import LEAST_NUMBER, Ratios, importance_ratios
-from ppl_ext.check.sample import sampled_identities
-from ppl_ext.check.stein import Stein, stein_identities
 from ppl_ext.diagnostics.importance import LEAST_KHAT_SAMPLES
 from ppl_ext.errors import DoubtfulFitWarning
-from ppl_ext.fit.problem import Rows
 from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import WIDTH
 from ppl_ext.start.start import Mode
+from ppl_ext.witnesses.drift import DRAWS_PER_DIMENSION, Drift, drift
+from ppl_ext.witnesses.ratios import LEAST_NUMBER, Ratios, importance_ratios
+from ppl_ext.witnesses.sample import sampled_identities
+from ppl_ext.witnesses.stein import Stein, stein_identities
 
 #: Draws that are looked at, at most: whole pieces, so that a piece that is filled up does not lead
 #: beyond 500 evaluations.
@@ -142,6 +142,8 @@ class Judgement:
         Standard deviation of the draws' log densities, in nats.
     drift : Drift, optional
         How far short chains of an exact kernel move from draws without a density.
+    of_chains : bool
+        Whether these are chains, which are judged by how they move.
 
     Examples
     --------
@@ -165,6 +167,7 @@ class Judgement:
     variance_error: float = math.nan
     spread: float = math.nan
     drift: Drift | None = field(default=None, repr=False, compare=False)
+    of_chains: bool = False
 
     @property
     def doubtful(self) -> bool:
@@ -174,6 +177,8 @@ class Judgement:
     def __str__(self) -> str:
         if self.doubtful:
             first = f"{self.engine}: the answer is doubtful."
+        elif self.of_chains:
+            first = f"{self.engine}: nothing was found against the answer."
         elif self.stein is None:
             first = f"{self.engine}: the answer was not judged."
         elif self.ratios is None and self.drift is None:
@@ -181,7 +186,9 @@ class Judgement:
         else:
             first = f"{self.engine}: nothing was found against the answer."
         lines = [*self.reasons, *self.told]
-        if self.draws:
+        if self.draws and self.of_chains:
+            lines.append(f"{self.draws:,} draws.")
+        elif self.draws:
             lines.append(f"{self.draws:,} draws, {self.evaluations:,} evaluations.")
         return "\n".join([first, *(f"  - {each}" for each in lines)])
 

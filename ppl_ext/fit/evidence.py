@@ -18,13 +18,13 @@ from jaxtyping import Float
 from scipy.optimize import brentq
 from scipy.special import expit, gammaln, logsumexp
 
-from ppl_ext.chains.effective import effective_number
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
 from ppl_ext.fit.problem import Problem
 from ppl_ext.fit.verdict import Verdict
+from ppl_ext.statistics.effective import effective_number
 
 if TYPE_CHECKING:
     from ppl_ext.fit.ladder import Climbed

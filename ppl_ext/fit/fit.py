@@ -7,26 +7,32 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from ppl_ext.arguments import entry
-from ppl_ext.chains.convergence import convergence
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.sampler import go_on
-from ppl_ext.check.comparison import compared, flat_columns
+from ppl_ext.diagnostics.fit import evenly_spaced
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import policy
+from ppl_ext.fit.comparison import compared, flat_columns
 from ppl_ext.fit.evidence import LogEvidence, log_evidence
+from ppl_ext.fit.figures import site_figures
 from ppl_ext.fit.ladder import Climbed, climb, staged, with_chains
+from ppl_ext.fit.looks import as_arviz, fit_page, plot, predicted, summary, values_of
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.refit import refitted
 from ppl_ext.fit.saved import as_tree, from_tree
-from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
+from ppl_ext.fit.verdict import Stage, Verdict
+from ppl_ext.fit.views import Views
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.running import state_files
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Score evaluations that a fit may take unless told otherwise.
 BUDGET = 300_000
@@ -68,20 +74,29 @@ FIT_DOCUMENTATION = """
     seconds : float, optional
         Wall time at most, about. Default: 600.
     target_ess : float
-        Effective draws that the worst coordinate must have.
+        Effective draws that the worst entry of a site must have, for its mean.
+    target_sd_error : float, optional
+        Standard error of every standard deviation, as a share of it, for which chains go on, such
+        as 0.03. Default: the verdict states the errors, and nothing is run for them.
     exact : bool
         Whether chains may run. Without them the best level is "corrected".
     guide : $guide, optional
         Fit this guide by ``ProximalScoreVI``. The draws are then the guide's, judged by chains
         where these can run.
-    engine : $engine, optional
+    engine : $engine, class or str, optional
         Likewise an engine of this package with the same model, such as ``SVGD(model, optim)``,
-        which runs until it has settled.
+        which runs until it has settled. A class, or its name such as "SVGD", is made with its
+        defaults, and with Adam at 0.05 where it needs an optimiser.
     progress_bar : bool
         Show what is done and what is found.
     sharding : Sharding, optional
         How chains, other positions and rows are split over devices; of an engine that the fit
         makes, the rows. An engine that is given has its own.
+    dims : mapping of str to sequence of str, optional
+        Names of the axes of a variable, without chain and draw, for ``summary``, ``plot`` and
+        ``to_arviz`` of the fit. Default: the plates' names. See the page "Names and labels".
+    coords : mapping of str to sequence, optional
+        Labels along an axis.
 
     Returns
     -------
@@ -120,6 +135,8 @@ LOAD_DOCUMENTATION = """
         Its arguments, as they were.
     batches : iterable, optional
         A loader with the same rows, where the fit had one.
+    dims, coords : mapping, optional
+        Names of axes and labels along them; see :func:`fit`.
 
     Returns
     -------
@@ -196,8 +213,12 @@ class Fit:
         correction = climbed.evidence.correction
         share = 1.0 if chains > 1 or correction is None else correction.share
         judged = climbed.ordered_draws
-        sites = {name: _figures(np.asarray(judged[name]), chains, share) for name in draws}
-        verdict = climbed.problem.observed.judged(replace(climbed.verdict, by_site=sites))
+        sites = {
+            name: site_figures(name, np.asarray(judged[name]), chains, share) for name in draws
+        }
+        number = chains if chains > 1 else 0
+        verdict = replace(climbed.verdict, by_site=sites, num_chains=number)
+        verdict = climbed.problem.observed.judged(verdict)
         return cls(draws, verdict, chains, climbed, generator, seed, again=again)
 
     @property
@@ -260,20 +281,129 @@ class Fit:
             The fit was loaded without its program, or its data were changed since.
         """
         if self._log_evidence is None:
-            self._check_data(self.climbed.problem)
+            self.check_data()
             self._log_evidence = log_evidence(self.climbed, self.verdict, self._seed)
         return self._log_evidence
 
-    def _check_data(self, problem: Problem) -> None:
-        if not self._has_its_data(problem):
-            raise ArgumentError(
-                "Expected the data that were fitted, found other numbers in the model's arguments: "
-                "they were changed in place since. Fit again for those, or give the model a copy "
-                "of data that are to change."
-            )
+    @property
+    def views(self) -> Views | None:
+        """The arguments that were fitted, and how the package looks at the program.
 
-    def _has_its_data(self, problem: Problem) -> bool:
-        return problem.digest() == self._arguments
+        Raises
+        ------
+        ArgumentError
+            The fit was loaded without its program.
+        """
+        return self.climbed.problem.views
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Draws of a site, latent or deterministic, as NumPy's array; first axis = draws."""
+        return values_of(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.draws
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.draws)
+
+    def summary(
+        self, sites: Sequence[str] | None = None, *, probability: float = 0.9
+    ) -> pd.DataFrame:
+        """Mean, standard deviation, interval and what they are worth, a row for each number.
+
+        Rows are named as ArviZ names them, by the labels of ``coords``: ``theta[Choate]``. Labels
+        that can be exchanged are in order.
+
+        Parameters
+        ----------
+        sites : sequence of str, optional
+            Default: all latent and deterministic sites; of a fit that was loaded without its
+            program those that were saved.
+        probability : float
+            Of the interval, with the same on both sides of it.
+
+        Returns
+        -------
+        pandas.DataFrame
+            With the columns mean, sd, two quantiles such as ``5%`` and ``95%``, mcse_mean and
+            mcse_sd (standard errors; not a number where the draws are not trusted), ess_bulk,
+            ess_tail and r_hat (not a number without chains).
+
+        Raises
+        ------
+        ArgumentError
+            There is no such site, or the probability is none.
+        """
+        return summary(self, sites, probability)
+
+    def to_arviz(self, **options: Any) -> Any:
+        """The draws as an ArviZ object, with the arguments, ``dims`` and ``coords`` of the fit.
+
+        Parameters
+        ----------
+        **options
+            Of the package's ``to_arviz``, such as ``num_samples=500`` or ``log_likelihood=False``.
+
+        Returns
+        -------
+        arviz.InferenceData or xarray.DataTree
+
+        Raises
+        ------
+        ArgumentError
+            The fit was loaded without its program, or its data were changed in place since.
+        """
+        return as_arviz(self, **options)
+
+    def predict(
+        self, *args: Any, num_samples: int | None = None, seed: int = 0, **kwargs: Any
+    ) -> dict[str, np.ndarray]:
+        """New values of the observed sites, one for each draw: the posterior predictive.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            The model's arguments, with new rows. Observations among them are not looked at; those
+            that are left out have to be None in the model. Default: the arguments of the fit.
+        num_samples : int, optional
+            Draws at most, as many of each chain. Default: all.
+        seed : int
+            Of the new values.
+
+        Returns
+        -------
+        dict of str to array (draws, *shape)
+            By observed site.
+
+        Raises
+        ------
+        ArgumentError
+            The fit was loaded without its program, the arguments do not fit it, or, without
+            arguments, the data were changed in place since.
+        """
+        return predicted(self, args, kwargs, num_samples=num_samples, seed=seed)
+
+    def plot(self, kind: str = "posterior", **options: Any) -> Any:
+        """A picture, by ArviZ.
+
+        Parameters
+        ----------
+        kind : {"posterior", "trace", "forest", "pair", "predictive", "history"}
+            Marginals; draws in their order; intervals side by side; pairs of sites; the data
+            beside what is predicted of them; what each stage of the fit cost.
+        **options
+            Of ArviZ's function, such as ``var_names=["mu"]``.
+
+        Returns
+        -------
+        What ArviZ returns, or axes of "history".
+
+        Raises
+        ------
+        ArgumentError
+            There is no such kind, or the fit was loaded without its program.
+        """
+        return plot(self, kind, options)
 
     def get_samples(self, *_: Any, num_samples: int | None = None, **__: Any) -> dict[str, Any]:
         """The draws, see ``draws``, or so many of them at most, as many of each chain.
@@ -285,20 +415,11 @@ class Fit:
         ArgumentError
             There are fewer, or they are less than one of each chain.
         """
-        if num_samples is None:
+        number = len(next(iter(self.draws.values())))
+        more = "fit.more(number) makes further draws."
+        rows = evenly_spaced(number, self.num_chains, num_samples, more)
+        if rows is None:
             return self.draws
-        check_count("num_samples", num_samples)
-        each = num_samples // self.num_chains
-        length = len(next(iter(self.draws.values()))) // self.num_chains
-        if not 1 <= each or num_samples > length * self.num_chains:
-            raise ArgumentError(
-                f"Expected num_samples of a fit from {self.num_chains}, one draw of each of its "
-                f"chains, to {length * self.num_chains}, all of its draws, found {num_samples}. "
-                "fit.more(number) makes further draws."
-            )
-        # The middle of each of so many stretches.
-        places = ((np.arange(each) + 0.5) * length / each).astype(int)
-        rows = (length * np.arange(self.num_chains)[:, None] + places).ravel()
         return {name: value[rows] for name, value in self.draws.items()}
 
     def arviz_attributes(self) -> dict[str, Any]:
@@ -344,23 +465,25 @@ class Fit:
                 "Fit again with exact=True and a larger budget."
             )
         problem, sampled = climbed.problem, climbed.sampled
-        self._check_data(problem)
+        self.check_data()
         before = generator.bit_generator.state, problem.evaluate.calls
         try:
             check_density(problem, sampled.chains)
             problem.evaluate.calls = before[1]
-            with tqdm(desc="more", unit=" scores", disable=not progress_bar) as bar:
+            with tqdm(
+                desc="sampling further", unit=" evaluations", disable=not progress_bar
+            ) as bar:
                 meter = Meter(budget or NO_BUDGET, seconds or math.inf, bar)
                 kernel = replace(sampled.kernel, evaluate=meter.of(problem.evaluate))
                 wanted = -(-num_draws // self.num_chains)
                 known = replace(sampled, kernel=kernel)
                 longer = go_on(known, wanted, generator, meter.allows)
                 made = len(longer.draws) - len(sampled.draws)
-                note = "" if made == wanted else f"{made} of {wanted} transitions of each chain"
+                note = "" if made == wanted else f"{made} of {wanted} draws of each chain"
                 found = with_chains(climbed, longer)
                 found.stages.append(Stage("more chains", meter.evaluations, meter.elapsed, note))
                 made_anew = Fit.of(found, generator, self._seed, self._again)
-                bar.set_description(made_anew.verdict.level)
+                bar.set_description_str(made_anew.verdict.level)
         except BaseException:
             generator.bit_generator.state, problem.evaluate.calls = before
             raise
@@ -434,9 +557,24 @@ class Fit:
         """Why the draws serve no other fit; empty where they may."""
         if not self.verdict.trusted:
             return "its draws are not trusted"
-        if not self._has_its_data(self.climbed.problem):
+        if self._arguments != self.climbed.problem.digest():
             return "its data were changed in place since"
         return ""
+
+    def check_data(self) -> None:
+        """See that the arguments are what they were when they were fitted.
+
+        Raises
+        ------
+        ArgumentError
+            They were changed in place, or the fit was loaded without its program.
+        """
+        if self.climbed.problem.digest() != self._arguments:
+            raise ArgumentError(
+                "Expected the data that were fitted, found other numbers in the model's arguments: "
+                "they were changed in place since. Fit again for those, or give the model a copy "
+                "of data that are to change."
+            )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save all that the fit has but its program; the file is complete or absent.
@@ -484,6 +622,9 @@ class Fit:
     def __repr__(self) -> str:
         number = len(next(iter(self.draws.values())))
         return f"Fit({number} draws, {self.verdict.level})"
+
+    def _repr_html_(self) -> str:
+        return fit_page(self)
 
 
 def load_fit(path: str | os.PathLike[str], ways: Ways | None, again: Again | None = None) -> Fit:
@@ -578,26 +719,6 @@ def _other(found: str) -> ArgumentError:
     )
 
 
-def _figures(draws: np.ndarray, chains: int, share: float) -> SiteFigures:
-    """What the draws of a site are worth; a share of them where they are independent."""
-    number = len(draws)
-    if chains == 1:
-        return SiteFigures(share * number, share * number, float("nan"))
-    flat = draws.reshape(chains, number // chains, -1).transpose(1, 0, 2)
-    # Constants, such as the corner of a Cholesky factor, have no figures.
-    flat = flat[:, :, np.ptp(flat, axis=(0, 1)) > 0.0]
-    if not flat.shape[2]:
-        return SiteFigures(float(number), float(number), float("nan"))
-    found = convergence(flat)
-    return SiteFigures(
-        float(found.ess_bulk.min()),
-        float(found.ess_tail.min()),
-        float(found.r_hat.max()),
-        bool(found.is_heavy.any()),
-        float(found.deviation_error.max()),
-    )
-
-
 def fit(
     problems: Callable[[], Iterator[Problem]],
     generator: np.random.Generator,
@@ -606,6 +727,7 @@ def fit(
     budget: int | None,
     seconds: float | None,
     target_ess: float,
+    target_sd_error: float | None = None,
     exact: bool,
     progress_bar: bool,
     has_engine: bool = False,
@@ -622,14 +744,15 @@ def fit(
     check_count("budget", budget, optional=True)
     check_number("seconds", seconds, optional=True)
     check_number("target_ess", target_ess)
+    check_number("target_sd_error", target_sd_error, optional=True)
     for name, flag in (("exact", exact), ("progress_bar", progress_bar)):
         check_choice(name, flag, (True, False))
-    with tqdm(desc="fit", unit=" scores", disable=not progress_bar) as bar:
+    with tqdm(desc="fit", unit=" evaluations", disable=not progress_bar) as bar:
         for_engines = math.inf if budget is None else budget
         meter = Meter(
             budget or BUDGET, seconds or SECONDS, bar, for_engines=for_engines, clock=clock
         )
-        wanted = policy.Wanted(float(target_ess), exact, meter.seconds, has_engine)
+        wanted = policy.Wanted(float(target_ess), exact, meter.seconds, has_engine, target_sd_error)
         ways = problems()
         written = next(ways)
         written.observed.warn()
@@ -641,7 +764,7 @@ def fit(
         found = Fit.of(climbed, generator, seed, None if has_engine else again)
         if has_engine and found.num_chains > 1:
             found = _of_engine(written, found, meter)
-        bar.set_description(found.verdict.level)
+        bar.set_description_str(found.verdict.level)
     return found
 
 
@@ -657,12 +780,13 @@ def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
     theirs = flat_columns(climbed.ordered_draws, shapes, reference.num_chains)
     found = compared(flat_columns(climbed.ordered(draws), shapes), theirs, problem.dim)
     level, reasons = policy.judge_engine(given.engine, climbed.verdict, found.wrong)
+    unsure = (found.unsure,) if level == "approximate" and found.unsure else ()
     verdict = Verdict(
         level,
-        (*reasons, f"Against chains, {found.worst.told}"),
+        (*reasons, *unsure, found.worst.told),
         found.by_site,
         tuple(climbed.stages),
-        confirmed=level == "approximate",
+        confirmed=level == "approximate" and not unsure,
     )
     verdict = problem.observed.judged(verdict)
     climbed = replace(climbed, problem=problem, positions=given.positions[:, None], sampled=None)

@@ -13,22 +13,28 @@ import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.chains.convergence import Convergence, convergence
+from ppl_ext.chains.coupling import Coupled
+from ppl_ext.chains.coupling import coupled as coupled_by
+from ppl_ext.chains.hamiltonian import Chains
+from ppl_ext.chains.jumps import PAIRS as JUMP_PAIRS
+from ppl_ext.chains.jumps import jump, jumps_from
 from ppl_ext.chains.proposal import Proposal
-from ppl_ext.chains.sampler import Sampled, Window, sample
+from ppl_ext.chains.sampler import Sampled, Window, go_on, sample
 from ppl_ext.chains.symmetry import Symmetry, find_symmetry, ordered_values
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import labels, policy
+from ppl_ext.fit.chain_figures import chained_of, endless
 from ppl_ext.fit.problem import Meter, Problem, timed
-from ppl_ext.fit.verdict import Stage, Verdict
+from ppl_ext.fit.verdict import STAGES, Stage, Verdict
 from ppl_ext.start.find import find, is_near, more_modes
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Mode, Start
 from ppl_ext.target.noncentred import difference, points_around
 
-#: Chains side by side, and the fewest transitions that are kept of each.
-CHAINS, LEAST_TRANSITIONS = 16, 24
+#: Chains side by side, and the fewest draws that are kept of each.
+CHAINS, LEAST_DRAWS = 16, 24
 #: Further paths in each round of the search for modes, rounds at most, and how far their points
 #: lie from the first mode, in its standard deviations.
 MORE_PATHS, ROUNDS, FAR = 8, 12, (2.0, 5.0, 20.0)
@@ -38,9 +44,9 @@ PATHS_PER_MODE = 4
 #: Modes of less mass than this share of the first are left out; the others are proposed at least
 #: this often.
 LEAST_MASS, LEAST_WEIGHT = 1e-3, 0.02
-#: The power of the largest number beyond which draws are without bound: its root is where the
-#: squares in densities overflow.
-ENDLESS = 0.4
+#: How far from a mode pairs of chains start, in its standard deviations; pairs of chains with
+#: trajectories, and their evaluations as a share of those of the fit before.
+APART, PAIRS, PAIRS_SHARE = 3.0, 32, 0.2
 #: Draws of a mode that tell whether its labels can be told apart.
 OF_MODE = 256
 #: Nats of difference between bounds from which on a way to write the program is the better one.
@@ -96,7 +102,9 @@ class Climbed:
         level, reasons = policy.judge(self.evidence)
         if self.problem.name != "as written":
             reasons = (*reasons, f"Fitted {self.problem.name}; draws are of the sites as written.")
-        return Verdict(level, reasons, {}, tuple(self.stages))
+        coupled = self.evidence.coupled
+        bound = None if coupled is None else coupled.bound
+        return Verdict(level, reasons, {}, tuple(self.stages), total_variation=bound)
 
 
 @contextmanager
@@ -109,7 +117,7 @@ def staged(
     """
     before, started, notes = meter.evaluations, time.perf_counter(), list[str]()
     if meter.bar is not None:
-        meter.bar.set_description(shown or name)
+        meter.bar.set_description_str(shown or STAGES.get(name, name))
     yield notes
     spent = meter.evaluations - before
     stages.append(Stage(name, spent, time.perf_counter() - started, "; ".join(notes)))
@@ -137,7 +145,7 @@ def climb(
     if problem.dim <= MOST_SEARCHED:
         with stage("start") as notes:
             problem, start, program = _begun(written, others, generator, meter, dropped)
-            notes.append(f"{problem.name}, {len(start.modes)} mode(s)")
+            notes.append(f"{_written(problem)}{_counted(len(start.modes))}")
     else:
         program = _program(problem, None, meter)
     evidence = policy.Evidence(program, wanted, dropped=tuple(dropped), left=meter.left)
@@ -147,7 +155,7 @@ def climb(
             problem, start, program = _begun(
                 problem.with_all_rows(start.draw), iter(()), generator, meter, []
             )
-            notes.append(f"{len(start.modes)} mode(s)")
+            notes.append(_counted(len(start.modes)))
         evidence = replace(evidence, program=program, left=meter.left)
     if policy.next_rung(evidence) == "engine":
         assert problem.approximate is not None
@@ -158,8 +166,8 @@ def climb(
         return Climbed(problem, found.positions[:, None], None, evidence, stages)
     assert start is not None
     if policy.next_rung(evidence) == "end":
-        drawn = start.draw(policy.DRAWS, generator.integers(2**32, size=4).tolist())
-        return Climbed(problem, drawn[:, None], None, evidence, stages)
+        normal = start.draw(policy.DRAWS, generator.integers(2**32, size=4).tolist())
+        return Climbed(problem, normal[:, None], None, evidence, stages)
     evaluate = meter.of(problem.evaluate, leaves=0)
     is_affordable = policy.chains_refused(evidence) is None
     symmetry: Symmetry | None = None
@@ -168,36 +176,47 @@ def climb(
             kept = policy.DRAWS + policy.LEAST_CHAINS
             limited = meter.of(problem.evaluate, leaves=kept)
             start, modes, symmetry = _other_modes(limited, problem, start, generator)
-            notes.append(f"{modes.number} mode(s)")
+            notes.append(_counted(modes.number))
             if modes.number > 1 and symmetry is None:
                 modes = replace(modes, exchanged=_labels(problem, start, generator))
         evidence = replace(evidence, modes=modes)
     with stage("corrected draws") as notes:
         proposal, drawn, log_ratios = _ratios(evaluate, start, generator, symmetry)
         correction, weights = _correction(log_ratios, evidence.program.rounding)
-        notes.append(f"k-hat {correction.khat:.2f}, effective share {correction.share:.0%}")
+        notes.append(
+            f"k-hat {correction.khat:.2f}, weights worth {correction.share:.0%} of the draws"
+        )
     evidence = replace(evidence, correction=correction, left=meter.left)
     if policy.next_rung(evidence) == "chains":
+        enough = partial(_is_enough, problem, symmetry, wanted, meter, time.perf_counter())
         sampled: Sampled | None = None
-        with stage("chains") as notes, suppress(SpentError):
-            first = drawn[generator.choice(len(drawn), CHAINS, p=_softened(weights, log_ratios))]
-
-            def is_enough(found: Convergence, window: Window) -> bool:
-                if len(window.draws) < LEAST_TRANSITIONS:
-                    return False
-                chained = _chained(found, window, problem)
-                chained = _by_sites(chained, problem, found, window.draws, symmetry)
-                return policy.enough(chained, wanted.target_ess)
-
-            sampled = sample(
-                evaluate, proposal, first, generator, is_enough, meter.allows, symmetry
-            )
-            notes.append(f"{len(sampled.draws)} transitions of {CHAINS} chains kept")
+        coupled: Coupled | None = None
+        if policy.may_jump(correction):
+            with stage("jumps") as notes, suppress(SpentError):
+                own = jump(evaluate, proposal, drawn, log_ratios, CHAINS, generator, symmetry)
+                starts = _apart(problem, start, JUMP_PAIRS, generator, symmetry)
+                coupled = jumps_from(starts, evaluate, proposal, log_ratios, generator)
+                if policy.is_bounded(coupled):
+                    sampled = _longer(own, enough, wanted, generator, meter)
+                notes.append(coupled.told)
+        if sampled is None:
+            with stage("chains") as notes, suppress(SpentError):
+                weighted = generator.choice(len(weights), CHAINS, p=_softened(weights, log_ratios))
+                first = drawn.positions[weighted]
+                sampled = sample(
+                    evaluate, proposal, first, generator, enough, meter.allows, symmetry
+                )
+                notes.append(f"{sampled.window.transitions} transitions of {CHAINS} chains kept")
+            if sampled is not None:
+                with stage("pairs of chains") as notes:
+                    coupled = _coupled(problem, start, sampled, generator, meter)
+                    notes.append(coupled.told)
         if sampled is not None:
+            evidence = replace(evidence, coupled=coupled)
             climbed = Climbed(problem, sampled.draws, sampled, evidence, stages, symmetry)
             return with_chains(climbed, sampled)
         evidence = replace(evidence, left=meter.left)
-    chosen = drawn[_resampled(weights, policy.DRAWS, generator)][:, None]
+    chosen = drawn.positions[_resampled(weights, policy.DRAWS, generator)][:, None]
     if symmetry is not None:
         chosen = symmetry.shuffled(chosen)
     return Climbed(problem, chosen, None, evidence, stages, symmetry)
@@ -206,13 +225,12 @@ def climb(
 def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
     """The same with these chains as its draws."""
     problem, symmetry = climbed.problem, climbed.symmetry
-    figures = convergence(sampled.kernel.ordered(sampled.draws))
     positions = sampled.draws if symmetry is None else symmetry.shuffled(sampled.draws)
     found = replace(climbed, positions=positions, sampled=sampled, stages=list(climbed.stages))
     values = {name: np.asarray(value) for name, value in found.draws.items()}
-    chained = _chained(figures, sampled.window, problem)
-    chained = _by_sites(chained, problem, figures, sampled.draws, symmetry)
-    chained = replace(chained, endless=_endless(values))
+    figures = convergence(sampled.kernel.ordered(sampled.draws))
+    chained = chained_of(problem, sampled.window, figures, symmetry)
+    chained = replace(chained, endless=endless(values))
     evidence, modes = climbed.evidence, climbed.evidence.modes
     if modes is not None and modes.exchanged:
         places = dict(modes.exchanged)
@@ -221,50 +239,85 @@ def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
         except SpentError:
             own = labels.orders(values, places, None)
         evidence = replace(evidence, modes=replace(modes, orders=own))
-    found.evidence = replace(evidence, chains=chained)
+    before = climbed.evidence.chains
+    rested = evidence.rested or (before is not None and policy.enough(before, evidence.wanted))
+    found.evidence = replace(evidence, chains=chained, rested=rested)
     return found
 
 
-def _by_sites(
-    chained: policy.Chained,
+def _is_enough(
     problem: Problem,
-    figures: Convergence,
-    draws: Float[np.ndarray, "N M D"],
     symmetry: Symmetry | None,
-) -> policy.Chained:
-    """Chains whose uncertain standard deviations are judged by the sites as written.
+    wanted: policy.Wanted,
+    meter: Meter,
+    began: float,
+    found: Convergence,
+    window: Window,
+) -> bool:
+    """Whether chains have done what was asked."""
+    if len(window.draws) < LEAST_DRAWS:
+        return False
+    chained = chained_of(problem, window, found, symmetry)
+    meter.shows(chained.ess_bulk, wanted.target_ess, time.perf_counter() - began)
+    return policy.enough(chained, wanted)
 
-    A coordinate may have a long tail that is none of its site's: the logarithm of a scale that may
-    be 0 has one. The other way round a coordinate that is known well is enough, since a site is
-    nothing but its image.
-    """
-    parts = {name: figures.part(where) for name, where in problem.coordinates.items()}
-    uncertain = {
-        name: each
-        for name, each in parts.items()
-        if each.deviation_error.max() > policy.DEVIATION_ERROR
-    }
-    if not uncertain:
-        return chained
-    number, chains, dim = draws.shape
-    values = problem.numbers(draws.reshape(-1, dim))
+
+def _longer(
+    sampled: Sampled,
+    is_enough: Callable[[Convergence, Window], bool],
+    wanted: policy.Wanted,
+    generator: np.random.Generator,
+    meter: Meter,
+) -> Sampled | None:
+    """Chains of jumps that go on until they are enough; None where they are not worth it."""
+    while not is_enough(convergence(sampled.draws), sampled.window):
+        number = len(sampled.draws)
+        if CHAINS * number > policy.MOST_JUMPS * wanted.target_ess or not meter.allows():
+            return None
+        sampled = go_on(sampled, number // 2, generator, meter.allows)
+    return sampled
+
+
+def _coupled(
+    problem: Problem,
+    start: Start,
+    sampled: Sampled,
+    generator: np.random.Generator,
+    meter: Meter,
+) -> Coupled:
+    """Pairs of chains with the kernel that was tuned."""
+    accepted = float(sampled.window.jumped.mean())
+    if accepted < policy.LEAST_JUMPS:
+        told = f"jumps, in which chains meet, are seldom taken ({accepted:.1%})"
+        return Coupled(0, reason=told)
+    most = min(meter.budget, int((1.0 + PAIRS_SHARE) * meter.evaluations))
+    starts = _apart(problem, start, PAIRS, generator, sampled.kernel.symmetry)
+    return coupled_by(
+        sampled.kernel,
+        starts,
+        sampled.discarded,
+        generator,
+        lambda: meter.evaluations < most and meter.allows(),
+    )
+
+
+def _apart(
+    problem: Problem,
+    start: Start,
+    pairs: int,
+    generator: np.random.Generator,
+    symmetry: Symmetry | None,
+) -> tuple[Float[np.ndarray, "P D"], Float[np.ndarray, "P D"]]:
+    """Where the chains of pairs start: half where searches do, half around the modes, far out."""
+    number = 2 * pairs
+    points = problem.starting_points(pairs)
+    which = generator.choice(len(start.modes), number - pairs, p=start.weights)
+    noise = APART * generator.normal(size=(len(which), problem.dim))
+    far = [start.modes[k].at(row[None])[0] for k, row in zip(which, noise, strict=True)]
+    mixed = generator.permutation(np.concatenate([points, np.stack(far)]))
     if symmetry is not None:
-        values = ordered_values(symmetry.as_written, values)
-    written = {latent: name for name, latent in problem.latents.items()}
-    errors, heavy = [0.0], []
-    for latent, coordinates in uncertain.items():
-        name = written.get(latent, latent)
-        flat = values[name].reshape(number, chains, -1)
-        # Constants, such as the corner of a Cholesky factor, have no figures.
-        flat = flat[:, :, np.ptp(flat, axis=(0, 1)) > 0.0]
-        if not flat.shape[2]:
-            continue
-        site = convergence(flat)
-        errors.append(min(site.worst_deviation, coordinates.worst_deviation))
-        is_known = site.worst_deviation <= policy.DEVIATION_ERROR
-        if site.is_heavy.any() or (coordinates.is_heavy.any() and not is_known):
-            heavy.append(name)
-    return replace(chained, deviation_error=max(errors), heavy=tuple(heavy))
+        mixed = symmetry.ordered(mixed)
+    return mixed[:pairs], mixed[pairs:]
 
 
 def _density_of_sites(
@@ -289,40 +342,14 @@ def _density_of_sites(
     return log_density
 
 
-def _endless(values: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-    """Sites whose draws come near the largest numbers there are, where squares overflow."""
-    return tuple(
-        name
-        for name, each in values.items()
-        if each.dtype.kind == "f"
-        # Stan's generated quantities may be NaN in some draws, and no other values are.
-        and not np.nanmax(np.abs(each), initial=0.0) < np.finfo(each.dtype).max ** ENDLESS
-    )
+def _counted(number: int) -> str:
+    """A number of modes in words."""
+    return f"{number} mode{'s' * (number != 1)} found"
 
 
-def _chained(figures: Convergence, window: Window, problem: Problem) -> policy.Chained:
-    def site(coordinate: int) -> str:
-        return next(
-            name
-            for name, where in problem.coordinates.items()
-            if where.start <= coordinate < where.stop
-        )
-
-    r_hat = float(figures.r_hat.max())
-    worst = figures.r_hat.argmax() if r_hat > policy.R_HAT else figures.ess_bulk.argmin()
-    return policy.Chained(
-        r_hat,
-        float(figures.ess_bulk.min()),
-        float(figures.ess_tail.min()),
-        figures.worst_deviation,
-        tuple(dict.fromkeys(site(int(number)) for number in np.flatnonzero(figures.is_heavy))),
-        float(window.divergent.mean()),
-        window.stuck,
-        float(window.jumped.mean()),
-        figures.is_adrift,
-        site(int(worst)),
-        has_other_form=site(int(worst)) in problem.other_forms,
-    )
+def _written(problem: Problem) -> str:
+    """How a program is written, where it is not as the user wrote it."""
+    return "" if problem.name == "as written" else f"{problem.name}, "
 
 
 def _best(
@@ -521,18 +548,17 @@ def _ratios(
     start: Start,
     generator: np.random.Generator,
     symmetry: Symmetry | None,
-) -> tuple[Proposal, Float[np.ndarray, "S D"], Float[np.ndarray, " S"]]:
+) -> tuple[Proposal, Chains, Float[np.ndarray, " S"]]:
     """Draws of the approximation, and logs of their importance ratios."""
     weights = np.maximum(start.weights, LEAST_WEIGHT)
     modes: tuple[Mode, ...] = start.modes
     proposal = Proposal(modes, weights / weights.sum())
-    drawn = proposal.draw(policy.DRAWS, generator)
-    values, _ = evaluate(drawn)
-    log_ratios = values - proposal.log_density(drawn)
-    counts = np.isfinite(log_ratios)
+    drawn = Chains.at(proposal.draw(policy.DRAWS, generator), evaluate)
+    log_ratios = drawn.values - proposal.log_density(drawn.positions)
+    counts = np.isfinite(log_ratios) & np.isfinite(drawn.scores).all(-1)
     if symmetry is not None:
         # Those with labels in order stand for all.
-        counts &= symmetry.is_ordered(drawn)
+        counts &= symmetry.is_ordered(drawn.positions)
     return proposal, drawn, np.where(counts, log_ratios, -np.inf)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ppl_ext.chains.coupling import Coupled
 from ppl_ext.fit.labels import Orders
 from ppl_ext.fit.verdict import Level, Verdict
 
@@ -29,12 +30,21 @@ FULL, LOW_RANK = 200, 1_000
 #: Pareto k-hat below which, and share of the draws that the weights must leave, for reweighted
 #: draws to be trusted.
 BEST_KHAT, BEST_SHARE = 0.5, 0.3
-#: Chains: R-hat at most, share of divergent trajectories and of stuck chains at most, and
+#: Pareto k-hat below which, and effective share above which, jumps to draws of the approximation
+#: are chains enough: where the share is less, trajectories cost less. Total variation distance that
+#: pairs may leave open, draws that jumps may take for each effective one that is wanted, and
+#: acceptance below which pairs of other chains are not tried.
+JUMP_KHAT, JUMP_SHARE, OPEN, MOST_JUMPS, LEAST_JUMPS = 0.3, 0.5, 0.15, 6.0, 0.05
+#: Chains: R-hat that they run for, and at most. In the worst of a hundred entries 400 effective
+#: draws have 1.02 by chance. Share of divergent trajectories and of stuck chains at most, and
 #: effective numbers of the tails as a share of those of the middle.
-R_HAT, DIVERGENT, STUCK, TAIL_SHARE = 1.01, 0.005, 0.0, 0.5
-#: Standard error of standard deviations that chains go on for, as a share of them, and at most:
-#: the error of 16 chains is itself known to 18 % only, and this is two of those more.
-DEVIATION_ERROR, MOST_DEVIATION_ERROR = 0.03, 0.04
+R_HAT, MOST_R_HAT, DIVERGENT, STUCK, TAIL_SHARE = 1.02, 1.03, 0.005, 0.0, 0.25
+#: Standard error of standard deviations at most, as a share of what was asked for: the error of 16
+#: chains is itself known to 18 % only, and this is two of those more.
+MOST_DEVIATION = 4.0 / 3.0
+#: Chains that had the effective draws that were asked for, and went on, have this share of them at
+#: least: an estimate of their number varies by a fifth.
+STILL = 0.5
 #: Acceptance of jumps from which on divergent trajectories do not matter.
 GOOD_JUMPS = 0.2
 #: Nats of rounding in the log density at most, and standard deviations of rounding in positions.
@@ -108,10 +118,10 @@ class Chained:
     """Figures of chains, with the site that is worst.
 
     ``jumped`` is the acceptance of jumps, ``deviation_error`` the standard error of the least
-    certain standard deviation as a share of it, of sites as written or of their coordinates,
-    whichever is known better, ``heavy`` the sites whose tails are too heavy for one, ``endless``
-    those whose draws come near the largest numbers there are. ``has_other_form`` tells whether the
-    worst site may be written non-centred and is not.
+    certain standard deviation as a share of it, ``heavy`` the sites whose tails are too heavy for
+    one, ``endless`` those whose draws come near the largest numbers there are. ``has_other_form``
+    tells whether the worst site may be written non-centred and is not. All these are of the sites
+    as written; ``coordinate_r_hat`` is the largest of the unconstrained coordinates.
     """
 
     r_hat: float
@@ -126,6 +136,8 @@ class Chained:
     worst_site: str
     endless: tuple[str, ...] = ()
     has_other_form: bool = False
+    coordinate_r_hat: float = 1.0
+    coordinate_site: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,13 +156,14 @@ class Engine:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user asks for: effective draws, whether chains may run, seconds, and whether the
-    draws are to be those of an engine."""
+    """What the user asks for: effective draws, whether chains may run, seconds, whether the draws
+    are to be those of an engine, and an error of standard deviations, as a share of them."""
 
     target_ess: float
     exact: bool
     seconds: float
     engine: bool = False
+    deviation_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -158,7 +171,8 @@ class Evidence:
     """All figures so far.
 
     ``dropped`` tells which ways to write the program were, and why; ``left`` is what is left of the
-    budget, in evaluations.
+    budget, in evaluations. ``coupled`` are pairs of chains, ``rested`` tells that the chains had
+    done what was asked before they went on.
     """
 
     program: Program
@@ -169,6 +183,8 @@ class Evidence:
     engine: Engine | None = None
     dropped: tuple[str, ...] = ()
     left: float = math.inf
+    coupled: Coupled | None = None
+    rested: bool = False
 
 
 def next_rung(evidence: Evidence) -> Rung:
@@ -199,13 +215,15 @@ def rows_refused(evidence: Evidence) -> str | None:
     """Why densities are not evaluated with all of very many rows, or None."""
     program = evidence.program
     if program.dim > MOST_DIMENSIONS:
-        return "Batches of rows were evaluated only."
+        return (
+            "Only batches of the rows were looked at: the program has too many parameters for all."
+        )
     cost = ROW_EVALUATIONS * program.seconds_with_all_rows
     if cost > ROW_SHARE * evidence.wanted.seconds:
         return (
-            f"Batches of rows were evaluated only: with all rows a search would take about "
-            f"{cost:.0f} s, more than {ROW_SHARE:.0%} of the {evidence.wanted.seconds:.3g} s that "
-            "seconds= allows."
+            f"Only batches of the rows were looked at: with all rows the search alone would take "
+            f"about {cost:.0f} s, more than {ROW_SHARE:.0%} of the {evidence.wanted.seconds:.3g} s "
+            "that seconds= allows."
         )
     return None
 
@@ -234,9 +252,21 @@ def chains_refused(evidence: Evidence) -> str | None:
     return None
 
 
-def enough(found: Chained, target_ess: float) -> bool:
+def may_jump(correction: Correction) -> bool:
+    """Whether the approximation is so good that jumps to its draws are chains enough."""
+    return correction.khat < JUMP_KHAT and correction.share > JUMP_SHARE
+
+
+def is_bounded(coupled: Coupled) -> bool:
+    """Whether pairs of chains from far apart have met."""
+    return coupled.bound is not None and coupled.bound < OPEN
+
+
+def enough(found: Chained, wanted: Wanted) -> bool:
     """Whether chains have done what was asked."""
-    return found.deviation_error <= DEVIATION_ERROR and not _of_chains(found, target_ess)
+    asked = wanted.deviation_error
+    is_certain = asked is None or found.deviation_error <= asked
+    return is_certain and found.r_hat < R_HAT and not _of_chains(found, wanted)
 
 
 def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
@@ -251,33 +281,42 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     against = [*_of_modes(evidence), *of_rounding(evidence.program)]
     if evidence.chains is not None:
         found = evidence.chains
-        against += _of_chains(found, evidence.wanted.target_ess)
+        against += _of_chains(found, evidence.wanted, rested=evidence.rested)
         figures = (
-            f"R-hat {found.r_hat:.3f}, ESS {found.ess_bulk:.0f} (tails {found.ess_tail:.0f}) in "
-            f"the worst coordinate, of '{found.worst_site}'."
+            f"Least certain is '{found.worst_site}': R-hat {found.r_hat:.3f}, ESS "
+            f"{found.ess_bulk:.0f} (tails {found.ess_tail:.0f}). {_words_of_deviations(found)}"
         )
         if found.heavy:
             names = ", ".join(f"'{name}'" for name in found.heavy)
-            figures += f" Tails of {names} are heavy: read quantiles, not standard deviations."
-        if DEVIATION_ERROR < found.deviation_error <= MOST_DEVIATION_ERROR:
-            figures += f" {_words_of_deviations(found)}"
+            figures += (
+                f" Tails of {names} are heavy, so that no standard deviation is certain. Read "
+                "quantiles."
+            )
+        if found.coordinate_r_hat > MOST_R_HAT > found.r_hat:
+            figures += (
+                f" On unconstrained space R-hat is {found.coordinate_r_hat:.3f}, in "
+                f"'{found.coordinate_site}': the edge of its support is visited slowly."
+            )
+        if evidence.coupled is not None:
+            figures += f" {evidence.coupled.told}"
         told = (figures, *_of_labels(evidence))
         return ("not trusted", (*against, *told)) if against else ("exact", told)
     correction = evidence.correction
     if correction is None:
         left = (rows_refused(evidence), chains_refused(evidence))
         why = (
-            "The budget ended before the draws could be corrected: they are of the Normal at a "
-            "mode. Give a larger budget."
+            "The budget ended early: these are draws of a Normal at the mode that was found, which "
+            "nothing has checked. Give a larger budget."
             if evidence.left < DRAWS
-            else "Latent sites inside a subsampled plate can be fitted with all rows only. The "
-            "draws are of the Normal at a mode, of a batch of rows. Give more seconds."
+            else "Latent sites inside a subsampled plate can be fitted with all rows only, for "
+            "which there was no time: these are draws of a Normal at the mode of a batch of rows. "
+            "Give more seconds."
         )
         return "not trusted", (why, *(each for each in left if each))
     refused = chains_refused(evidence) or "Chains were not run: exact=False."
     figures = (
-        f"Importance weights of the approximation: Pareto k-hat {correction.khat:.2f}, effective "
-        f"share {correction.share:.0%}."
+        f"Importance weights of the approximation: Pareto k-hat {correction.khat:.2f} (good below "
+        f"{BEST_KHAT}), worth {correction.share:.0%} of the draws (good above {BEST_SHARE:.0%})."
     )
     good = correction.khat < BEST_KHAT and correction.share > BEST_SHARE
     if good and not against:
@@ -300,10 +339,9 @@ def judge_engine(engine: Engine, chains: Verdict, wrong: int) -> tuple[Level, tu
     """The level of an engine's draws beside chains, so many of whose marginals they do not have."""
     told = (words_of(engine),)
     if chains.level != "exact":
-        return "not trusted", (*told, "Chains could not tell:", *chains.reasons)
+        return "not trusted", (*told, "A comparison with chains could not tell:", *chains.reasons)
     if wrong:
-        count = f"{wrong} marginal(s) are off by more than chance and tolerance allow."
-        return "not trusted", (*told, count)
+        return "not trusted", (*told, words_of_wrong(wrong))
     return "approximate", told
 
 
@@ -312,9 +350,17 @@ def words_of(engine: Engine) -> str:
     if engine.settled:
         return f"{engine.name} settled after {engine.steps:,} steps."
     return (
-        f"{engine.name} had not settled after {engine.steps:,} steps ({engine.figure}). "
-        "Give a larger budget or more seconds."
+        f"{engine.name} was still moving when it ended after {engine.steps:,} steps (by "
+        f"{engine.figure}). Give a larger budget or more seconds."
     )
+
+
+def words_of_wrong(wrong: int, of: int | None = None) -> str:
+    """That so many numbers differ from those of chains, of as many as were compared."""
+    among = "" if of is None else f" of {of:,}"
+    noun = "parameter" if (of or wrong) == 1 else "parameters"
+    verb = "differs" if wrong == 1 else "differ"
+    return f"{wrong:,}{among} {noun} {verb} from those of chains by more than chance explains."
 
 
 def words_of_labels(alike: Sequence[tuple[tuple[str, ...], str]]) -> tuple[str, str]:
@@ -381,20 +427,20 @@ def of_rounding(program: Program) -> list[str]:
         )
     if program.grain > GRAIN:
         reasons.append(
-            f"Neighbouring numbers lie {program.grain:.2g} standard deviations of the posterior "
-            "apart. Use double precision, or subtract a constant from the data."
+            f"Numbers of this precision are too coarse: neighbouring ones lie {program.grain:.2g} "
+            "standard deviations of the posterior apart. Use double precision, or subtract a "
+            "constant from the data."
         )
     return reasons
 
 
 def _words_of_deviations(found: Chained) -> str:
-    return (
-        f"Standard deviations are known to {found.deviation_error:.1%}, expected "
-        f"{DEVIATION_ERROR:.1%}, and at most {MOST_DEVIATION_ERROR:.1%}."
-    )
+    return f"Standard deviations are known to {found.deviation_error:.1%}."
 
 
-def _of_chains(found: Chained, target_ess: float) -> list[str]:
+def _of_chains(found: Chained, wanted: Wanted, *, rested: bool = False) -> list[str]:
+    """What speaks against chains; of those that had ``rested`` before they went on what is sure."""
+    least = wanted.target_ess * (STILL if rested else 1.0)
     reasons = []
     if found.endless:
         names = ", ".join(f"'{name}'" for name in found.endless)
@@ -407,19 +453,23 @@ def _of_chains(found: Chained, target_ess: float) -> list[str]:
             f"Chains still drift away from where they started, most in '{found.worst_site}'. The "
             "posterior may be unbounded there: look for a prior that is missing or improper."
         )
-    if not found.r_hat < R_HAT:
+    if not found.r_hat < MOST_R_HAT:
         other = f", or write '{found.worst_site}' non-centred" if found.has_other_form else ""
         reasons.append(
-            f"Chains disagree: R-hat {found.r_hat:.3f}, expected below {R_HAT}. Give a larger "
+            f"Chains disagree: R-hat {found.r_hat:.3f}, expected below {MOST_R_HAT}. Give a larger "
             f"budget{other}."
         )
-    if found.ess_bulk < target_ess or found.ess_tail < TAIL_SHARE * target_ess:
+    if found.ess_bulk < least or found.ess_tail < TAIL_SHARE * least:
         reasons.append(
-            f"Expected {target_ess:.0f} effective draws, found {found.ess_bulk:.0f} (tails "
+            f"Expected {wanted.target_ess:.0f} effective draws, found {found.ess_bulk:.0f} (tails "
             f"{found.ess_tail:.0f}) before the budget was spent. Give a larger budget."
         )
-    if found.deviation_error > MOST_DEVIATION_ERROR:
-        reasons.append(f"{_words_of_deviations(found)} Give a larger budget.")
+    asked = wanted.deviation_error
+    if asked is not None and found.deviation_error > MOST_DEVIATION * asked:
+        reasons.append(
+            f"{_words_of_deviations(found)[:-1]}, expected {asked:.1%}, and at most "
+            f"{MOST_DEVIATION * asked:.1%}. Give a larger budget."
+        )
     # Jumps go where trajectories cannot.
     if found.divergent > DIVERGENT and found.jumped < GOOD_JUMPS:
         reasons.append(

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.chains.effective import effective_number
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat, smoothed_weights
@@ -27,9 +26,12 @@ from ppl_ext.fit.verdict import Stage, Verdict
 from ppl_ext.start.find import more_modes
 from ppl_ext.start.given import normal_of
 from ppl_ext.start.paths import Evaluate, SpentError
+from ppl_ext.statistics.effective import effective_number
 
 #: Draws of the fit before that are looked at first, and at most where a proposal is made of them.
 FIRST, MOST = 128, 512
+#: Evaluations of the fit before up to which an approximation made of it costs no less than another.
+CHEAP = 2_000
 #: Draws of a proposal that judge it, and how often one is made.
 JUDGED, ROUNDS = 400, 4
 #: Share of the effective draws that are wanted with which a refit is content: weights are known
@@ -202,17 +204,16 @@ def _reweighted(
     meter: Meter,
 ) -> tuple[Reweighted | None, str]:
     evaluate = meter.of(problem.evaluate, leaves=0)
-    found, told, number = _by_draws(before, problem, generator, wanted, meter)
+    is_dear = sum(stage.evaluations for stage in before.stages) > CHEAP
+    found, told, number = _by_draws(before, problem, generator, wanted, meter, is_dear)
     way = "Draws of the fit before were reweighted to these arguments"
-    if number == 0.0:
+    if number == 0.0 and is_dear:
         modes = before.evidence.modes
         has_modes = modes is not None and modes.number > 1
         found, told, number = _by_proposal(found, evaluate, problem, generator, wanted, has_modes)
-        way = (
-            "Draws of an approximation, made of the fit before, were reweighted to these arguments"
-        )
+        way = "Draws of an approximation, made of the fit before, were reweighted"
     if number == 0.0:
-        return None, told
+        return None, f"its draws are too far away ({told})"
     chosen = found.resampled(generator)
     positions, values = found.positions[chosen], found.values[chosen]
     rounding = problem.epsilon * float(np.abs(values).max())
@@ -236,6 +237,7 @@ def _by_draws(
     generator: np.random.Generator,
     wanted: policy.Wanted,
     meter: Meter,
+    is_dear: bool,
 ) -> tuple[_Weighed, str, float]:
     """Draws of the fit before with weights, what they are worth in words and in independent draws.
 
@@ -273,7 +275,9 @@ def _by_draws(
         independent = worth(found.share, taken)
         if found.is_good and independent > CONTENT * wanted.target_ess:
             return found, found.told, independent
-    return look(max(taken, min(MOST, total))), "", 0.0
+    if is_dear:
+        found = look(max(taken, min(MOST, total)))
+    return found, found.told, 0.0
 
 
 def _values_before(before: Climbed) -> Values | None:
@@ -313,7 +317,7 @@ def _by_proposal(
         independent = known.share * len(known.positions)
         if known.is_good and independent > CONTENT * wanted.target_ess:
             return known, known.told, independent
-    return known, f"its draws are too far away ({known.told})", 0.0
+    return known, known.told, 0.0
 
 
 def _has_more_modes(

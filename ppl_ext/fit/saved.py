@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Kernel, Sampled, Window
@@ -21,7 +22,7 @@ _PARTS = {
     for part in (
         *(Mode, Proposal, Chains, Kernel, Window, Sampled, Stage),
         *(policy.Program, policy.Wanted, policy.Modes, policy.Correction, policy.Chained),
-        *(policy.Engine, policy.Evidence, Orders, Symmetry, Exchange),
+        *(policy.Engine, policy.Evidence, Orders, Symmetry, Exchange, Coupled),
     )
 }
 

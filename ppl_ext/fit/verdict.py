@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+from ppl_ext.diagnostics.tables import Table, block, listed, paragraph
 
 Level = Literal["exact", "corrected", "approximate", "not trusted"]
 
 #: What each level says.
 MEANING: dict[Level, str] = {
-    "exact": "chains that leave the posterior as it is have come to rest",
-    "corrected": "draws of an approximation, reweighted to the posterior",
-    "approximate": "draws of an approximation that nothing has corrected",
-    "not trusted": "the draws may be wrong",
+    "exact": "the chains agree with each other",
+    "corrected": "draws of a Normal approximation, reweighted, and the weights are even",
+    "approximate": "draws of an approximation, which nothing has confirmed",
+    "not trusted": "do not rely on these draws, they may be wrong",
 }
 #: What is said of draws that chains confirmed.
-CONFIRMED = "draws that agree with exact chains"
+CONFIRMED = "trusted, the draws agree with chains that agree with each other"
+#: The number of the schema of :meth:`Verdict.as_dict`, which goes up when a name in it changes.
+SCHEMA = 1
+#: Stages of a fit in words.
+STAGES = {
+    "start": "finding a mode",
+    "all rows": "finding a mode, with all rows",
+    "modes": "looking for other modes",
+    "corrected draws": "correcting draws",
+    "jumps": "sampling by jumps",
+    "chains": "sampling",
+    "pairs of chains": "coupling chains",
+    "more chains": "sampling further",
+    "engine": "running an engine",
+}
+#: Words that a sentence begins with that says what to do.
+VERBS = (
+    *("Add", "Centre", "Fit", "Give", "Look", "Order", "Pass", "Raise", "Read", "Run", "Take"),
+    *("Try", "Use", "Where", "Write"),
+)
+_SENTENCES = re.compile(r"(?<=[.:!?])\s+(?=[A-Z'])")
+#: Beyond so many numbers of a site a verdict has the least certain one alone.
+MOST_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -43,6 +67,31 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Value:
+    """Mean and standard deviation of one number, and what they are worth.
+
+    Attributes
+    ----------
+    name : str
+        Such as "theta[2]".
+    mean, sd : float
+    mean_error, sd_error : float
+        Standard errors, in the units of the number; of draws that were held against others bounds
+        on the errors. NaN where they are not known.
+    ess_bulk, ess_tail, r_hat : float
+    """
+
+    name: str
+    mean: float
+    sd: float
+    mean_error: float
+    sd_error: float
+    ess_bulk: float
+    ess_tail: float
+    r_hat: float
+
+
+@dataclass(frozen=True)
 class SiteFigures:
     """What the draws of one site are worth, in its worst coordinate.
 
@@ -59,6 +108,10 @@ class SiteFigures:
         others a bound on its error. NaN where it is not known.
     mean_bound : float, optional
         Of such draws a bound on the error of the mean, in standard deviations.
+    size : int
+        Numbers that the site has.
+    values : tuple of Value
+        Of each of them, or, where there are more than eight, of the least certain one.
     """
 
     ess_bulk: float
@@ -67,6 +120,8 @@ class SiteFigures:
     is_heavy: bool = False
     deviation_error: float = float("nan")
     mean_bound: float | None = None
+    size: int = 1
+    values: tuple[Value, ...] = ()
 
     @property
     def mean_error(self) -> float:
@@ -90,15 +145,26 @@ class Verdict:
     cost : tuple of Stage
     confirmed : bool
         Whether draws that nothing corrected agree with chains that are exact.
+    num_chains : int
+        Chains that the draws are of; 0 where that is not known.
+    total_variation : float, optional
+        Upper bound on the total variation distance of the draws' distribution from that which the
+        chains come to, with 95 % confidence, from pairs of chains that start far apart. A part of
+        the posterior that neither starts nor chains reach is not in it. None where there are no
+        chains, or pairs did not meet; the reasons say so then.
 
     Examples
     --------
-    >>> verdict = Verdict("approximate", ("All rows were too many.",))
+    >>> verdict = Verdict("not trusted", ("Chains disagree: R-hat 1.2. Give a larger budget.",))
     >>> verdict.trusted
     False
     >>> print(verdict)
-    approximate: draws of an approximation that nothing has corrected
-      - All rows were too many.
+    not trusted: do not rely on these draws, they may be wrong
+      - Chains disagree: R-hat 1.2.
+    What to do:
+      1. Give a larger budget.
+    >>> verdict.as_dict()["advice"]
+    ['Give a larger budget.']
     """
 
     level: Level
@@ -106,11 +172,38 @@ class Verdict:
     by_site: Mapping[str, SiteFigures] = field(default_factory=dict)
     cost: tuple[Stage, ...] = ()
     confirmed: bool = False
+    num_chains: int = 0
+    total_variation: float | None = None
 
     @property
     def trusted(self) -> bool:
         """Whether the level is "exact" or "corrected", or chains confirmed the draws."""
         return self.confirmed or self.level in ("exact", "corrected")
+
+    @property
+    def headline(self) -> str:
+        """The level, and what it says, in one line."""
+        if self.confirmed:
+            return f"{self.level}: {CONFIRMED}"
+        if self.level == "exact" and self.num_chains > 1:
+            return f"exact: {self.num_chains} chains agree"
+        return f"{self.level}: {MEANING[self.level]}"
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """The reasons without what to do."""
+        return tuple(told for told, _ in map(_parted, self.reasons) if told)
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What to do, each once: the sentences of the reasons that begin with a verb."""
+        return tuple(dict.fromkeys(each for _, more in map(_parted, self.reasons) for each in more))
+
+    @property
+    def worst(self) -> Value | None:
+        """The number whose mean is least certain; None where nothing is known of them."""
+        values = [value for site in self.by_site.values() for value in site.values]
+        return min(values, key=lambda value: value.ess_bulk) if values else None
 
     @property
     def evaluations(self) -> int:
@@ -124,13 +217,63 @@ class Verdict:
 
     def attributes(self) -> dict[str, str | int | float]:
         """The verdict as attributes of a file."""
+        bound = self.total_variation
         return {
             "verdict": self.level,
             "verdict_trusted": int(self.trusted),
             "verdict_reasons": " ".join(self.reasons),
             "score_evaluations": self.evaluations,
             "fit_seconds": self.seconds,
+            **({} if bound is None else {"total_variation": bound}),
         }
+
+    def as_dict(self) -> dict[str, Any]:
+        """The verdict for programs: plain values that JSON has, None where a figure is not known.
+
+        Returns
+        -------
+        dict
+            ``schema`` (1), ``level``, ``trusted``, ``confirmed``, ``num_chains``,
+            ``total_variation``, ``headline``,
+            ``reasons``, ``findings`` and ``advice`` (lists of str), ``worst`` (name of the least
+            certain number, or None), ``sites`` (by site: ``size``, ``ess_bulk``, ``ess_tail``,
+            ``r_hat``, ``mean_error`` and ``deviation_error`` in standard deviations, ``is_bound``,
+            and ``values``, a list of dicts with the fields of :class:`Value`), ``stages`` (dicts
+            with ``name``, ``evaluations``, ``seconds``, ``note``), ``evaluations``, ``seconds``.
+        """
+        worst = self.worst
+        found = {
+            "schema": SCHEMA,
+            "level": self.level,
+            "trusted": self.trusted,
+            "confirmed": self.confirmed,
+            "num_chains": self.num_chains,
+            "total_variation": self.total_variation,
+            "headline": self.headline,
+            "reasons": list(self.reasons),
+            "findings": list(self.findings),
+            "advice": list(self.advice),
+            "worst": None if worst is None else worst.name,
+            "sites": {
+                name: {
+                    "size": site.size,
+                    "ess_bulk": site.ess_bulk,
+                    "ess_tail": site.ess_tail,
+                    "r_hat": site.r_hat,
+                    "mean_error": site.mean_error,
+                    "deviation_error": site.deviation_error,
+                    "is_heavy": site.is_heavy,
+                    "is_bound": site.mean_bound is not None,
+                    "values": [asdict(value) for value in site.values],
+                }
+                for name, site in self.by_site.items()
+            },
+            "stages": [asdict(stage) for stage in self.cost],
+            "evaluations": self.evaluations,
+            "seconds": self.seconds,
+        }
+        plain: dict[str, Any] = _finite(found)
+        return plain
 
     def as_json(self) -> str:
         """The verdict as text, for :meth:`from_json`."""
@@ -148,43 +291,129 @@ class Verdict:
         found = json.loads(text)
         if found["level"] not in MEANING:
             raise ValueError(f"its level is {found['level']!r}")
+        sites = {}
+        for name, site in found["by_site"].items():
+            values = tuple(Value(**value) for value in site.pop("values", ()))
+            sites[name] = SiteFigures(**site, values=values)
         return cls(
             found["level"],
             tuple(found["reasons"]),
-            {name: SiteFigures(**site) for name, site in found["by_site"].items()},
+            sites,
             tuple(Stage(**stage) for stage in found["cost"]),
             found["confirmed"],
+            found.get("num_chains", 0),
+            found.get("total_variation"),
         )
 
+    def table(self) -> Table | None:
+        """Mean, standard deviation and their errors; None where there are no figures by site.
+
+        Errors are standard errors, or bounds ("< 0.1") where draws were held against chains, and
+        left out where the draws are not trusted: nobody knows them then.
+        """
+        if not self.by_site:
+            return None
+        rows = [row for name, site in self.by_site.items() for row in self._rows(name, site)]
+        header = ("site", "mean", "± error", "sd", "± error", "ESS", "tail ESS", "R-hat")
+        return Table(header, rows)
+
+    def _rows(self, name: str, site: SiteFigures) -> list[tuple[str, ...]]:
+        unknown = math.nan
+        values = site.values or (
+            Value(
+                name, unknown, unknown, unknown, unknown, site.ess_bulk, site.ess_tail, site.r_hat
+            ),
+        )
+        more = f", least certain of {site.size:,}" if site.size > len(values) else ""
+        bound = "< " if site.mean_bound is not None else ""
+
+        def error(figure: float) -> str:
+            return bound + _short(figure) if self.trusted and math.isfinite(figure) else "–"
+
+        return [
+            (
+                f"{value.name}{more}",
+                _rounded(value.mean, value.sd),
+                error(value.mean_error),
+                _short(value.sd),
+                "heavy tails" if site.is_heavy and self.trusted else error(value.sd_error),
+                _whole(value.ess_bulk),
+                _whole(value.ess_tail),
+                "–" if math.isnan(value.r_hat) else f"{value.r_hat:.3f}",
+            )
+            for value in values
+        ]
+
+    def stages(self) -> Table | None:
+        """What was done, and what it cost; None where that is not known."""
+        if not self.cost:
+            return None
+        rows = [
+            (
+                STAGES.get(stage.name, stage.name),
+                f"{stage.evaluations:,d}",
+                f"{stage.seconds:.2f}",
+                stage.note,
+            )
+            for stage in self.cost
+        ]
+        return Table(("stage", "evaluations", "seconds", ""), rows, left=(0, 3))
+
     def __str__(self) -> str:
-        meaning = CONFIRMED if self.confirmed else MEANING[self.level]
-        lines = [f"{self.level}: {meaning}"]
-        lines += [f"  - {reason}" for reason in self.reasons]
-        if self.by_site:
-            width = max(len("site"), *map(len, self.by_site))
-            title = "mean's error, sd  sd's error  ESS bulk  ESS tail  R-hat"
-            lines += ["", f"{'site':{width}}  {title}"]
-            lines += [
-                f"{name:{width}}  {site.mean_error:16.3f}  "
-                f"{_known(site.deviation_error, '10.1%')}  {site.ess_bulk:8.0f}  "
-                f"{site.ess_tail:8.0f}  {_known(site.r_hat, '5.3f')}"
-                for name, site in self.by_site.items()
-            ]
-        if self.cost:
-            width = max(len("stage"), *(len(stage.name) for stage in self.cost))
-            lines += ["", f"{'stage':{width}}  evaluations  seconds"]
-            lines += [
-                f"{stage.name:{width}}  {stage.evaluations:11,d}  {stage.seconds:7.2f}  "
-                f"{stage.note}".rstrip()
-                for stage in self.cost
-            ]
+        lines = [self.headline, *(f"  - {each}" for each in self.findings)]
+        if self.advice:
+            lines.append("What to do:")
+            lines += [f"  {number}. {each}" for number, each in enumerate(self.advice, 1)]
+        for table in (self.table(), self.stages()):
+            if table is not None:
+                lines += ["", str(table)]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        advice = self.advice
+        return block(
+            paragraph(self.headline, bold=True),
+            listed(self.findings),
+            paragraph("What to do:") if advice else "",
+            listed(advice, numbered=True),
+            *(table.as_html() for table in (self.table(), self.stages()) if table is not None),
+        )
 
 
-def _known(figure: float, form: str) -> str:
-    """A figure, or a dash as wide where there is none."""
-    width = int(form.partition(".")[0])
-    return f"{'–':>{width}}" if math.isnan(figure) else f"{figure:{form}}"
+def _parted(reason: str) -> tuple[str, list[str]]:
+    """A reason without the sentences that say what to do, and these."""
+    told, advice = list[str](), list[str]()
+    for sentence in _SENTENCES.split(reason):
+        is_advice = sentence.split(maxsplit=1)[0] in VERBS
+        (advice if is_advice else told).append(sentence)
+    return " ".join(told), advice
+
+
+def _short(figure: float) -> str:
+    """Two or three digits of a figure that is known to no more."""
+    if not math.isfinite(figure):
+        return "–"
+    return f"{figure:.3g}" if 1e-3 <= abs(figure) < 1e4 or figure == 0.0 else f"{figure:.2g}"
+
+
+def _rounded(mean: float, sd: float) -> str:
+    """A mean with as many digits as its standard deviation makes worth reading."""
+    if not (math.isfinite(mean) and math.isfinite(sd) and sd > 0.0):
+        return _short(mean)
+    digits = 1 - math.floor(math.log10(sd))
+    if digits > 6 or abs(mean) >= 1e7:
+        return f"{mean:.4g}"
+    return f"{mean:.{max(0, digits)}f}"
+
+
+def _whole(figure: float) -> str:
+    return f"{figure:,.0f}" if math.isfinite(figure) else "–"
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for figures that are not finite, which JSON has no word for."""
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

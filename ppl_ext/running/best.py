@@ -22,14 +22,12 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ppl_ext.errors import LostFitWarning
-
-if TYPE_CHECKING:
-    from ppl_ext.running.run import Piece
+from ppl_ext.running.piece import Piece
 
 #: Looks in a run, steps from one to the next at least, and steps by which a state is judged.
 LOOKS, LEAST_APART, WINDOW = 20, 20, 50

@@ -19,14 +19,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-from jaxtyping import Float
 from tqdm.auto import tqdm
 
 from ppl_ext.errors import ArgumentError, NonFiniteError, RankLostError
 from ppl_ext.options import check_count, described, is_count
 from ppl_ext.process import at_once, between_steps
 from ppl_ext.running.best import LEAST_APART, LOOKS, Watch
+from ppl_ext.running.piece import Piece, joined
 from ppl_ext.running.settling import SettlingWatch
 
 #: Steps of a piece at most.
@@ -35,29 +34,6 @@ LARGEST_PIECE = 4096
 MOST_STEPS = 2**31 - 1
 #: Seconds that a piece should take, so that the bar moves and Ctrl-C is heard.
 PIECE_SECONDS = 0.2
-
-
-class Piece(NamedTuple):
-    """Figures of some steps.
-
-    Parameters
-    ----------
-    losses : array (steps,)
-        NaN where a step was not finite.
-    info : dict of str to array (steps,)
-        Further figures, such as the force norm.
-    skipped : int
-        Steps that were not finite, of all so far.
-    """
-
-    losses: Float[np.ndarray, " steps"]
-    info: dict[str, Float[np.ndarray, " steps"]]
-    skipped: int = 0
-
-    def latest(self) -> dict[str, float]:
-        """Figures of the last step."""
-        info = {name: float(values[-1]) for name, values in self.info.items()}
-        return {"loss": float(self.losses[-1]), **info}
 
 
 class Cadence(NamedTuple):
@@ -310,15 +286,3 @@ def _taken(
     if cadence.checkpoint_every and not saved:
         save()
     return joined(pieces)
-
-
-def joined(pieces: list[Piece]) -> Piece:
-    """The figures of all steps in several pieces."""
-    names = dict.fromkeys(name for piece in pieces for name in piece.info)
-    info = {}
-    for name in names:
-        # A figure that a step did not give is NaN there.
-        parts = [piece.info.get(name, np.full(len(piece.losses), np.nan)) for piece in pieces]
-        info[name] = np.concatenate(parts)
-    losses = np.concatenate([piece.losses for piece in pieces]) if pieces else np.zeros(0)
-    return Piece(losses, info, pieces[-1].skipped if pieces else 0)

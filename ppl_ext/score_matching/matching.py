@@ -38,10 +38,10 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.engines.guide_engine import GuideShell
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError, ConvergenceWarning
 from ppl_ext.options import refuse
-from ppl_ext.running.run import Piece
+from ppl_ext.running.piece import Piece
 
 #: Weight of the latest step in the mean square of the scores.
 RECENT = 0.1
@@ -121,8 +121,9 @@ def bam_moments(
     return new_mean, scale
 
 
-class MatchingShell(GuideShell, ABC):
-    """Base of the engines that update a full Normal guide in closed form.
+@documents_subclasses
+class MatchingShell(ABC):
+    """Part of the engines that update a full Normal guide in closed form.
 
     A subclass fills in ``_matched``. A covariance that is not positive definite is not taken: the
     guide stays as it was in that step, and ``info["rejected"]`` is 1; so is one from scores that
@@ -162,7 +163,7 @@ class MatchingShell(GuideShell, ABC):
                 "ProximalScoreVI, which takes every guide with a flat log density."
             )
         refuse(type(self), options, "optim", "clip_norm", "initial_scale", "total_steps")
-        super().__init__(model, guide, None, num_samples, **options)
+        super().__init__(model, guide, None, num_samples, **options)  # type: ignore[call-arg]
 
     @abstractmethod
     def _matched(self, moments: Any, theta: Any, score: Any, step: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.arguments import check_callable
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError, ConvergenceWarning
 from ppl_ext.options import check_count, check_number
 from ppl_ext.running.sharding import ShardingShell, check_sharding
@@ -23,13 +23,15 @@ from ppl_ext.sgmcmc.schedules import (
     check_temperatures,
     cosine_cycles,
 )
+from ppl_ext.start.given import check_start
 
 #: Mean of a coordinate's scores over the warm-up, in units of their root mean square, above which
 #: the chain is on its way in that coordinate. That of n independent draws is about 1 / sqrt(n).
 ON_THE_WAY = 0.8
 
 
-class StochasticGradientShell(Documented):
+@documents_subclasses
+class StochasticGradientShell:
     """Base of the stochastic gradient MCMC kernels.
 
     Use with the host's ``MCMC``. Rows of a plate with ``subsample_size`` are drawn by the kernel,
@@ -49,6 +51,12 @@ class StochasticGradientShell(Documented):
         How scores are computed. Default: minibatches when the model subsamples a plate itself,
         else all rows of the arguments. ``ControlVariate`` and ``SVRG`` lessen the noise of
         minibatches.
+    start : optional
+        Where chains start: "search" for Normals near the modes, "host" for the init strategy, a
+        ``Start`` of ``find_start``, a fit, a dict from latent sites to values or draws, a guide
+        with its parameters, or an object with ``get_samples()``, such as an engine that has run;
+        in NumPyro also a pair (engine, result). Default: "host". What the host's ``MCMC`` is given
+        as initial parameters goes first.
     init_strategy : callable, optional
         Strategy of ``numpyro.infer``, default ``init_to_uniform``, or of
         ``pyro.infer.autoguide.initialization``.
@@ -74,6 +82,9 @@ class StochasticGradientShell(Documented):
     _host: ClassVar[str]
     #: What says how chains and rows are split over devices.
     _sharding_class: ClassVar[type[ShardingShell]]
+    #: Whether something is a guide of the host with its parameters, and how it is given.
+    _is_guide: ClassVar[Callable[[Any], bool]]
+    _guide_form: ClassVar[str]
 
     #: Of the replicas of a chain, of which the first gives the draws.
     temperatures: tuple[float, ...] = (1.0,)
@@ -84,6 +95,7 @@ class StochasticGradientShell(Documented):
         step_size: float | Schedule,
         *,
         estimator: Any = None,
+        start: Any = None,
         init_strategy: Callable[..., Any] | None = None,
         likelihood_temperature: float = 1.0,
         data_chunk: int | None = None,
@@ -95,7 +107,9 @@ class StochasticGradientShell(Documented):
                 "Expected estimator to be a GradientEstimator, such as Minibatch() or Full(), "
                 f"found {type(estimator).__name__}."
             )
+        check_start(start, type(self)._is_guide, self._guide_form)
         self._model = model
+        self.start = start
         self.step_size = as_schedule(step_size)
         self._estimator: Any = estimator
         self._target_options: dict[str, Any] = {

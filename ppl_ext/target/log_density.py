@@ -6,8 +6,8 @@ import copy
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, Generic, Self, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 from ppl_ext.batches.passes import Passes
 from ppl_ext.errors import ArgumentError, DataWarning, HeldParameterWarning
 from ppl_ext.options import check_count, check_number, described
-from ppl_ext.start.given import Started
 from ppl_ext.target.bound_model import BoundModelShell
 from ppl_ext.target.layouts import DataPlate, sweep_ranges
 from ppl_ext.target.scores import Array, Score, ScoreParts
@@ -26,6 +25,17 @@ Data = TypeVar("Data")
 _NAMED = 6
 #: Relative difference of two sums of log likelihoods that is put down to rounding.
 APART = 1e-4
+
+
+class Started(Protocol):
+    """Where a run starts, as :class:`ppl_ext.start.given.Started`, which stands above targets."""
+
+    @property
+    def start(self) -> Any:
+        """A :class:`~ppl_ext.start.start.Start`."""
+
+    def positions(self, number: int, seed: int | Sequence[int]) -> Float[np.ndarray, "number D"]:
+        """So many positions."""
 
 
 class LogDensityShell(ABC, Generic[Array, Data]):

@@ -66,8 +66,24 @@ def enumerating(nesting: int) -> Iterator[None]:
     nesting : int
         Plates that are open at once, at most; dimensions to their left are free.
     """
-    with EnumMessenger(first_available_dim=-nesting - 1), _InParallel():
+    with _Enumerating(first_available_dim=-nesting - 1), _InParallel():
         yield
+
+
+class _Enumerating(EnumMessenger):
+    """Pyro's enumeration, at many draws at once as well."""
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        try:
+            super()._pyro_post_sample(msg)
+        except RuntimeError:
+            # It looks at the shape of ``value.data``, at which ``vmap`` lets nobody look.
+            value = msg["value"]
+            msg["value"] = torch.empty(value.shape, device="meta")
+            try:
+                super()._pyro_post_sample(msg)
+            finally:
+                msg["value"] = value
 
 
 @dataclass(frozen=True)
@@ -274,12 +290,13 @@ def posterior_values(
     """
     if not factors:
         return {}
-    with torch.enable_grad():
-        leaves = [each.log_prob.detach().clone().requires_grad_() for each in factors]
+
+    def total(leaves: tuple[Tensor, ...]) -> Tensor:
         moved = [replace(each, log_prob=leaf) for each, leaf in zip(factors, leaves, strict=True)]
-        with picking("largest" if most else "sample"):
-            total = torch.stack([term.sum() for _, term in _contracted(moved)]).sum()
-            gradients = torch.autograd.grad(total, leaves)
+        return torch.stack([term.sum() for _, term in _contracted(moved)]).sum()
+
+    with torch.enable_grad(), picking("largest" if most else "sample"):
+        gradients = torch.func.grad(total)(tuple(each.log_prob for each in factors))
     values = {}
     for factor, gradient in zip(factors, gradients, strict=True):
         if factor.own is None:

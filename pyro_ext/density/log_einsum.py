@@ -64,11 +64,16 @@ def picking(how: str) -> Iterator[None]:
 class _Picked(torch.autograd.Function):
     """The logarithm of a sum along the last dimension, with the gradient of one term."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(context: Any, terms: Tensor, largest: bool) -> Tensor:
-        context.save_for_backward(terms)
-        context.largest = largest
+    def forward(terms: Tensor, largest: bool) -> Tensor:
         return terms.amax(-1) if largest else terms.logsumexp(-1)
+
+    @staticmethod
+    def setup_context(context: Any, inputs: tuple[Tensor, bool], output: Tensor) -> None:
+        terms, context.largest = inputs
+        context.save_for_backward(terms)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -76,7 +81,8 @@ class _Picked(torch.autograd.Function):
         if not context.largest:
             # The largest after noise of Gumbel's is a draw.
             terms = terms - torch.empty_like(terms).exponential_().log()
-        one = torch.nn.functional.one_hot(terms.argmax(-1), terms.shape[-1])
+        places = torch.arange(terms.shape[-1], device=terms.device)
+        one = places == terms.argmax(-1, keepdim=True)
         return gradient.unsqueeze(-1) * one, None
 
 

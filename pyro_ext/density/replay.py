@@ -1,12 +1,17 @@
 """Replaying a Pyro model at posterior draws, on all rows of its data.
 
-Results go to host memory draw by draw, see :mod:`ppl_ext.diagnostics.replay`.
+The model runs at many draws at once, by torch's ``vmap``, and draw by draw where that cannot follow
+it: where it branches on values, say, or where draws are split over processes. Results go to host
+memory, see :mod:`ppl_ext.diagnostics.replay`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+import time
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +27,7 @@ from ppl_ext.diagnostics.replay import (
     GROUPS,
     PASS_ALL_ROWS,
     REPLAY_DOCUMENTATION,
+    TERMS,
     Array,
     Recorder,
     Replay,
@@ -30,6 +36,7 @@ from ppl_ext.diagnostics.replay import (
     as_computed,
     check_draw_shape,
     check_draws,
+    check_room,
     describe_sites,
     is_outside,
     names_of_computed,
@@ -38,7 +45,7 @@ from ppl_ext.diagnostics.replay import (
     plates_of_axes,
 )
 from ppl_ext.documented import documented
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, EvaluationWarning
 from ppl_ext.options import check_choice
 from ppl_ext.target.discrete import RowTerms
 from pyro_ext.density.enumeration import (
@@ -172,18 +179,21 @@ def _log_prob(site: Mapping[str, Any]) -> Tensor:
     return scale_and_mask(site["fn"].log_prob(site["value"]), 1.0, site["mask"])
 
 
-def _is_outside(site: Mapping[str, Any]) -> bool:
+def _is_outside(site: Mapping[str, Any]) -> Tensor:
     """Whether the value of a latent site is NaN, infinite or outside of its support."""
     value, support = site["value"], site["fn"].support
     finite = torch.isfinite(value)
-    if bool(finite.all()) and bool(support.check(value).all()):
-        return False
+    inside = finite.all() & support.check(value).all()
+    try:
+        if bool(inside):
+            return ~inside
+    except RuntimeError:  # at many draws at once, of which there is no one truth
+        pass
     transform = transform_to_support(site)
-    return bool(
-        is_outside(
-            value, finite, support.check, lambda value: transform(transform.inv(value)), torch
-        )
+    found: Tensor = is_outside(
+        value, finite, support.check, lambda value: transform(transform.inv(value)), torch
     )
+    return found
 
 
 def _run(
@@ -302,7 +312,11 @@ def _host(value: Tensor) -> Array:
 
 @documented(
     REPLAY_DOCUMENTATION,
-    draw_chunk="",
+    draw_chunk="""
+        draw_chunk : int, optional
+            Draws evaluated at once, where torch can do so. Default: as many as together have about
+            a million numbers of the largest site, and 128 at most.
+        """,
     randomness="""
         seed : int
             Seed of the new observations; the global generator is left as it was found.
@@ -317,6 +331,7 @@ def replay(
     discrete: str = "sample",
     missing: Collection[str] = (),
     all_rows: bool = True,
+    draw_chunk: int | None = None,
     data_chunk: int | None = None,
     around: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -338,6 +353,7 @@ def replay(
         for name in one.keys() & linear_at.keys():
             check_draw_shape(name, tuple(np.shape(linear_at[name])), described[name].shape)
         num_draws = len(next(iter(values.values())))
+        check_room(described, groups, num_draws, target.dtype.itemsize)
         places = list(range(num_draws))
         if sharding is not None:
             places = sharding.own_draws(num_draws)
@@ -349,7 +365,9 @@ def replay(
             most = discrete == "most probable"
             unseen = frozenset(missing)
             seeds = [[seed % 2**64, place] for place in places]
-            _record(recorder, target, data, values, data_chunk, most, unseen, seeds, around)
+            chunks = data_chunk, draw_chunk
+            together = sharding is None
+            _record(recorder, target, data, values, *chunks, most, unseen, seeds, around, together)
     found = recorder.replayed(sizes)
     if sharding is None:
         return found
@@ -374,96 +392,223 @@ def _positions(target: LogDensity, data: Data, values: Mapping[str, Any]) -> Flo
     return found
 
 
+#: Numbers of the largest site that draws may hold together, and draws, that are run at once.
+_TOGETHER, _MOST_DRAWS = 2**20, 128
+#: Seconds from which on it is said that a model is run draw by draw.
+_SLOW = 5.0
+#: Values by group and site, and the sites whose values are outside of their supports.
+Found = tuple[dict[tuple[str, str], Tensor], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What is computed of a model on a chunk of rows, at one draw."""
+
+    recorder: Recorder
+    target: LogDensity
+    data: Data
+    indices: Indices
+    most: bool
+    missing: frozenset[str]
+
+    def __call__(
+        self,
+        one: Mapping[str, Tensor],
+        groups: Collection[str],
+        linear: Mapping[str, Any] | None = None,
+    ) -> Found:
+        """Values of the groups, but for observations."""
+        target, data, indices, recorder = self.target, self.data, self.indices, self.recorder
+        found: dict[tuple[str, str], Tensor] = {}
+        sites = _run(target, data, one, indices)
+        outside = {name: _is_outside(sites[name]) for name in target.layout.names}
+        # Of sites with a likelihood of their own; of others in ``marginals``.
+        marginals: dict[str, RowTerms] = {}
+        given, names = sites, target.bound.enumerated
+        deterministic = recorder.deterministic_sites if "deterministic" in groups else ()
+        if names and {*groups} & {"log_likelihood", "log_prior", "discrete", "deterministic"}:
+            every = _run_enumerated(target, data, one, indices)
+        if names and "log_likelihood" in groups:
+            marginals = log_likelihood_of_rows(every.factors)
+        if names and ("discrete" in groups or deterministic):
+            shapes = {name: tuple(sites[name]["value"].shape) for name in names}
+            fns = {name: sites[name]["fn"] for name in names}
+            seen = [factor for factor in every.scaled if factor.site not in self.missing]
+            chosen = posterior_values(seen, fns, shapes, self.most)
+            given = _run(target, data, one, indices, chosen=chosen)
+        for site in recorder.discrete_sites if "discrete" in groups else ():
+            found["discrete", site.name] = given[site.name]["value"]
+        for site in deterministic:
+            found["deterministic", site.name] = given[site.name]["value"]
+        for name, terms in marginals.items():
+            found["log_likelihood", name] = terms.values
+        if "log_prior" in groups and not (names and every.ties_latents):
+            for name in target.layout.names:
+                found["log_prior", name] = _log_prob(sites[name])
+        together = {name for terms in marginals.values() for name in terms.sites}
+        for name, fn in (linear or {}).items():
+            sites[name] = {**sites[name], "fn": without_validation(fn), "mask": None}
+        own = [site.name for site in recorder.observed_sites]
+        for name in (*(site.name for site in recorder.computed_sites), *own):
+            if "log_likelihood" in groups and name not in together:
+                found["log_likelihood", name] = _log_prob(sites[name])
+        for name in own if "prediction" in groups else ():
+            at = given[name] if "discrete" in groups else sites[name]
+            found |= {(term, name): value for term, value in prediction_of(at).items()}
+        if "predictive" in groups and own:
+            apart = recorder.apart
+            new = _run(target, data, one, indices, resample=own) if apart else sites
+            for name in own:
+                value = new[name]["value"] if apart else _new_observation(new[name])
+                found["predictive", name] = value
+        return found, outside
+
+
 def _record(
     recorder: Recorder,
     target: LogDensity,
     data: Data,
     values: Mapping[str, Tensor],
     data_chunk: int | None,
+    draw_chunk: int | None,
     most: bool,
     missing: frozenset[str],
     seeds: list[list[int]],
     around: Mapping[str, Any] | None,
+    together: bool,
 ) -> None:
-    num_draws, groups = len(next(iter(values.values()))), recorder.groups
+    num_draws = len(next(iter(values.values())))
     if around is not None:
         (centre,) = _positions(target, data, one_draw(around))
         moves = _positions(target, data, values) - centre
+    size = draw_chunk or recorder.draws_together(_TOGETHER, _MOST_DRAWS)
     for chunk, (_, indices) in enumerate(target.sweep(data_chunk)):
+        rows = {name: _host(places) for name, places in indices.items()}
+        at_draw = _Rows(recorder, target, data, indices, most, missing)
+        if "observed" in recorder.groups:
+            first = _run(target, data, {name: value[0] for name, value in values.items()}, indices)
+            for site in recorder.observed_sites:
+                recorder.put("observed", site.name, _host(first[site.name]["value"]), chunk, rows)
+
+        def put(
+            found: Found,
+            draws: slice,
+            lead: bool,
+            chunk: int = chunk,
+            rows: dict[str, Array] = rows,
+        ) -> None:
+            computed, outside = found
+            for (group, name), value in computed.items():
+                array = _host(value)
+                recorder.put(group, name, array if lead else array[None], chunk, rows, draws)
+            for name, flags in outside.items():
+                recorder.note_outside(name, np.atleast_1d(_host(flags)), draws)
+
+        left, why = recorder.at_draws, ""
+        if left and together and around is None and num_draws > 1:
+            left, why = _put_together(at_draw, values, left, size, seeds, chunk, put)
+        if not left:
+            if not recorder.at_draws:
+                put(at_draw({n: value[0] for n, value in values.items()}, ()), slice(0, 1), False)
+            continue
         if around is not None:
             linear = linearized(target, centre, moves, data, indices)
-        rows = {name: _host(places) for name, places in indices.items()}
-        for draw in range(num_draws if recorder.per_draw else 1):
+        began = time.perf_counter()
+        for draw in range(num_draws):
             one = {name: value[draw] for name, value in values.items()}
             # A draw has its own random numbers, however draws are split over processes.
-            numbers = np.random.SeedSequence([*seeds[draw], chunk])
-            torch.manual_seed(int(numbers.generate_state(1, np.uint64)[0] >> 1))
-
-            def put(
-                group: str,
-                name: str,
-                value: Tensor,
-                chunk: int = chunk,
-                rows: dict[str, Array] = rows,
-                draw: int = draw,
-            ) -> None:
-                draws = slice(draw, draw + 1)
-                recorder.put(group, name, _host(value)[None], chunk, rows, draws)
-
-            sites = _run(target, data, one, indices)
-            for name in target.layout.names:
-                flags = np.asarray([_is_outside(sites[name])])
-                recorder.note_outside(name, flags, slice(draw, draw + 1))
-            # Of sites with a likelihood of their own; of others in ``marginals``.
-            marginals: dict[str, RowTerms] = {}
-            given, names = sites, target.bound.enumerated
-            if names and groups & {"log_likelihood", "log_prior", "discrete", "deterministic"}:
-                every = _run_enumerated(target, data, one, indices)
-            if names and "log_likelihood" in groups:
-                marginals = log_likelihood_of_rows(every.factors)
-            if names and ("discrete" in groups or recorder.deterministic_sites):
-                shapes = {name: tuple(sites[name]["value"].shape) for name in names}
-                fns = {name: sites[name]["fn"] for name in names}
-                seen = [factor for factor in every.scaled if factor.site not in missing]
-                chosen = posterior_values(seen, fns, shapes, most)
-                given = _run(target, data, one, indices, chosen=chosen)
-            for site in recorder.discrete_sites if "discrete" in groups else ():
-                put("discrete", site.name, given[site.name]["value"])
-            for site in recorder.deterministic_sites:
-                put("deterministic", site.name, given[site.name]["value"])
-            for name, terms in marginals.items():
-                put("log_likelihood", name, terms.values)
-            if "log_prior" in groups and not (names and every.ties_latents):
-                for name in target.layout.names:
-                    put("log_prior", name, _log_prob(sites[name]))
-            together = {name for terms in marginals.values() for name in terms.sites}
-            if around is not None:
-                for name, fn in linear(draw).items():
-                    sites[name] = {**sites[name], "fn": without_validation(fn), "mask": None}
-            for name in (site.name for site in recorder.computed_sites):
-                if "log_likelihood" in groups and name not in together:
-                    put("log_likelihood", name, _log_prob(sites[name]))
-            for name in (site.name for site in recorder.observed_sites):
-                message = sites[name]
-                if "observed" in groups and draw == 0:
-                    recorder.put("observed", name, _host(message["value"]), chunk, rows)
-                if "log_likelihood" in groups and name not in together:
-                    put("log_likelihood", name, _log_prob(message))
-                if "prediction" in groups:
-                    at = given[name] if "discrete" in groups else message
-                    for term, value in prediction_of(at).items():
-                        put(term, name, value)
-            if "predictive" in groups and recorder.observed_sites:
-                apart, own = recorder.apart, [site.name for site in recorder.observed_sites]
-                new = _run(target, data, one, indices, resample=own) if apart else sites
-                for name in own:
-                    put(
-                        "predictive",
-                        name,
-                        new[name]["value"] if apart else _new_observation(new[name]),
-                    )
+            _seed([*seeds[draw], chunk])
+            found = at_draw(one, left, None if around is None else linear(draw))
+            put(found, slice(draw, draw + 1), False)
+            if draw == 0:
+                _tell_of_time((time.perf_counter() - began) * num_draws, left, why)
     for draw in range(num_draws if recorder.uncertain else 0):
         one = {name: value[draw] for name, value in values.items()}
         sites = _run(target, data, one, target.all_rows())
         for name in recorder.uncertain:
             recorder.correct(name, draw, _host(sites[name]["value"]))
+
+
+def _seed(numbers: list[int]) -> None:
+    sequence = np.random.SeedSequence(numbers)
+    torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+
+
+def _tell_of_time(seconds: float, groups: Collection[str], why: str) -> None:
+    if seconds > _SLOW:
+        warnings.warn(
+            f"The model is run draw by draw, about {seconds:.0f} s for "
+            f"{', '.join(sorted(groups))}, since torch cannot run it at many draws at once{why}. "
+            "num_samples= takes fewer draws.",
+            EvaluationWarning,
+            stacklevel=2,
+        )
+
+
+def _put_together(
+    at_draw: _Rows,
+    values: Mapping[str, Tensor],
+    groups: set[str],
+    size: int,
+    seeds: list[list[int]],
+    chunk: int,
+    put: Callable[[Found, slice, bool], None],
+) -> tuple[set[str], str]:
+    """Compute groups at many draws at once; returns those for which that is not possible, and why.
+
+    Where new values cannot be drawn so, the other groups still are.
+    """
+    num_draws = len(next(iter(values.values())))
+    tiers = [groups, groups - {"predictive"}]
+    if at_draw.target.bound.enumerated:
+        # What depends on values of discrete sites is of one run with them.
+        with_values = {"discrete", "deterministic", "prediction"}
+        tiers = [groups, groups - with_values, groups - with_values - {"predictive"}]
+    why = ""
+    for wanted in tiers:
+        if not wanted:
+            continue
+        try:
+            every = torch.func.vmap(partial(at_draw, groups=wanted), randomness="different")
+            if not _is_same(at_draw, every, values, wanted):
+                continue
+            for begin in range(0, num_draws, size):
+                draws = slice(begin, min(begin + size, num_draws))
+                _seed([*seeds[begin], chunk, draws.stop - begin])
+                put(every({n: value[draws] for n, value in values.items()}), draws, True)
+        except Exception as error:  # noqa: BLE001 - a fault of the model is told draw by draw
+            first = str(error).strip().partition("\n")[0]
+            why = why or f" ({type(error).__name__}: {first[:100]})"
+            continue
+        return groups - wanted, why
+    return groups, why
+
+
+def _is_same(
+    at_draw: _Rows, every: Callable[..., Found], values: Mapping[str, Tensor], groups: set[str]
+) -> bool:
+    """Whether a model computes at two draws together what it computes at each of them.
+
+    Shapes are compared as well, and of what is drawn these alone.
+    """
+    places = [0, len(next(iter(values.values()))) - 1]
+    together = every({name: value[places] for name, value in values.items()})
+    drawn = {"predictive", "discrete"}
+    if at_draw.target.bound.enumerated:
+        drawn |= {"deterministic", *TERMS}
+    for number, place in enumerate(places):
+        own = at_draw({name: value[place] for name, value in values.items()}, groups)
+        for one, many in zip(own, together, strict=True):
+            if one.keys() != many.keys():
+                return False
+            for key, value in one.items():
+                other = many[key][number]
+                if value.shape != other.shape or value.dtype != other.dtype:
+                    return False
+                if key[0] in drawn or not value.is_floating_point():
+                    continue
+                scale = 1.0 + value[torch.isfinite(value)].abs().max() if value.numel() else 1.0
+                allowed = 1e3 * torch.finfo(value.dtype).eps * scale
+                if not torch.allclose(value, other, rtol=1e-4, atol=float(allowed), equal_nan=True):
+                    return False
+    return True

@@ -33,10 +33,10 @@ from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
     Group,
     check_fit,
-    check_no_num_samples,
     constant_group,
     fit_attributes,
     groups_to_replay,
+    remembered,
     site_groups,
     step_group,
     warn_of_draws,
@@ -124,14 +124,13 @@ def to_arviz(
     if isinstance(engine, MCMC):
         if not args and not kwargs:
             args, kwargs = engine._args, engine._kwargs
-        engine = Chains(engine, args, kwargs)
-        check_no_num_samples(num_samples)
-    if args and isinstance(args[0], RunResult):
-        raise ArgumentError(
-            "Expected the model's arguments after the engine, which holds its particles or guide "
-            "itself, found RunResult. Call to_arviz(engine, *args), with result=... for the "
-            "losses of one run."
-        )
+        engine, num_samples = Chains(engine, args, kwargs, num_samples=num_samples), None
+    if args and isinstance(args[0], RunResult) and not isinstance(engine, Fit):
+        # As it is written with NumPyro's engines, which do not hold their state.
+        result, args = result or args[0], args[1:]
+    if model is None:
+        args, found, batches = remembered(engine, args, kwargs, batches)
+        kwargs = dict(found)
     some, named, passes = rows_of_loader(batches, args, kwargs, placing(None))
     args, kwargs = some or (), dict(named or {})
     check_fit(engine, model, "to_arviz(engine, *args)")
@@ -162,6 +161,7 @@ def to_arviz(
             discrete,
         ),
         discrete=discrete or "sample",
+        draw_chunk=draw_chunk,
         data_chunk=data_chunk,
         seed=seed,
         sharding=sharding,
@@ -190,6 +190,7 @@ def to_arviz(
         coords=coords,
         attributes=fit_attributes(engine, "pyro_ext", "pyro", "pyro-ppl"),
         num_chains=getattr(engine, "num_chains", 1),
+        sites=replayed.sites,
     )
 
 

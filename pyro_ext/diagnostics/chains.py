@@ -11,7 +11,7 @@ from pyro.infer import MCMC
 from torch import Tensor
 
 from ppl_ext.batches.passes import Passes
-from ppl_ext.diagnostics.fit import check_chains
+from ppl_ext.diagnostics.fit import LONGER, check_chains, evenly_spaced
 from pyro_ext.diagnostics.fit import target_of_model
 
 
@@ -26,11 +26,13 @@ class Chains:
         The model's arguments, with all rows of the data.
     passes : Passes, optional
         All rows, from a loader.
+    num_samples : int, optional
+        Draws that are taken, as many of each chain. Default: all.
 
     Raises
     ------
     ArgumentError
-        There are no draws yet, or the kernel has no model.
+        There are no draws yet, or fewer; or the kernel has no model.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Chains:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         passes: Passes | None = None,
+        num_samples: int | None = None,
     ) -> None:
         kernel = mcmc.kernel
         check_chains(mcmc._samples is not None, kernel)
@@ -46,14 +49,20 @@ class Chains:
         self.num_chains = int(mcmc.num_chains)
         # Not the kernel's target: the kernel may have served other data since.
         self.target, _ = target_of_model(kernel.model, args, kwargs, passes=passes)
+        self._all = dict(mcmc.get_samples())
+        self._num_draws = len(next(iter(self._all.values())))
+        self._places = evenly_spaced(self._num_draws, self.num_chains, num_samples, LONGER)
 
     def get_samples(self) -> dict[str, Tensor]:
         """Draws of all chains, one chain after another."""
-        return dict(self.mcmc.get_samples())
+        return {name: self._taken(value) for name, value in self._all.items()}
+
+    def _taken(self, values: Tensor) -> Tensor:
+        return values if self._places is None else values[self._places]
 
     def sample_statistics(self, positions: Float[Tensor, "S D"]) -> dict[str, Tensor]:
         """What the kernel reports of each draw."""
-        per_chain = len(positions) // self.num_chains
+        per_chain = self._num_draws // self.num_chains
         statistics: dict[str, list[Tensor]] = {}
         for figures in self.mcmc._diagnostics:
             diverging = torch.zeros(per_chain, dtype=torch.bool)
@@ -62,7 +71,7 @@ class Chains:
             for name, values in figures.items():
                 if isinstance(values, list) and len(values) == per_chain and name != "divergences":
                     statistics.setdefault(name, []).append(torch.as_tensor(values))
-        return {name: torch.cat(values) for name, values in statistics.items()}
+        return {name: self._taken(torch.cat(values)) for name, values in statistics.items()}
 
     def arviz_attributes(self) -> dict[str, Any]:
         """The kernel's name, and that the draws are chains."""

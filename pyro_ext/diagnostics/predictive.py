@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ppl_ext.arguments import entry
@@ -17,9 +18,11 @@ from ppl_ext.diagnostics.predictive_data import (
 )
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
-from ppl_ext.options import check_count
+from ppl_ext.fit.habits import columns_as_arrays
+from ppl_ext.options import as_seed, check_count
 from ppl_ext.running.sharding import check_sharding
 from ppl_ext.target.discrete import dependents
+from pyro_ext.density.batches import placing
 from pyro_ext.density.prediction import ObserveMissing, run_at
 from pyro_ext.density.replay import computed_sites, replay
 from pyro_ext.diagnostics.fit import target_of_model
@@ -112,3 +115,40 @@ def predictive_distribution(
     options = {"data_chunk": data_chunk, "around": at, "seed": seed, "sharding": sharding}
     at_draws = partial(replay, target, data=data, **options)
     return predicted_site(site, target, observing.missing, draws, discrete, at_draws, dependent)
+
+
+def predictions(
+    model: Callable[..., Any],
+    draws: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    seed: int = 0,
+) -> dict[str, np.ndarray]:
+    """New values of the observed sites of a model at draws, as the host's ``Predictive`` has them.
+
+    Parameters
+    ----------
+    model : callable
+    draws : mapping of str to array (S, *site shape)
+    args, kwargs
+        The model's arguments. Sites without observations among them are predicted as well.
+    seed : int
+
+    Returns
+    -------
+    dict of str to array (S, *shape)
+
+    Raises
+    ------
+    ArgumentError
+        The draws or the arguments do not fit the model.
+    """
+    args, kwargs = columns_as_arrays(args, kwargs, placing(None))
+    draws = {name: torch.as_tensor(value).detach() for name, value in draws.items()}
+    dtype = next((value.dtype for value in draws.values() if value.is_floating_point()), None)
+    observing = ObserveMissing(draws)
+    known = observing.over(model)
+    target, data = target_of_model(known, args, kwargs, dtype=dtype, all_rows=False)
+    groups = ("predictive",)
+    options = {"missing": observing.missing, "all_rows": False, "seed": as_seed(seed)}
+    return replay(target, draws, data, groups=groups, **options).predictive

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ppl_ext.gradients import noisy
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.gradients.default import default_estimator
 from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
 
 
@@ -29,9 +30,6 @@ class Noisy(noisy.Noisy, GradientEstimator):
     """
 
     def inner(self, target: LogDensity) -> GradientEstimator:
-        # Imported late: the room's __init__ imports this module.
-        from pyro_ext.gradients import default_estimator
-
         return default_estimator(target) if self.estimator is None else self.estimator
 
     def init(self, target: LogDensity, data: Data, generator: torch.Generator) -> EstimatorState:

@@ -17,11 +17,11 @@ from pyro_ext.density import Data, LogDensity
 from pyro_ext.descent import all_finite
 from pyro_ext.engine import Update
 from pyro_ext.gradients import Full
-from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState
+from pyro_ext.score.guide_engine import GuidePlan, GuideState
 from pyro_ext.score.overflow import judged
 
 
-class GaussianMatching(MatchingShell, GuideEngine):
+class GaussianMatching(MatchingShell):
     _normal_guide, _exact = AutoMultivariateNormal, Full
 
     def _plan(self, target: LogDensity, generator: Generator, data: Data) -> GuidePlan:

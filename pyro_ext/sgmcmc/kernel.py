@@ -32,6 +32,7 @@ from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.gradients import GradientEstimator, default_estimator
 from pyro_ext.sharding import Sharding
+from pyro_ext.start import GUIDE_FORM, is_guide, started
 
 
 class KernelState(NamedTuple):
@@ -44,7 +45,7 @@ class KernelState(NamedTuple):
     step : int
         Steps taken.
     dynamics : dict of str to tensor (C, ...)
-        What the dynamics carries, such as the momentum.
+        What the dynamics carries, such as the momentum; of ``MCLMC`` its ``Dynamics``.
     estimator : dict
         State of the score estimator.
     step_size : float
@@ -64,7 +65,7 @@ class KernelState(NamedTuple):
 
     z: Float[Tensor, "C D"]
     step: int
-    dynamics: dict[str, Tensor]
+    dynamics: Any
     estimator: dict[str, Any]
     step_size: float
     potential_energy: Float[Tensor, " C"]
@@ -78,6 +79,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     estimator_class = GradientEstimator
     _sharding_class = Sharding
     _host = "Pyro"
+    _is_guide = staticmethod(is_guide)
+    _guide_form = GUIDE_FORM
 
     #: Draws come out in the supports of their sites: there is nothing for ``MCMC`` to transform.
     transforms: Mapping[str, Any] = {}
@@ -201,7 +204,9 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     def _initial_positions(self, num_chains: int, data: Data) -> Tensor:
         target, layout = self.target, self.target.layout
         if self._start is None:
-            return target.initial_positions(num_chains, self._generator, data).detach().clone()
+            found = started(target, self._generator, data, self.start)
+            start = target if found is None else target.with_start(found)
+            return start.initial_positions(num_chains, self._generator, data).detach().clone()
         start, self._start = self._start, None
         found = {name: tuple(value.shape) for name, value in start.items()}
         single = dict(layout.shapes)
@@ -299,7 +304,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         return {
             "kernel": type(self).__name__,
             "sites": dict(self.target.layout.shapes),
-            "estimator": describe(self._score_estimator),
+            "estimator": self._settings(),
             "state": self.state._asdict(),
             "generator": self._generator.get_state(),
         }
@@ -320,10 +325,14 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             raise ArgumentError(f"Expected a state of {type(self).__name__}, found {found}.")
         self._pending = state
 
+    def _settings(self) -> str:
+        """What a state depends on besides the sites and the chains."""
+        return describe(self._score_estimator)
+
     def _restore(self, saved: Mapping[str, Any], num_chains: int) -> None:
         expected = {
             "sites": dict(self.target.layout.shapes),
-            "estimator": describe(self._score_estimator),
+            "estimator": self._settings(),
             "chains": num_chains,
         }
         found = {

@@ -12,9 +12,9 @@ import pytest
 
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, total_rows
-from ppl_ext.check.sample import sampled_identities
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.problem import PARTS, Rows
+from ppl_ext.start.rows import PARTS, Rows
+from ppl_ext.witnesses.sample import sampled_identities
 from tests.backends import use_float64
 from tests.batches_support import ROWS, Again, ByEpoch, X, Y, by_argument, by_index
 from tests.fit.test_fit import fit_of, numbers
@@ -111,7 +111,7 @@ def test_more_rows_than_there_is_time_for_are_fitted_by_an_engine(
     assert fit.verdict.level == "approximate" and not fit.verdict.trusted
     text = str(fit.verdict)
     assert "ProximalScoreVI with AutoMultivariateNormal" in text
-    assert "Batches of rows were evaluated only" in text and "Chains were not run" in text
+    assert "Only batches of the rows were looked at" in text and "Chains were not run" in text
     check_right(backend, fit, 400, 0.3)
 
 
@@ -245,7 +245,7 @@ def test_a_sample_of_rows_tells_of_spreads(backend: Any, hurried: None) -> None:
     model = by_argument(backend, MANY)
     right = checked(backend, planted(), model, batches=many())
     assert right.level == "approximate" and not right.trusted
-    assert "Batches of rows were evaluated only" in right.reasons[0]
+    assert "Only batches of the rows were looked at" in right.reasons[0]
     (told,) = [reason for reason in right.reasons if reason.startswith("By 400 rows")]
     assert "sd are not, which takes all rows" in told
     narrow = checked(backend, planted(scale=0.6), model, batches=many())

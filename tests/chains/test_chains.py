@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from ppl_ext.chains.convergence import convergence
-from ppl_ext.chains.hamiltonian import Chains, trajectory
+from ppl_ext.chains.convergence import convergence, split_r_hat
+from ppl_ext.chains.hamiltonian import LENGTH, Chains, trajectory
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import Proposal
-from ppl_ext.chains.sampler import Kernel, go_on, sample
+from ppl_ext.chains.sampler import Kernel, Window, _bulk, _tune, go_on, sample
 from ppl_ext.start.paths import SpentError
 from ppl_ext.start.start import Mode
 
@@ -128,6 +129,45 @@ def test_chains_at_rest_are_not_called_adrift() -> None:
     assert np.median(errors) == pytest.approx(1.0 / math.sqrt(2.0 * 1_600), rel=0.1)
 
 
+def autoregressive(
+    number: int, chains: int, dim: int, correlation: float, generator: np.random.Generator
+) -> np.ndarray:
+    """Chains whose neighbours have this correlation, of standard Normals."""
+    draws = generator.normal(size=(number, chains, dim))
+    for row in range(1, number):
+        draws[row] *= math.sqrt(1.0 - correlation**2)
+        draws[row] += correlation * draws[row - 1]
+    return draws
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.8])
+def test_effective_numbers_and_r_hat_of_many_chains_are_those_of_theory(correlation: float) -> None:
+    """400 draws' worth in 16 chains: their number to a tenth, and R-hat as of four such chains."""
+    generator = np.random.default_rng(10)
+    time = (1.0 + correlation) / (1.0 - correlation)
+    length = int(400 * time / 16)
+    found = [convergence(autoregressive(length, 16, 1, correlation, generator)) for _ in range(80)]
+    # Estimates of single sets vary by a fifth.
+    numbers = np.array([each.ess_bulk[0] for each in found])
+    assert np.median(numbers) == pytest.approx(400.0, rel=0.1)
+    # Of groups of a fourth of the draws means have a 100th of the variance: of halves a 50th.
+    # R-hat is the larger of two, and folded draws are less correlated.
+    r_hats = np.array([each.r_hat[0] for each in found])
+    assert 1.008 < np.median(r_hats) < 1.013 and np.quantile(r_hats, 0.9) < 1.02
+
+
+def test_r_hat_of_four_chains_is_the_usual_one() -> None:
+    draws = autoregressive(200, 4, 3, 0.8, np.random.default_rng(11))
+    np.testing.assert_array_equal(convergence(draws).r_hat, split_r_hat(draws))
+
+
+def test_ties_do_not_drift() -> None:
+    """Draws that are rounded to a few values, as at the edge of a support, are at rest."""
+    draws = np.random.default_rng(12).normal(size=(100, 16, 1)) > 1.5
+    found = convergence(draws * 1.0)
+    assert found.r_hat.max() < 1.01 and not found.is_adrift
+
+
 @pytest.mark.parametrize("fault", ["one apart", "other widths", "drift", "slow"])
 def test_chains_that_disagree_are_told(fault: str) -> None:
     generator = np.random.default_rng(5)
@@ -225,3 +265,95 @@ def test_chains_end_where_no_more_may_be_evaluated() -> None:
     spent = most
     with pytest.raises(SpentError):
         sample(counted, proposal, first, generator, lambda *_: False, lambda: True)
+
+
+def test_tuning_ends_where_every_step_is_accepted() -> None:
+    """Modes on a line, and a metric that is a bit narrow: the longest steps are accepted, too."""
+    proposal = Proposal((normal_mode(5.0, 0.72), normal_mode(-5.0, 0.72)), np.array([0.8, 0.2]))
+    for seed in range(8):
+        generator = np.random.default_rng(seed)
+        found = sample(
+            two_modes,
+            proposal,
+            proposal.draw(16, generator),
+            generator,
+            lambda figures, window: window.transitions >= 24 and figures.ess_bulk.min() > 400,
+            lambda: True,
+        )
+        assert found.discarded < 100
+
+
+@pytest.mark.parametrize(
+    ("step", "chance", "is_tuned"),
+    [(0.8, 0.86, True), (0.8, 0.99, False), (LENGTH, 0.99, True), (LENGTH, 0.6, False)],
+)
+def test_steps_are_tuned_where_they_cannot_be_longer(
+    step: float, chance: float, is_tuned: bool
+) -> None:
+    generator = np.random.default_rng(14)
+    ones = np.ones((40, 16))
+    window = Window(generator.normal(size=(40, 16, 1)), chance * ones, 0.0 * ones[:, 0], ones)
+    kernel = Kernel(
+        two_modes, Proposal((normal_mode(0.0, 1.0),), np.ones(1)), [np.eye(1)], np.ones(1), step
+    )
+    assert _tune(kernel, [window], generator) is is_tuned
+
+
+def test_a_place_that_the_proposal_lacks_is_told() -> None:
+    """One of the chains is where no jump takes it from; others jump half of the times."""
+    jumped = np.full((20, 16), 0.5)
+    window = Window(np.zeros((20, 16, 2)), jumped, jumped[:, 0], jumped)
+    assert not window.lacks
+    jumped[:, 3] = 0.01
+    assert window.lacks
+    assert window.later.transitions == 10 and not replace(window, jumped=0.1 * jumped).lacks
+
+
+def student(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A multivariate Student t of two degrees of freedom, with scales from 0.1 to 10."""
+    scales = np.logspace(-1.0, 1.0, z.shape[1])
+    white = z / scales
+    spread = 2.0 + np.square(white).sum(-1)
+    order = 2.0 + z.shape[1]
+    return -0.5 * order * np.log(spread), -order * white / scales / spread[:, None]
+
+
+def test_heavy_tails_do_not_keep_chains_from_being_tuned() -> None:
+    """Their variance is infinite: that of each window differs from that of the last."""
+    generator, spent = np.random.default_rng(9), 0
+
+    def counted(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        nonlocal spent
+        spent += len(z)
+        return student(z)
+
+    scales = np.logspace(-1.0, 1.0, 8)
+    proposal = Proposal((Mode(np.zeros(8), np.diag(scales), 0.0, 0.0),), np.ones(1))
+    found = sample(
+        counted,
+        proposal,
+        proposal.draw(16, generator),
+        generator,
+        lambda figures, _: figures.ess_bulk.min() > 400 and figures.r_hat.max() < 1.02,
+        lambda: spent < 100_000,
+    )
+    assert spent < 100_000
+    # Median of |t| with two degrees of freedom; its estimate from 400 draws has an error of 0.05.
+    distances = np.median(np.abs(found.draws.reshape(-1, 8)), axis=0) / scales
+    assert np.abs(distances / stats.t(2).ppf(0.75) - 1.0).max() < 0.3
+
+
+@pytest.mark.parametrize("is_diagonal", [True, False])
+def test_the_bulk_of_normal_draws_has_their_covariance(is_diagonal: bool) -> None:
+    """And that of draws with a few far ones among them is nearly the same."""
+    generator = np.random.default_rng(13)
+    root = np.array([[2.0, 0.0], [0.0, 0.3]]) if is_diagonal else np.array([[2.0, 0.0], [0.5, 0.3]])
+    draws = generator.normal(size=(20_000, 2)) @ root.T + np.array([3.0, -1.0])
+    mean, found = _bulk(draws, is_diagonal=is_diagonal)
+    right = root @ root.T
+    np.testing.assert_allclose(mean, [3.0, -1.0], atol=4.0 * 2.0 / math.sqrt(20_000))
+    # A variance from 20,000 draws is known to 1 %.
+    np.testing.assert_allclose(found, np.diag(right) if is_diagonal else right, rtol=0.06)
+    draws[:200] *= 1e4
+    _, again = _bulk(draws, is_diagonal=is_diagonal)
+    np.testing.assert_allclose(again, found, rtol=0.1)

@@ -335,8 +335,14 @@ def test_dims_coords_and_constant_data_can_be_given(host) -> None:
     assert support.group(namesake, "observed_data")["y"].dims == ("N",)
     with pytest.raises(ValueError, match="no variables"):
         converted("conjugate_normal", dims={"nothing": ["N"]})
-    with pytest.raises(ValueError, match="no dimensions"):
-        converted("conjugate_normal", coords={"nothing": [1]})
+    # Labels of dimensions that another model has, and names of sites that no group has.
+    spared, _ = converted(
+        "conjugate_normal",
+        coords={"nothing": [1], "N": np.arange(12)},
+        dims={"y": ["N"]},
+        **dict.fromkeys(("posterior_predictive", "log_likelihood", "observed_data"), False),
+    )
+    assert "nothing" not in support.group(spared, "posterior").coords
     with pytest.raises(ValueError, match="Expected 12 labels"):
         converted("conjugate_normal", coords={"N": [1, 2]})
     with pytest.raises(ValueError, match="Expected 1 dims"):

@@ -544,17 +544,54 @@ def _no_key(trial: Trial) -> None:
             run()
 
 
-@fault("Data", "a column of a data frame, or arrays of the other framework")
+@fault("Data", "a column of a data frame to an engine, or arrays of the other framework")
 def _other_kinds(trial: Trial) -> None:
     import jax.numpy as jnp
     import pandas as pd
     import torch
 
-    y = Y.astype(np.float32)
-    others = [jnp.asarray(y)] if trial.is_pyro else [torch.as_tensor(y)]
-    for given in (pd.Series(y), *others):
-        with trial.refused("Argument 'y' is a .*(Pass tensors|Pass arrays)"):
-            call(trial, "fit", mean(trial.backend), given, progress_bar=False)
+    y, model = Y.astype(np.float32), mean(trial.backend)
+    other = jnp.asarray(y) if trial.is_pyro else torch.as_tensor(y)
+    words = "Argument 'y' is a .*(Pass tensors|Pass arrays)"
+    with trial.refused(words):
+        call(trial, "fit", model, other, progress_bar=False)
+    with trial.refused(words):
+        trial.run(trial.svgd(model), 2, pd.Series(y))
+
+
+@fault("Data", "a column of a data frame to `fit` and `check`", RUNS)
+def _column(trial: Trial) -> None:
+    import pandas as pd
+
+    y = pd.Series(Y, index=np.arange(len(Y))[::-1])
+    fit = call(trial, "fit", mean(trial.backend), y, progress_bar=False)
+    assert abs(fit["mu"].mean() - Y.sum() / (len(Y) + 0.01)) < 0.1
+
+
+@fault(KEYWORDS, "words of other libraries to `fit`: `chains=`, `draws=` and others")
+def _habits(trial: Trial) -> None:
+    model, y = mean(trial.backend), trial.backend.array(Y)
+    for name in ("chains", "draws", "num_samples", "num_warmup", "num_steps", "optimizer"):
+        with trial.refused(f"found {name}=, which is neither"):
+            call(trial, "fit", model, y, **{name: 4})
+    other = "rng_key" if trial.is_pyro else "seed"
+    with trial.refused(f"found {other}=, which is neither"):
+        call(trial, "fit", model, y, **{other: 0})
+
+
+@fault("Engines in a fit", "`engine=` of a name that no engine has")
+def _no_engine(trial: Trial) -> None:
+    model, y = mean(trial.backend), trial.backend.array(Y)
+    with trial.refused("one of the engines .*'SVGD'.*, found 'nuts'"):
+        call(trial, "fit", model, y, engine="nuts")
+
+
+@fault("ArviZ", "`dims=` and `coords=` of a fit that are no mappings to lists")
+def _no_names(trial: Trial) -> None:
+    model, y = mean(trial.backend), trial.backend.array(Y)
+    for what in ("dims", "coords"):
+        with trial.refused(f"Expected {what}.'y'. to be a list"):
+            call(trial, "fit", model, y, **{what: {"y": "rows"}})
 
 
 @fault("Data", "an argument missing: the error is a few lines, not a page for each frame")

@@ -17,19 +17,19 @@ import pytest
 
 from ppl_ext.check import check as module
 from ppl_ext.check.check import Program, check
-from ppl_ext.check.comparison import compared, flat_columns
-from ppl_ext.check.drift import drift
 from ppl_ext.check.own_chains import energy_fraction, own_chains
-from ppl_ext.check.ratios import importance_ratios
 from ppl_ext.check.source import Source, source_of
-from ppl_ext.check.stein import stein_identities
-from ppl_ext.check.touched import untouched
 from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.comparison import compared, flat_columns
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.ladder import _best
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.verdict import SiteFigures, Verdict
 from ppl_ext.start.search import InPieces
+from ppl_ext.witnesses.drift import drift
+from ppl_ext.witnesses.ratios import importance_ratios
+from ppl_ext.witnesses.stein import stein_identities
+from ppl_ext.witnesses.touched import untouched
 from tests.backends import from_zoo
 from tests.fit.test_fit import CENTRES, fit_of, five_means, rows_of_a_normal
 
@@ -265,7 +265,7 @@ def test_chains_that_could_not_tell_are_said() -> None:
     lost.verdict = Verdict("not trusted", ("Chains disagree.",))
     verdict = verdict_on(right(generator, 400), generator, lost)
     assert verdict.level == "approximate" and not verdict.trusted
-    assert verdict.reasons[0] == "Chains could not tell: Chains disagree."
+    assert verdict.reasons[0] == "A comparison with chains could not tell: Chains disagree."
 
 
 def test_what_cannot_be_afforded_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ppl_ext.chains.coupling import Coupled
 from ppl_ext.fit.labels import Orders
 from ppl_ext.fit.policy import (
     Chained,
@@ -18,7 +19,9 @@ from ppl_ext.fit.policy import (
     Wanted,
     chains_refused,
     enough,
+    is_bounded,
     judge,
+    may_jump,
     next_rung,
 )
 
@@ -61,26 +64,49 @@ def test_next_rung(changed: dict[str, Any], rung: str) -> None:
 
 
 INEXACT = replace(WANTED, exact=False)
+CERTAIN = replace(WANTED, deviation_error=0.03)
 
 
 @pytest.mark.parametrize(
     ("changed", "level", "reason"),
     [
         ({"chains": RESTED}, "exact", "R-hat 1.004, ESS 600"),
-        ({"chains": replace(RESTED, r_hat=1.02)}, "not trusted", "Give a larger budget."),
+        ({"chains": replace(RESTED, r_hat=1.04)}, "not trusted", "Give a larger budget."),
+        ({"chains": replace(RESTED, r_hat=1.025)}, "exact", "R-hat 1.025"),
         (
-            {"chains": replace(RESTED, r_hat=1.02, has_other_form=True)},
+            {"chains": replace(RESTED, r_hat=1.04, has_other_form=True)},
             "not trusted",
             "or write 'mu' non-centred.",
         ),
         ({"chains": replace(RESTED, ess_bulk=300.0)}, "not trusted", "Expected 400 effective"),
-        ({"chains": replace(RESTED, ess_tail=150.0)}, "not trusted", "Expected 400 effective"),
+        ({"chains": replace(RESTED, ess_tail=90.0)}, "not trusted", "Expected 400 effective"),
+        ({"chains": replace(RESTED, ess_tail=110.0)}, "exact", "(tails 110)"),
+        ({"chains": replace(RESTED, deviation_error=0.0712)}, "exact", "are known to 7.1%."),
         (
-            {"chains": replace(RESTED, deviation_error=0.0412)},
+            {"chains": replace(RESTED, deviation_error=0.0412), "wanted": CERTAIN},
             "not trusted",
             "known to 4.1%, expected 3.0%, and at most 4.0%",
         ),
-        ({"chains": replace(RESTED, deviation_error=0.0312)}, "exact", "known to 3.1%, expected 3"),
+        ({"chains": replace(RESTED, deviation_error=0.0312), "wanted": CERTAIN}, "exact", "3.1%"),
+        # More draws refuse what they speak against, and not what an estimate is short of.
+        ({"chains": replace(RESTED, ess_bulk=380.0), "rested": True}, "exact", "ESS 380"),
+        ({"chains": replace(RESTED, ess_bulk=180.0), "rested": True}, "not trusted", "found 180"),
+        ({"chains": replace(RESTED, r_hat=1.04), "rested": True}, "not trusted", "disagree"),
+        (
+            {"chains": replace(RESTED, coordinate_r_hat=1.05, coordinate_site="scale")},
+            "exact",
+            "On unconstrained space R-hat is 1.050, in 'scale'",
+        ),
+        (
+            {"chains": RESTED, "coupled": Coupled(64, 0, 10, 3, 0.046)},
+            "exact",
+            "at most 0.046 (95% confidence)",
+        ),
+        (
+            {"chains": RESTED, "coupled": Coupled(32, 2, 12, 25)},
+            "exact",
+            "2 of 32 pairs of chains from far apart had not met after 25 transitions",
+        ),
         ({"chains": replace(RESTED, is_adrift=True)}, "not trusted", "drift away"),
         ({"chains": replace(RESTED, stuck=0.1)}, "not trusted", "hardly ever moved"),
         ({"chains": replace(RESTED, divergent=0.02)}, "exact", "R-hat"),
@@ -88,7 +114,7 @@ INEXACT = replace(WANTED, exact=False)
         ({"chains": replace(RESTED, heavy=("scale",))}, "exact", "Tails of 'scale' are heavy"),
         ({"chains": RESTED, "modes": replace(MODES, last_new=0.5)}, "not trusted", "new ones"),
         ({"chains": RESTED, "modes": replace(MODES, cut=True)}, "not trusted", "search for other"),
-        ({"correction": None, "left": 500}, "not trusted", "before the draws could be corrected"),
+        ({"correction": None, "left": 500}, "not trusted", "The budget ended early"),
         ({"correction": GOOD, "left": 500}, "corrected", "500 evaluations of the budget"),
         (
             {"chains": RESTED, "program": replace(PROGRAM, rounding=0.5)},
@@ -104,7 +130,11 @@ INEXACT = replace(WANTED, exact=False)
         ({"correction": FAIR, "wanted": INEXACT}, "approximate", "k-hat 0.65"),
         ({"correction": BAD, "wanted": INEXACT}, "not trusted", "far from the posterior"),
         ({"program": BATCH, "engine": SETTLED}, "approximate", "settled after 3,000 steps"),
-        ({"program": BATCH, "engine": SETTLED}, "approximate", "with all rows a search would"),
+        (
+            {"program": BATCH, "engine": SETTLED},
+            "approximate",
+            "all rows the search alone would",
+        ),
         ({"program": BATCH, "engine": SETTLED}, "approximate", "need all rows at every step"),
         (
             {"program": replace(PROGRAM, dim=3_000), "engine": SETTLED},
@@ -115,9 +145,9 @@ INEXACT = replace(WANTED, exact=False)
         (
             {"program": BATCH, "engine": replace(MOVING, moving=0.7, figure="0.7 sd")},
             "not trusted",
-            "had not settled after 3,000 steps (0.7 sd)",
+            "was still moving when it ended after 3,000 steps (by 0.7 sd)",
         ),
-        ({"program": BATCH, "engine": MOVING}, "approximate", "had not settled"),
+        ({"program": BATCH, "engine": MOVING}, "approximate", "was still moving"),
         (
             {"program": replace(BATCH, has_engine=False), "correction": None},
             "not trusted",
@@ -175,8 +205,17 @@ def test_chains_that_cannot_be_afforded_are_refused_in_words() -> None:
 
 
 def test_chains_go_on_for_what_does_not_speak_against_them() -> None:
-    assert enough(RESTED, 400.0)
-    assert not enough(replace(RESTED, deviation_error=0.0312), 400.0)
+    assert enough(RESTED, WANTED)
+    assert not enough(replace(RESTED, r_hat=1.025), WANTED)
+    uncertain = replace(RESTED, deviation_error=0.0312)
+    assert enough(uncertain, WANTED) and not enough(uncertain, CERTAIN)
+
+
+def test_jumps_alone_want_a_proposal_that_is_near_and_pairs_that_meet() -> None:
+    assert may_jump(GOOD)
+    assert not may_jump(replace(GOOD, khat=0.35)) and not may_jump(replace(GOOD, share=0.4))
+    assert is_bounded(Coupled(64, 0, 10, 3, 0.046))
+    assert not is_bounded(Coupled(64, 0, 10, 3, 0.2)) and not is_bounded(Coupled(64, 1, 10, 60))
 
 
 def test_ways_that_were_dropped_are_told_and_do_not_speak_against_a_fit() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.fit import refit
 from tests.fit.test_fit import fit_of, numbers
 
 ROWS = 2.0 + 0.8 * np.random.default_rng(0).normal(size=42)
@@ -45,7 +46,7 @@ def test_a_few_more_rows_reweight_the_draws(backend: Any, tmp_path: Any) -> None
     assert fit.verdict.level == "corrected" and fit.verdict.trusted
     assert fit.verdict.reasons[0].startswith("Draws of the fit before were reweighted")
     assert [stage.name for stage in fit.history] == ["refit"]
-    assert fit.verdict.evaluations < 0.15 * before.verdict.evaluations
+    assert fit.verdict.evaluations < 800
     assert fit.verdict.by_site["mean"].ess_bulk > 300
     check_mean(backend, fit, ROWS)
     np.testing.assert_array_equal(numbers(backend, before)["mean"], untouched["mean"])
@@ -65,15 +66,16 @@ def test_a_few_more_rows_reweight_the_draws(backend: Any, tmp_path: Any) -> None
     check_mean(backend, again, ROWS[:41])
 
 
-def test_a_shift_moves_an_approximation(backend: Any) -> None:
+def test_a_shift_moves_an_approximation(backend: Any, monkeypatch: Any) -> None:
     """By two standard deviations and a half, with rows that differ by more than they should."""
     model, array = conjugate(backend), backend.array
     before = fit_of(backend, model, array(ROWS))
+    monkeypatch.setattr(refit, "CHEAP", 0)  # as if it had been dear
     shifted = ROWS + 2.5 * moments(ROWS)[1]
     fit = before.refit(array(shifted), progress_bar=False)
     assert "of an approximation, made of the fit before" in fit.verdict.reasons[0]
     assert fit.verdict.level == "corrected"
-    assert fit.verdict.evaluations < 0.4 * before.verdict.evaluations
+    assert fit.verdict.evaluations < 2_500
     check_mean(backend, fit, shifted)
 
 
@@ -87,7 +89,7 @@ def test_a_large_shift_is_fitted_from_anew_and_said(backend: Any) -> None:
         for each in fit.verdict.reasons
     )
     assert fit.history[0].name == "refit" and fit.history[0].note.startswith("from anew: ")
-    assert [stage.name for stage in fit.history].count("chains") == 1
+    assert [stage.name for stage in fit.history].count("corrected draws") == 1
     check_mean(backend, fit, ROWS + 50.0)
 
 

@@ -1,8 +1,7 @@
-"""Standard deviations of chains are judged by the sites as written."""
+"""Chains are judged by the sites as written."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +9,9 @@ import numpy as np
 import pytest
 
 from ppl_ext.chains.convergence import convergence
+from ppl_ext.chains.sampler import Window
 from ppl_ext.fit import policy
-from ppl_ext.fit.ladder import _by_sites
-
-RESTED = policy.Chained(1.004, 600.0, 500.0, 1.0, ("t",), 0.0, 0.0, 0.5, False, "t")
+from ppl_ext.fit.figures import chained_of
 
 
 def judged(draws: np.ndarray, latents: Any = (), **sites: Any) -> policy.Chained:
@@ -22,10 +20,11 @@ def judged(draws: np.ndarray, latents: Any = (), **sites: Any) -> policy.Chained
         coordinates={dict(latents).get(n, n): slice(k, k + 1) for k, n in enumerate(sites)},
         latents=dict(latents),
         numbers=lambda z: {n: of(z[:, k]) for k, (n, of) in enumerate(sites.items())},
+        other_forms=("scale",),
     )
-    figures = convergence(draws)
-    worst = replace(RESTED, deviation_error=figures.worst_deviation)
-    return _by_sites(worst, problem, figures, draws, None)
+    ones = np.ones(len(draws))
+    window = Window(draws, np.ones(draws.shape[:2]), 0.0 * ones, ones)
+    return chained_of(problem, window, convergence(draws), None)
 
 
 def uniform(number: int, dim: int = 1) -> np.ndarray:
@@ -36,22 +35,10 @@ def uniform(number: int, dim: int = 1) -> np.ndarray:
 def test_a_long_tail_of_a_logarithm_is_none_of_the_scale(latents: Any) -> None:
     """t ~ U(0, 1)^3: its logarithm is three times an exponential, whose fourth moment is 9."""
     draws = 3.0 * np.log(uniform(60))
-    assert convergence(draws).deviation_error.max() > policy.DEVIATION_ERROR
     found = judged(draws, latents, t=np.exp)
     assert found.deviation_error == pytest.approx(convergence(np.exp(draws)).worst_deviation)
-    assert found.deviation_error < policy.DEVIATION_ERROR and found.heavy == ()
-
-
-def test_a_site_is_known_as_well_as_its_coordinate_and_what_neither_tells_is_not() -> None:
-    draws = uniform(30)
-    own = convergence(draws).worst_deviation
-    assert own < policy.DEVIATION_ERROR
-    # Nothing is looked at where coordinates are known.
-    assert judged(draws, t=lambda z: 1 / 0).deviation_error == own
-    short = uniform(8)
-    error = judged(short, t=lambda z: z**2).deviation_error
-    figures = [convergence(each).worst_deviation for each in (short, short**2)]
-    assert error == pytest.approx(min(figures)) and error > policy.DEVIATION_ERROR
+    assert found.deviation_error < 0.03 < convergence(draws).worst_deviation
+    assert found.heavy == () and found.worst_site == "t"
 
 
 def test_heavy_tails_are_those_of_the_site() -> None:
@@ -59,3 +46,21 @@ def test_heavy_tails_are_those_of_the_site() -> None:
     assert convergence(logs).is_heavy.all()
     assert judged(logs, t=lambda z: z).heavy == ("t",)
     assert judged(logs, t=np.tanh).heavy == ()
+
+
+def test_chains_that_differ_near_an_edge_alone_are_told_and_not_refused() -> None:
+    """A scale that is known well; chains are on different sides of nothing, at its edge."""
+    draws = np.random.default_rng(2).normal(size=(60, 16, 2))
+    draws[:, :8, 1] -= 30.0
+    found = judged(draws, mean=lambda z: z, scale=lambda z: np.maximum(0.0, z + 100.0) * 0.0)
+    # What does not vary has no figures.
+    assert found.worst_site == "mean" and found.r_hat < policy.R_HAT
+    assert found.coordinate_r_hat > 1.1 and found.coordinate_site == "scale"
+
+
+def test_the_worst_site_is_named_with_its_other_form() -> None:
+    draws = np.random.default_rng(3).normal(size=(60, 16, 2))
+    draws[:, 0, 1] += 4.0
+    found = judged(draws, mean=lambda z: z, scale=np.exp)
+    assert found.worst_site == "scale" and found.has_other_form
+    assert found.r_hat > policy.MOST_R_HAT

@@ -126,7 +126,7 @@ def _density() -> Iterator[Mutation]:
         "for name, site in every.items()",
         "diagnostics/test_discrete",
         pyro=(
-            "for factor in every.scaled if factor.site not in missing",
+            "for factor in every.scaled if factor.site not in self.missing",
             "for factor in every.scaled",
         ),
     )
@@ -136,7 +136,7 @@ def _density() -> Iterator[Mutation]:
         "(given if at_values else trace)[name]",
         "trace[name]",
         "diagnostics/test_discrete",
-        pyro=('given[name] if "discrete" in groups else message', "message"),
+        pyro=('given[name] if "discrete" in groups else sites[name]', "sites[name]"),
     )
     yield from numpyro(
         "steps of a chain drawn apart",
@@ -586,7 +586,7 @@ def _kernels() -> Iterator[Mutation]:
 def _stein() -> Iterator[Mutation]:
     yield from both(
         "particles move against their direction",
-        "stein/direction.py",
+        "stein/particles.py",
         "self.optim.update(-phi,",
         "self.optim.update(phi,",
         "svgd engine",
@@ -608,7 +608,7 @@ def _stein() -> Iterator[Mutation]:
     )
     yield from both(
         "annealing left out",
-        "stein/svgd.py",
+        "stein/particles.py",
         "annealed(scores, self.annealing,",
         "annealed(scores, None,",
         "svgd",
@@ -655,21 +655,21 @@ def _stein() -> Iterator[Mutation]:
         "if False:",
         "newton",
     )
-    yield from both(
+    yield from neutral(
         "damping left out of the Newton system",
         "stein/newton_system.py",
         "diagonal = found.diagonal + self.damping",
         "diagonal = found.diagonal + 0.0 * self.damping",
         "newton",
     )
-    yield from both(
+    yield from neutral(
         "Newton: repulsion with the wrong sign",
         "stein/newton_system.py",
         "right = self.scores + inverse @ repulsion",
         "right = self.scores - inverse @ repulsion",
         "newton",
     )
-    yield from both(
+    yield from neutral(
         "block system: kernel not squared",
         "stein/newton_system.py",
         "weights = gram**2 / number",
@@ -739,7 +739,7 @@ def _curvature() -> Iterator[Mutation]:
         "gram[:, count:, count:] + across.mT @ inner",
         "curvature newton",
     )
-    yield from both(
+    yield from neutral(
         "Newton: repulsion met by the kernel's inverse from one side",
         "stein/newton_system.py",
         "return damped.product(moves) + (inverse @ back) @ basis",
@@ -1155,6 +1155,27 @@ def _sgmcmc() -> Iterator[Mutation]:
 
 
 def _engine() -> Iterator[Mutation]:
+    yield from pyro(
+        "arguments of another form taken for those of the last step",
+        "graphs/arguments.py",
+        "if isinstance(leaf, Tensor) and (leaf.shape, leaf.dtype, leaf.device) != form:",
+        "if isinstance(leaf, Tensor) and leaf.dtype != form[1]:",
+        "svgd",
+    )
+    yield from pyro(
+        "an undone step leaves the optimizer's moments as they became",
+        "optim.py",
+        "optimizer.state.update(state)",
+        "optimizer.state.update({})",
+        "optim",
+    )
+    yield from neutral(
+        "multiples of kernels in a sum count once",
+        "kernels/base.py",
+        "phi = kernel.factor * phi if scaled else phi",
+        "phi = phi",
+        "kernels",
+    )
     yield from numpyro(
         "a search for a start with its rows split over devices",
         "start.py",
@@ -1292,9 +1313,9 @@ def _diagnostics() -> Iterator[Mutation]:
     )
     yield from neutral(
         "fewer draws of a fit: all of the first chains",
-        "fit/fit.py",
-        "rows = (length * np.arange(self.num_chains)[:, None] + places).ravel()",
-        "rows = np.arange(num_samples)",
+        "diagnostics/fit.py",
+        "return (length * np.arange(num_chains)[:, None] + places).ravel()",
+        "return np.arange(num_samples)",
         "fit/test_fit",
     )
     yield from neutral(
@@ -1367,8 +1388,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "importance ratios without the proposal's density",
         "fit/ladder.py",
-        "log_ratios = values - proposal.log_density(drawn)",
-        "log_ratios = values",
+        "log_ratios = drawn.values - proposal.log_density(drawn.positions)",
+        "log_ratios = drawn.values",
         tests,
     )
     for name, file, old, new, own in (
@@ -1477,10 +1498,66 @@ def _fit() -> Iterator[Mutation]:
         "labels " + tests,
     )
     yield from neutral(
-        "standard deviations judged by coordinates alone",
-        "fit/ladder.py",
-        "errors.append(min(site.worst_deviation, coordinates.worst_deviation))",
-        "errors.append(coordinates.worst_deviation)",
+        "chains judged by their coordinates in place of the sites",
+        "fit/figures.py",
+        "found = convergence(columns)",
+        "found = coordinates",
+        tests,
+    )
+    yield from neutral(
+        "R-hat of groups of chains divided by the square of their number",
+        "chains/convergence.py",
+        "between * GROUPS / draws.shape[1])",
+        "between * (GROUPS / draws.shape[1]) ** 2)",
+        tests,
+    )
+    yield from neutral(
+        "autocorrelations counted once",
+        "chains/convergence.py",
+        "times = 1.0 + 2.0 * np.cumsum",
+        "times = 1.0 + np.cumsum",
+        tests,
+    )
+    yield from neutral(
+        "tuning that goes on where steps cannot be longer",
+        "chains/sampler.py",
+        "or (of_step > 0.0 and kernel.step_size >= LENGTH)",
+        "",
+        tests,
+    )
+    yield from neutral(
+        "the scale of far draws' weights left as it is",
+        "chains/sampler.py",
+        "return mean, scatter * scale",
+        "return mean, scatter",
+        tests,
+    )
+    yield from neutral(
+        "jumps to known draws that forget where the chain is",
+        "chains/jumps.py",
+        "np.minimum(0.0, log_ratios[proposed] - log_ratios[here])",
+        "np.minimum(0.0, log_ratios[proposed])",
+        tests,
+    )
+    yield from neutral(
+        "pairs that meet where one of them jumps",
+        "chains/coupling.py",
+        "both &= taken",
+        "both |= taken",
+        tests,
+    )
+    yield from neutral(
+        "a lag that the bound does not count",
+        "chains/coupling.py",
+        "np.ceil((times - lag - transitions) / lag)",
+        "np.ceil((times - transitions) / lag)",
+        tests,
+    )
+    yield from neutral(
+        "a bound without the number of pairs",
+        "chains/coupling.py",
+        "share = float(betaincinv(late + 1.0, number - late, CONFIDENCE))",
+        "share = late / number",
         tests,
     )
     yield from neutral(
@@ -1608,14 +1685,14 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "scores of the other sign in Stein's second identity",
-        "check/stein.py",
+        "witnesses/stein.py",
         "(positions - positions.mean(0)) * scores + 1.0",
         "(positions - positions.mean(0)) * -scores + 1.0",
         tests,
     )
     yield from neutral(
         "drift that is not paired with where chains started",
-        "check/drift.py",
+        "witnesses/drift.py",
         "each[1:].mean(0) - each[0] for each in figures",
         "each[1:].mean(0) - each[1] for each in figures",
         tests,
@@ -1650,16 +1727,31 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "moments that importance weights correct the other way",
-        "check/ratios.py",
+        "witnesses/ratios.py",
         "(mean - raw_mean) / deviation",
         "(raw_mean - mean) / deviation",
         tests,
     )
+    for name, old, new in (
+        (
+            "correlations that rise again count",
+            "falling = np.minimum.accumulate(np.where(positive, pairs, np.inf), axis=0)",
+            "falling = pairs",
+        ),
+        ("chains that move off are not split", "[draws[:half], draws[-half:]]", "[draws]"),
+        ("the sum over lags is cut a term early", " + rest - 1.0", " - 1.0"),
+        (
+            "chains that lie apart are not seen",
+            "total += draws.mean(0).var",
+            "total -= 0.0 * draws.mean(0).var",
+        ),
+    ):
+        yield from neutral(name, "statistics/effective.py", old, new, "statistics")
     yield from neutral(
         "draws that depend on each other count as independent",
-        "chains/effective.py",
-        "most / times, most)",
-        "most, most)",
+        "statistics/effective.py",
+        "found = size / np.maximum(times,",
+        "found = size / np.maximum(1.0,",
         tests,
     )
     yield from neutral(
@@ -1781,8 +1873,8 @@ def _neutral() -> Iterator[Mutation]:
         (
             "more draws do not look at the data",
             "fit/fit.py",
-            "return problem.digest() == self._arguments",
-            "return bool(problem.digest())",
+            "if self.climbed.problem.digest() != self._arguments:",
+            "if not self.climbed.problem.digest():",
             "faults",
         ),
         (
@@ -2011,13 +2103,13 @@ def _sharding() -> Iterator[Mutation]:
         ),
         (
             "the optimizer of one process in a file",
-            "stein/direction.py",
+            "stein/particles.py",
             'own = ("particles", "optimizer")',
             'own = ("particles",)',
         ),
         (
             "the loss of one process",
-            "stein/direction.py",
+            "stein/particles.py",
             "[every[:, :2].mean(dim=0), every[:, 2:].amax(dim=0)]",
             "[figures[:2], every[:, 2:].amax(dim=0)]",
         ),
@@ -2131,13 +2223,13 @@ def _batches() -> Iterator[Mutation]:
     for name, file, old, new in [
         (
             "a sample's error is that of one part",
-            "check/sample.py",
+            "witnesses/sample.py",
             "np.std(of_parts, axis=0, ddof=1) / np.sqrt(len(parts))",
             "np.std(of_parts, axis=0, ddof=1)",
         ),
         (
             "a sample's error is that of the draws alone",
-            "check/sample.py",
+            "witnesses/sample.py",
             "return np.hypot(of_draws, np.std(",
             "return of_draws + 0 * (np.std(",
         ),
@@ -2149,7 +2241,7 @@ def _batches() -> Iterator[Mutation]:
         ),
         (
             "a sample is all rows of a loader",
-            "fit/problem.py",
+            "start/rows.py",
             "every = InPieces(pieces(None), widths=WIDTHS)",
             "every = None",
         ),
@@ -2211,6 +2303,69 @@ def _batches() -> Iterator[Mutation]:
         yield from numpyro(name, file, old, new, "numpyro_ext/test_batches batches/test_runs")
 
 
+def _looks() -> Iterator[Mutation]:
+    """Of tables of a fit, predictions at new rows, and replays at many draws at once."""
+    for name, file, old, new, tests in [
+        (
+            "the error of a mean in standard deviations",
+            "fit/figures.py",
+            "float(deviations[k] * mean_errors[k])",
+            "float(mean_errors[k])",
+            "fit/test_looks",
+        ),
+        (
+            "the error of a standard deviation without the fourth moment",
+            "fit/figures.py",
+            "0.5 * np.sqrt(np.maximum(fourth - 1.0, 0.0) / ess)",
+            "0.5 * np.sqrt(fourth / ess)",
+            "fit/test_looks",
+        ),
+        (
+            "of many numbers the best known is shown",
+            "fit/figures.py",
+            "int(np.argmin(np.where(moves, ess, math.inf)))",
+            "int(np.argmax(np.where(moves, ess, -math.inf)))",
+            "fit/test_looks",
+        ),
+        (
+            "an interval of the other probability",
+            "fit/looks.py",
+            "ends = 0.5 * (1.0 - probability), 0.5 * (1.0 + probability)",
+            "ends = 0.5 * probability, 1.0 - 0.5 * probability",
+            "fit/test_looks",
+        ),
+        (
+            "errors of draws that are not trusted",
+            "fit/verdict.py",
+            'if self.trusted and math.isfinite(figure) else "–"',
+            'if math.isfinite(figure) else "–"',
+            "fit/test_looks",
+        ),
+        (
+            "room for half of what is computed",
+            "diagnostics/replay.py",
+            "numbers[group] = times * sum(math.prod(shape) for shape in shapes)",
+            "numbers[group] = times * max((math.prod(shape) for shape in shapes), default=0) // 2",
+            "fit/test_looks",
+        ),
+    ]:
+        yield from neutral(name, file, old, new, tests)
+    yield from pyro(
+        "draws side by side with one noise",
+        "density/replay.py",
+        'partial(at_draw, groups=wanted), randomness="different")',
+        'partial(at_draw, groups=wanted), randomness="same")',
+        "fit/test_looks",
+    )
+    yield from pyro(
+        "chunks of draws with one noise",
+        "density/replay.py",
+        "_seed([*seeds[begin], chunk, draws.stop - begin])",
+        "_seed([*seeds[0], chunk, draws.stop - begin])",
+        "fit/test_looks",
+    )
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     *_density(),
     *_gradients(),
@@ -2230,4 +2385,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_settling(),
     *_sharding(),
     *_batches(),
+    *_looks(),
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -779,3 +780,60 @@ def test_failed_runs_leave_a_mark_on_curves(
         assert cross.get_color() == colour
     (legend,) = kept[0].legends
     assert [text.get_text() for text in legend.get_texts()] == ["GSM", "SVN", "failed"]
+
+
+# -- an engine of a user ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def my_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Write the code of the pages for one package to a module; the name of what it makes."""
+    pages = Path(__file__).parents[3] / "docs"
+    block = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
+    own = block.findall((pages / "own-engine.md").read_text(encoding="utf-8"))
+    (short,) = block.findall((pages / "posteriordb.md").read_text(encoding="utf-8"))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(package: str) -> str:
+        name = f"my_{package}_engines"
+        text = own[0 if package == "numpyro" else 2] + "\n\n" + short
+        (tmp_path / f"{name}.py").write_text(text)
+        return f"{name}:short_steps"
+
+    return write
+
+
+@pytest.mark.parametrize("backend", ["numpyro", "pyro"])
+def test_an_engine_of_a_user_is_run_beside_the_others(
+    backend: str, my_engines: Callable[[str], str], tmp_path: Path
+) -> None:
+    name = my_engines(backend)
+    words = ["posteriordb", "--database", "embedded", "--posteriors", "blr*"]
+    words += ["--backend", backend]
+    words += ["--budget", "6000", "--jobs", "1", "--out", str(tmp_path)]
+    assert main([*words, "--method", name]) == 0
+    (run,) = records.read(tmp_path / "posteriordb.jsonl")
+    assert run.method == name and run.error is None
+    # A hundred particles take a hundred scores a step.
+    start = run.figures["start evaluations"]
+    assert (run.figures["evaluations"] - start) % 100 == 0
+    assert run.figures["evaluations"] <= 6_000
+    assert f"| {name} " in (tmp_path / "posteriordb.md").read_text()
+    assert name in (tmp_path / "leaderboard.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("nothing", "expected module:name, found 'nothing'"),
+        ("no_such_module:Engine", "expected a module that can be imported"),
+        ("math:pi", "expected a class or function 'pi' in math, found 3.14"),
+        ("math:no_such_name", "expected a class or function 'no_such_name' in math, found None"),
+    ],
+)
+def test_an_engine_of_a_user_that_is_not_there_is_told(
+    name: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["posteriordb", "--method", name])
+    assert stopped.value.code == 2 and told in capsys.readouterr().err

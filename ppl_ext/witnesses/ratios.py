@@ -87,11 +87,11 @@ class Ratios:
     def told(self) -> str:
         """The figures in words."""
         text = (
-            f"Importance ratios: Pareto k-hat {self.khat.khat:.2f}, effective share "
-            f"{self.share:.0%}"
+            f"Importance ratios: Pareto k-hat {self.khat.khat:.2f}, worth {self.share:.0%} of the "
+            "draws"
         )
         if not self.can_correct:
-            return f"{text}: too uneven to correct moments."
+            return f"{text}: too uneven to tell."
         first, second = self._shares().argmax(1)
         return (
             f"{text}; they move the mean of '{self.names[first]}' by {self.mean[first]:+.2f} ± "

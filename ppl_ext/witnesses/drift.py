@@ -94,9 +94,9 @@ class Drift:
         size, error = self.sizes[kind, column], self.errors[kind, column]
         unit = " sd" if kind < 2 else " in probability"
         return (
-            f"{self.chains} short chains from the draws, {self.transitions} transitions: largest "
-            f"shift {size:+.2f} ± {error:.2f}{unit}, of the {KINDS[kind]} of {what}; nested R-hat "
-            f"{self.nested_r_hat:.2f}."
+            f"{self.chains} short chains from the draws, {self.transitions} steps each, move the "
+            f"{KINDS[kind]} of {what} most, by {size:+.2f} ± {error:.2f}{unit} (right draws stay "
+            f"where they are; nested R-hat {self.nested_r_hat:.2f})."
         )
 
 

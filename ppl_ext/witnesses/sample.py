@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.check.stein import DIAGONAL, MEAN, Stein, stein_identities
 from ppl_ext.start.paths import Evaluate
+from ppl_ext.witnesses.stein import DIAGONAL, MEAN, Stein, stein_identities
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Sampled:
         """The figures, and what they cannot see."""
         return (
             f"By {self.rows:,} rows, in {self.parts} parts whose differences tell the error: "
-            f"{self.stein.told} Spreads are seen by so many rows; shifts of less than "
-            f"{self.stein.least_shift:.2g} sd are not, which takes all rows."
+            f"{self.stein.told} So many rows show wrong spreads; "
+            f"shifts of less than {self.stein.least_shift:.2g} sd take all rows."
         )
 
 

@@ -12,9 +12,9 @@ from jaxtyping import Float
 from scipy.special import betainc, ndtri
 
 from ppl_ext.chains.convergence import Convergence, convergence, in_chains
-from ppl_ext.chains.effective import distinct_number, effective_number
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.verdict import SiteFigures
+from ppl_ext.fit.verdict import MOST_SHOWN, SiteFigures, Value
+from ppl_ext.statistics.effective import distinct_number, effective_number
 
 #: Errors that nobody minds: of a mean in standard deviations, of the logarithm of a standard
 #: deviation, the Kolmogorov distance of a marginal, and the mass of a tail as a share of what it
@@ -29,6 +29,9 @@ OF_DENSITY = 0.14
 LEVEL = 0.01
 #: Particles count as so many draws at least, but for their tails.
 SPREAD = 400.0
+#: Error of a standard deviation that is not ruled out, up to which draws may be confirmed. Two
+#: thousand draws of a log-normal leave a third, since large ones are rare.
+UNSURE = 0.5
 #: Figures of a column.
 FIGURES = 5
 
@@ -90,9 +93,10 @@ class Off:
     def told(self) -> str:
         """The figures in words."""
         return (
-            f"'{self.name}' is furthest off: mean by {self.mean:.2f} sd, standard deviation by a "
-            f"factor of {self.deviation:.2f}, Kolmogorov distance {self.distance:.2f}, tails of "
-            f"{TAIL:.1%} hold {self.lower:.1%} and {self.upper:.1%}."
+            f"Beside chains '{self.name}' differs most: its mean by {self.mean:.2f} sd, its sd is "
+            f"{self.deviation:.2f} times theirs, {self.distance:.1%} of the probability lies "
+            f"elsewhere (Kolmogorov distance), and tails of {TAIL:.1%} hold {self.lower:.1%} and "
+            f"{self.upper:.1%}."
         )
 
 
@@ -119,6 +123,19 @@ class Comparison:
     def wrong(self) -> int:
         """Columns that are off by more than chance and tolerance allow."""
         return sum(off.share > 1.0 for off in self.found)
+
+    @property
+    def unsure(self) -> str:
+        """What keeps draws that do not differ from being confirmed, in words; "" if nothing."""
+        errors = {name: site.deviation_error for name, site in self.by_site.items()}
+        large = {name: error for name, error in errors.items() if error > UNSURE}
+        if not large:
+            return ""
+        name = max(large, key=lambda each: large[each])
+        return (
+            f"Not confirmed: the sd of '{name}' may be off by {large[name]:.0%}, as far as these "
+            "draws and chains tell. Take more draws."
+        )
 
 
 def flat_columns(
@@ -211,7 +228,38 @@ def _of_site(
     number = float(numbers[rows].min())
     mean = max((off.mean_bound for off in found), default=math.nan)
     deviation = max((off.deviation_bound for off in found), default=math.nan)
-    return SiteFigures(number, number, math.nan, mean_bound=mean, deviation_error=deviation)
+    bounds = {off.name: (off.mean_bound, off.deviation_bound) for off in found}
+    return SiteFigures(
+        number,
+        number,
+        math.nan,
+        mean_bound=mean,
+        deviation_error=deviation,
+        size=len(rows),
+        values=column_values(own, rows, numbers, bounds),
+    )
+
+
+def column_values(
+    own: Columns,
+    rows: Sequence[int],
+    numbers: Float[np.ndarray, " K"],
+    bounds: Mapping[str, tuple[float, float]],
+) -> tuple[Value, ...]:
+    """Mean and standard deviation of a site's columns, or of the least certain where many.
+
+    Bounds on the errors, by column, are in standard deviations, and as a share of one.
+    """
+    chosen = rows if len(rows) <= MOST_SHOWN else [min(rows, key=lambda k: numbers[k])]
+    values = []
+    for k in chosen:
+        mean, sd = float(own.values[:, k].mean()), float(own.values[:, k].std())
+        of_mean, of_sd = bounds.get(own.names[k], (math.nan, math.nan))
+        worth = float(numbers[k])
+        values.append(
+            Value(own.names[k], mean, sd, sd * of_mean, sd * of_sd, worth, worth, math.nan)
+        )
+    return tuple(values)
 
 
 def _off(

@@ -1,0 +1,227 @@
+"""What is judged: `fit`, the engines by their recipes on pages, and their rivals."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.network_truth.outputs import Floats
+from benchmarks.trust.methods import Draws, Fitted, Size, judged_by_itself, run_fit
+from benchmarks.trust.problems import Program
+from benchmarks.trust.target import PACKAGES
+
+#: Chains of the hosts' NUTS, their warm-up and draws.
+NUTS_CHAINS, NUTS_WARM_UP, NUTS_DRAWS = 2, 300, 300
+#: Steps of the hosts' variational inference, and Adam's first step size, which falls to 0.
+ADVI_STEPS, ADVI_RATE = 10_000, 0.02
+#: Draws of guides, and draws at most that are judged.
+DRAWS, JUDGED = 1_000, 2_000
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One way to an answer.
+
+    Attributes
+    ----------
+    about : str
+    engine, kernel : str
+        Public name of an engine, or of a kernel of the hosts' MCMC, of this project; neither for
+        `fit` and the rivals.
+    steps : int
+        Of an engine, or draws of a kernel after the warm-up.
+    warm_up, chains : int
+        Of a kernel.
+    scores : int
+        Score evaluations of a kernel's draw.
+    guide : str
+        Of an engine: a class of the host or of this project.
+    adam : float or None
+        Step size of an engine's optimiser.
+    given : tuple
+        A kernel's settings by position.
+    options, run : dict
+        Further options of the engine or kernel, and of its ``run``.
+    linearized : bool
+        Whether the network is made linear at the engine's mode.
+    """
+
+    about: str
+    engine: str = ""
+    kernel: str = ""
+    steps: int = 0
+    warm_up: int = 0
+    chains: int = 4
+    scores: int = 1
+    guide: str = ""
+    adam: float | None = None
+    given: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+    linearized: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a method returns.
+
+    Attributes
+    ----------
+    fitted : Fitted
+        Draws, evaluations, and what the method says of itself.
+    linear_at : dict or None
+        Values of the latent sites at which the network is made linear.
+    """
+
+    fitted: Fitted
+    linear_at: Draws | None = None
+
+
+def _proximal(guide: str) -> Recipe:
+    about = f"{guide}, 5,000 steps"
+    return Recipe(about, engine="ProximalScoreVI", steps=5_000, guide=guide)
+
+
+def _particles(engine: str, steps: int, start: str | None = None) -> Recipe:
+    said = f", start={start!r}" if start else ""
+    return Recipe(
+        f"20 particles, Adam(0.01), {steps:,} steps{said}",
+        engine=engine,
+        steps=steps,
+        adam=0.01,
+        options={"num_particles": 20},
+        run={"start": start} if start else {},
+    )
+
+
+def _kernel(kernel: str, *given: Any, scores: int = 1, **options: Any) -> Recipe:
+    settings = [repr(each) for each in given]
+    settings += [f"{name}={value!r}" for name, value in options.items()]
+    about = f"{kernel}({', '.join(['model', *settings])}), 4 chains of 1,000 + 5,000"
+    return Recipe(
+        about,
+        kernel=kernel,
+        steps=5_000,
+        warm_up=1_000,
+        scores=scores,
+        given=given,
+        options=options,
+    )
+
+
+_LAPLACE: Any = {"engine": "LaplaceGGN", "steps": 2_000, "adam": 0.01}
+
+#: Rates of the stochastic gradient kernels are those of the page's examples. Engines that need
+#: minibatches (`SVGDVR`) or a sampler (`SteinDiscrepancyVI`) have no recipe for networks.
+METHODS: dict[str, Recipe] = {
+    "fit": Recipe("`fit(model, *args)`, nothing else said"),
+    "NUTS": Recipe(f"the host's, {NUTS_CHAINS} chains of {NUTS_WARM_UP} + {NUTS_DRAWS}"),
+    "ADVI": Recipe(
+        f"the host's SVI, AutoDiagonalNormal, {ADVI_STEPS:,} steps of Adam, step size {ADVI_RATE} "
+        "falling to 0 by a cosine"
+    ),
+    "MCLMC": Recipe(
+        "MCLMC(model), 16 chains of 700 + 500", kernel="MCLMC", steps=500, warm_up=700, chains=16
+    ),
+    "ProximalScoreVI": _proximal("AutoDiagonalNormal"),
+    "ProximalScoreVI, low rank": _proximal("AutoLowRankMultivariateNormal"),
+    "ProximalScoreVI, by layer": _proximal("AutoLayerLowRankNormal"),
+    "ProximalScoreVI, matrix normal": _proximal("AutoMatrixNormal"),
+    "SVGD": _particles("SVGD", 5_000, "host"),
+    "WGD": _particles("WGD", 5_000, "host"),
+    "DeepEnsemble": _particles("DeepEnsemble", 2_000),
+    "SVN": Recipe("20 particles, 60 steps", engine="SVN", steps=60, options={"num_particles": 20}),
+    "LaplaceGGN": Recipe("Adam(0.01), 2,000 steps, draws of all weights", **_LAPLACE),
+    "LaplaceGGN, linearised": Recipe(
+        "the same draws, of the network made linear at the mode", **_LAPLACE, linearized=True
+    ),
+    "FisherVI": Recipe(
+        "AutoDiagonalNormal, Adam(0.01), 5,000 steps",
+        engine="FisherVI",
+        steps=5_000,
+        guide="AutoDiagonalNormal",
+        adam=0.01,
+    ),
+    "GSM": Recipe("1,000 steps", engine="GSM", steps=1_000),
+    "BaM": Recipe("1,000 steps", engine="BaM", steps=1_000),
+    "SGLD": _kernel("SGLD", 1e-4),
+    "PSGLD": _kernel("PSGLD", 1e-4),
+    "SGHMC": _kernel("SGHMC", 0.01, friction=20.0),
+    "CyclicalSGHMC": _kernel("CyclicalSGHMC", 0.01, 500, friction=20.0),
+    "ReplicaExchangeSGLD": _kernel(
+        "ReplicaExchangeSGLD", 1e-4, (1.0, 1.5, 2.25), scores=30, num_steps=10
+    ),
+}
+
+#: Those that the command judges unless told otherwise.
+DEFAULT = tuple(METHODS)
+
+
+def is_there(name: str, backend: str) -> bool:
+    """Whether a package has what a method needs."""
+    recipe = METHODS[name]
+    package = importlib.import_module(PACKAGES[backend])
+    needed = recipe.engine or recipe.kernel
+    return not needed or hasattr(package, needed)
+
+
+def run_method(name: str, backend: str, program: Program, seed: int, size: Size) -> Answer:
+    """Run a method on a network."""
+    if name == "fit":
+        return Answer(run_fit(backend, program, seed))
+    recipe = METHODS[name]
+    module = importlib.import_module(f"benchmarks.network_truth.{backend}_methods")
+    found: Answer
+    if recipe.engine:
+        found = module.run_engine(recipe, program, seed, size)
+    elif recipe.kernel:
+        found = module.run_kernel(recipe, program, seed, size)
+    elif name == "NUTS":
+        warm_up, draws = size.of(NUTS_WARM_UP), size.of(NUTS_DRAWS)
+        found = Answer(module.nuts(program, seed, NUTS_CHAINS, warm_up, draws))
+    else:
+        found = Answer(module.advi(program, seed, size))
+    return found
+
+
+def flat_and_thinned(fitted: Fitted, most: int = JUDGED) -> tuple[Draws, tuple[int, ...]]:
+    """Draws (S, ...) of all chains, at most about so many, evenly apart, and their (chains, draws).
+
+    The shape is (S,) where there are no chains.
+    """
+    draws = fitted.draws
+    if not fitted.chains:
+        number = len(next(iter(draws.values())))
+        step = -(-number // most)
+        kept = {name: each[::step] for name, each in draws.items()}
+        return kept, (len(next(iter(kept.values()))),)
+    chains, number = next(iter(draws.values())).shape[:2]
+    step = -(-chains * number // most)
+    kept = {name: each[:, ::step] for name, each in draws.items()}
+    shape = next(iter(kept.values())).shape[:2]
+    return {name: each.reshape(-1, *each.shape[2:]) for name, each in kept.items()}, shape
+
+
+def what_it_says(fitted: Fitted, values: Floats, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Whether a method trusts its answer, and why not.
+
+    Chains are asked what the field asks, of the outputs (S, M) and not of weights, which have no
+    identity; ``shape`` is their (chains, draws).
+    """
+    columns: dict[str, NDArray[Any]] = {}
+    if fitted.chains:
+        columns = {str(n): column.reshape(shape) for n, column in enumerate(values.T)}
+    said = judged_by_itself(fitted, columns)
+    if fitted.chains and fitted.reasons:
+        said |= {"trusted": False, "told": [*said["told"], *fitted.reasons]}
+    return said
+
+
+def all_finite(draws: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether no draw is infinite or NaN."""
+    return all(bool(np.isfinite(each).all()) for each in draws.values())

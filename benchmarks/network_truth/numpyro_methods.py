@@ -1,0 +1,109 @@
+"""The engines, the kernels and the host's own methods on a network in NumPyro."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import numpyro
+import optax
+from jax import random
+from numpyro.infer import MCMC, SVI, Trace_ELBO, autoguide
+
+import numpyro_ext as nx
+from benchmarks.network_truth.methods import ADVI_RATE, ADVI_STEPS, DRAWS, Answer, Recipe
+from benchmarks.trust.methods import (
+    Fitted,
+    Method,
+    Size,
+    as_arrays,
+    scores_of_a_start,
+    scores_of_a_step,
+)
+from benchmarks.trust.numpyro_methods import CountingNUTS
+from benchmarks.trust.problems import Program
+
+
+def nuts(program: Program, seed: int, chains: int, warm_up: int, draws: int) -> Fitted:
+    """Chains side by side in one compiled program."""
+    sampler = MCMC(
+        CountingNUTS(program.model),
+        num_warmup=warm_up,
+        num_samples=draws,
+        num_chains=chains,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    sampler.run(random.key(seed), *program.args, extra_fields=("diverging",))
+    found = as_arrays(sampler.get_samples(group_by_chain=True))
+    divergences = int(np.asarray(sampler.get_extra_fields()["diverging"]).sum())
+    evaluations = int(np.asarray(sampler.last_state.num_steps).sum())
+    return Fitted(found, evaluations, chains=True, divergences=divergences)
+
+
+def advi(program: Program, seed: int, size: Size) -> Fitted:
+    """A Normal without correlations."""
+    steps = size.of(ADVI_STEPS)
+    guide = autoguide.AutoDiagonalNormal(program.model)
+    optim = optax.adam(optax.cosine_decay_schedule(ADVI_RATE, steps))
+    svi = SVI(program.model, guide, optim, Trace_ELBO())
+    result = svi.run(random.key(seed), steps, *program.args, progress_bar=False)
+    found = guide.sample_posterior(
+        random.key(seed + 1), result.params, *program.args, sample_shape=(size.of(DRAWS),)
+    )
+    return Fitted(as_arrays(found), steps)
+
+
+def run_engine(recipe: Recipe, program: Program, seed: int, size: Size) -> Answer:
+    """An engine of this project; its judgement is what it says of its answer."""
+    steps, options = size.of(recipe.steps), dict(recipe.options)
+    given: list[Any] = []
+    if recipe.guide:
+        kind = getattr(nx, recipe.guide, None) or getattr(autoguide, recipe.guide)
+        given.append(kind(program.model))
+    if recipe.adam is not None:
+        given.append(numpyro.optim.Adam(recipe.adam))
+    with warnings.catch_warnings():
+        # They stand in the judgement.
+        warnings.simplefilter("ignore", nx.DoubtfulFitWarning)
+        engine = getattr(nx, recipe.engine)(program.model, *given, **options)
+        run: Any = {"progress_bar": False, **recipe.run}
+        result = engine.run(random.key(seed), steps, *program.args, **run)
+    drawn = {} if "num_particles" in options else {"num_samples": size.of(DRAWS)}
+    draws = as_arrays(engine.get_samples(result.state, **drawn))
+    method = Method(recipe.about, engine=recipe.engine, options=options)
+    evaluations = steps * scores_of_a_step(method, engine.plan) + scores_of_a_start(engine)
+    said = result.judgement
+    fitted = Fitted(
+        draws,
+        evaluations,
+        trusted=None if said is None else not said.doubtful,
+        reasons=() if said is None else tuple(said.reasons),
+    )
+    return Answer(fitted, as_arrays(engine.mode(result.state)) if recipe.linearized else None)
+
+
+def run_kernel(recipe: Recipe, program: Program, seed: int, size: Size) -> Answer:
+    """A kernel of this project in the host's `MCMC`."""
+    kernel = getattr(nx, recipe.kernel)(program.model, *recipe.given, **recipe.options)
+    period = getattr(kernel, "draws_per_cycle", 1)
+    warm_up, draws = (
+        period * (size.of(each) // period or 1) for each in (recipe.warm_up, recipe.steps)
+    )
+    sampler = MCMC(
+        kernel,
+        num_warmup=warm_up,
+        num_samples=draws,
+        num_chains=recipe.chains,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    sampler.run(random.key(seed), *program.args)
+    found = as_arrays(sampler.get_samples(group_by_chain=True))
+    diverged = int(np.asarray(sampler.last_state.num_diverging).sum())
+    reasons: tuple[str, ...] = ()
+    if hasattr(kernel, "judge"):
+        reasons = tuple(kernel.judge(sampler).reasons)
+    evaluations = recipe.chains * recipe.scores * (warm_up + draws)
+    return Answer(Fitted(found, evaluations, chains=True, divergences=diverged, reasons=reasons))

@@ -1,0 +1,126 @@
+"""The engines, the kernels and the host's own methods on a network in Pyro."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pyro
+import torch
+from pyro.infer import MCMC, SVI, Trace_ELBO, autoguide
+from pyro.optim import Adam, LambdaLR
+
+import pyro_ext as px
+from benchmarks.network_truth.methods import ADVI_RATE, ADVI_STEPS, DRAWS, Answer, Recipe
+from benchmarks.trust.methods import (
+    Fitted,
+    Method,
+    Size,
+    as_arrays,
+    scores_of_a_start,
+    scores_of_a_step,
+)
+from benchmarks.trust.problems import Program
+from benchmarks.trust.pyro_methods import CountingNUTS
+
+
+def nuts(program: Program, seed: int, chains: int, warm_up: int, draws: int) -> Fitted:
+    """One chain after the other."""
+    found, evaluations, divergences = [], 0, 0
+    for chain in range(chains):
+        pyro.set_rng_seed(1_000 * seed + chain)
+        kernel = CountingNUTS(program.model)
+        sampler = MCMC(kernel, draws, warm_up, num_chains=1, disable_progbar=True)
+        sampler.run(*program.args)
+        found.append(as_arrays(sampler.get_samples()))
+        evaluations += kernel.leapfrogs
+        diverged = sampler.diagnostics().get("divergences", {})
+        divergences += sum(len(rows) for rows in diverged.values())
+    side_by_side = {name: np.stack([each[name] for each in found]) for name in found[0]}
+    return Fitted(side_by_side, evaluations, chains=True, divergences=divergences)
+
+
+def advi(program: Program, seed: int, size: Size) -> Fitted:
+    """A Normal without correlations."""
+    pyro.set_rng_seed(seed)
+    pyro.clear_param_store()
+    steps = size.of(ADVI_STEPS)
+    guide = autoguide.AutoDiagonalNormal(program.model)
+    falling = {
+        "optimizer": torch.optim.Adam,
+        "optim_args": {"lr": ADVI_RATE},
+        "lr_lambda": lambda step: 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / steps))),
+    }
+    optim = LambdaLR(falling)
+    svi = SVI(program.model, guide, optim, Trace_ELBO())
+    for _ in range(steps):
+        svi.step(*program.args)
+        optim.step()
+    with torch.no_grad():
+        rows = [guide(*program.args) for _ in range(size.of(DRAWS))]
+    found = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    pyro.clear_param_store()
+    return Fitted(as_arrays(found), steps)
+
+
+def run_engine(recipe: Recipe, program: Program, seed: int, size: Size) -> Answer:
+    """An engine of this project; its judgement is what it says of its answer."""
+    steps, options = size.of(recipe.steps), dict(recipe.options)
+    pyro.set_rng_seed(seed)
+    pyro.clear_param_store()
+    given: list[Any] = []
+    if recipe.guide:
+        kind = getattr(px, recipe.guide, None) or getattr(autoguide, recipe.guide)
+        given.append(kind(program.model))
+    if recipe.adam is not None:
+        given.append(Adam({"lr": recipe.adam}))
+    with warnings.catch_warnings():
+        # They stand in the judgement.
+        warnings.simplefilter("ignore", px.DoubtfulFitWarning)
+        engine = getattr(px, recipe.engine)(program.model, *given, seed=seed, **options)
+        result = engine.run(steps, *program.args, progress_bar=False, **recipe.run)
+    drawn = {} if "num_particles" in options else {"num_samples": size.of(DRAWS)}
+    draws = as_arrays(engine.get_samples(**drawn))
+    method = Method(recipe.about, engine=recipe.engine, options=options)
+    evaluations = steps * scores_of_a_step(method, engine.plan) + scores_of_a_start(engine)
+    said = result.judgement
+    fitted = Fitted(
+        draws,
+        evaluations,
+        trusted=None if said is None else not said.doubtful,
+        reasons=() if said is None else tuple(said.reasons),
+    )
+    linear_at = as_arrays(engine.mode()) if recipe.linearized else None
+    pyro.clear_param_store()
+    return Answer(fitted, linear_at)
+
+
+def run_kernel(recipe: Recipe, program: Program, seed: int, size: Size) -> Answer:
+    """A kernel of this project in its vectorised `MCMC`."""
+    pyro.set_rng_seed(seed)
+    kernel = getattr(px, recipe.kernel)(program.model, *recipe.given, **recipe.options)
+    period = getattr(kernel, "draws_per_cycle", 1)
+    warm_up, draws = (
+        period * (size.of(each) // period or 1) for each in (recipe.warm_up, recipe.steps)
+    )
+    sampler = px.MCMC(
+        kernel,
+        num_samples=draws,
+        warmup_steps=warm_up,
+        num_chains=recipe.chains,
+        disable_progbar=True,
+    )
+    sampler.run(*program.args)
+    found = as_arrays(sampler.get_samples(group_by_chain=True))
+    said = getattr(kernel, "judgement", None)
+    return Answer(
+        Fitted(
+            found,
+            recipe.chains * recipe.scores * (warm_up + draws),
+            chains=True,
+            divergences=int(kernel.state.num_diverging.sum()),
+            reasons=() if said is None else tuple(said.reasons),
+        )
+    )

@@ -1,0 +1,209 @@
+"""Microcanonical Langevin Monte Carlo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax, random
+from numpyro.util import is_prng_key
+
+from numpyro_ext.density import Data
+from numpyro_ext.gradients import Full
+from numpyro_ext.sgmcmc.kernel import KernelState, StochasticGradientKernel
+from ppl_ext.engines.judgement import Judgement
+from ppl_ext.microcanonical.chains import Functions, Microcanonical
+from ppl_ext.microcanonical.dynamics import Evaluate
+from ppl_ext.microcanonical.kernel import MCLMCShell
+
+#: Moves after the warm-up at which the energy's variance is looked at in a run.
+LOOKED_AT = (100, 1_000, 10_000)
+
+
+class Traced(Functions):
+    """What moves need of JAX."""
+
+    xp = jnp
+
+    def cond(
+        self, truth: Any, then: Callable[..., Any], other: Callable[..., Any], *of: Any
+    ) -> Any:
+        return lax.cond(truth, then, other, *of)
+
+    def loop(self, count: Any, body: Callable[[Any], Any], value: Any) -> Any:
+        return lax.fori_loop(0, jnp.asarray(count, jnp.int32), lambda _, value: body(value), value)
+
+    def put(self, records: Any, place: Any, value: Any) -> Any:
+        return lax.dynamic_update_index_in_dim(records, value, place, 0)
+
+
+FUNCTIONS = Traced()
+
+
+class MCLMC(MCLMCShell, StochasticGradientKernel):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     scale = numpyro.sample("scale", dist.HalfNormal(2.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, scale), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> from numpyro.infer import MCMC
+    >>> kernel = nx.MCLMC(model)
+    >>> mcmc = MCMC(
+    ...     kernel, num_warmup=500, num_samples=500, num_chains=8, chain_method="vectorized"
+    ... )
+    >>> mcmc.run(jax.random.key(0), y)
+    >>> print(f"{mcmc.get_samples()['mean'].mean():.0f}")
+    2
+    >>> print(kernel.judge(mcmc).doubtful)
+    False
+    """
+
+    _full = Full
+
+    @property
+    def default_fields(self) -> tuple[str, ...]:
+        """Fields that ``MCMC`` collects unless told otherwise."""
+        return ("z", "diverging", "potential_energy")
+
+    def init(
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: Mapping[str, Any] | None,
+        model_args: tuple[Any, ...],
+        model_kwargs: Mapping[str, Any] | None,
+    ) -> KernelState:
+        """State before the first move; see the base class.
+
+        Raises
+        ------
+        ArgumentError
+            There is no warm-up to tune in.
+        """
+        self._check_tuned("num_warmup", num_warmup)
+        state = super().init(rng_key, num_warmup, init_params, model_args, model_kwargs)
+        self._check_not_one_batch(self._estimator, "numpyro.plate")
+        single = is_prng_key(rng_key)
+        keys = state.rng_key[None] if single else state.rng_key
+        keys, own, spare = jnp.moveaxis(jax.vmap(lambda key: random.split(key, 3))(keys), 1, 0)
+        data = self.target.bind(*model_args, **dict(model_kwargs or {}))
+        moves, z = self._own_moves(), self._flat(state.z, len(keys))
+        dynamics = moves.first(
+            z,
+            _normal(own, moves.whole, z.dtype),
+            _normal(spare, moves.spare, z.dtype),
+            num_warmup * self.num_steps,
+            self._evaluation(data),
+        )
+        return state._replace(
+            dynamics=dynamics,
+            step_size=jnp.broadcast_to(dynamics.step.value, state.step_size.shape),
+            rng_key=keys[0] if single else keys,
+        )
+
+    def sample(
+        self, state: KernelState, model_args: tuple[Any, ...], model_kwargs: Mapping[str, Any]
+    ) -> KernelState:
+        after = super().sample(state, model_args, model_kwargs)
+        if self.sharding is not None:
+            return after
+        squares, now = after.dynamics.squares, after.dynamics.moves
+        due = jnp.zeros((), bool)
+        for number in LOOKED_AT:
+            due |= (state.dynamics.moves < number) & (now >= number)
+        lax.cond(due, lambda: jax.debug.callback(self._look, due, squares, now), lambda: None)
+        return after
+
+    def _look(self, due: Any, squares: Any, moves: Any) -> None:
+        # Where chains are mapped over, both branches of the condition are run.
+        if due:
+            self._warn_of_variance(np.asarray(squares, float), float(moves))
+
+    def _tell(self, broken: bool, step: int) -> None:
+        # Adjusted moves that diverge are refused as others are.
+        if broken and not self._told and not self.adjusted:
+            self._told = True
+            self._warn_of_divergences(1)
+
+    def judge(self, mcmc: Any) -> Judgement:
+        """What the chains of a run say of its draws.
+
+        Parameters
+        ----------
+        mcmc : numpyro.infer.MCMC
+            Whose kernel this is, after ``run``.
+        """
+        state = mcmc.last_state
+        energies = mcmc.get_extra_fields(group_by_chain=True)["potential_energy"]
+        moves = float(np.max(state.dynamics.moves))
+        return self._judged(
+            np.ravel(np.asarray(state.dynamics.squares, float)),
+            moves,
+            np.ravel(np.asarray(state.num_diverging)),
+            np.asarray(energies, float),
+        )
+
+    def _own_moves(self) -> Microcanonical:
+        return self._moves(FUNCTIONS, jnp.finfo(self.target.dtype).eps)
+
+    def _evaluation(self, data: Data) -> Evaluate:
+        def evaluate(z: Array) -> tuple[Array, Array]:
+            found, _ = self._estimator_for(len(z)).estimate(self.target, {}, z, data)
+            return found.log_density(self.target.likelihood_temperature), found.score
+
+        return evaluate
+
+    def _init_dynamics(self, num_chains: int, dim: int, dtype: Any) -> Any:
+        return ()
+
+    def _move(self, *_: Any) -> tuple[Array, Any]:
+        raise NotImplementedError  # A move is more than a step; see _advance.
+
+    def _advance(self, state: KernelState, data: Data, single: bool) -> KernelState:
+        keys = state.rng_key[None] if single else state.rng_key
+        following, noise, uniform = jnp.moveaxis(
+            jax.vmap(lambda key: random.split(key, 3))(keys), 1, 0
+        )
+        moves, z = self._own_moves(), self._flat(state.z, len(keys))
+        # Two of each chain: one for its acceptance, and the first chain's for the steps of all.
+        shares = jax.vmap(lambda key: random.uniform(key, (2,), z.dtype))(uniform)
+        total = state.num_warmup * self.num_steps
+        z, dynamics, diverged = moves.move(
+            state.dynamics,
+            z,
+            state.step,
+            total,
+            _normal(noise, moves.whole, z.dtype),
+            jnp.log(shares[:, 0]),
+            shares[0, 1],
+            self._evaluation(data),
+        )
+        chains = () if single else (len(keys),)
+        # Moves that diverge in the warm-up are how it finds what is too long.
+        diverged = (diverged & (state.step >= total)).reshape(chains)
+        spare = dynamics.spare
+        energy = -(dynamics.log_density + 0.5 * (spare * spare).sum(-1))
+        return state._replace(
+            z=self._sites(z, single),
+            step=state.step + 1,
+            dynamics=dynamics,
+            step_size=jnp.broadcast_to(dynamics.step.value, chains),
+            potential_energy=energy.reshape(chains),
+            diverging=state.diverging | diverged,
+            num_diverging=state.num_diverging + diverged,
+            rng_key=following[0] if single else following,
+        )
+
+
+def _normal(keys: Array, number: int, dtype: Any) -> Array:
+    return jax.vmap(lambda key: random.normal(key, (number,), dtype))(keys)

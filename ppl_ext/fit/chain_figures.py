@@ -1,0 +1,80 @@
+"""Figures of chains: of the sites as they are written, and of the coordinates that chains have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float
+
+from ppl_ext.chains.convergence import Convergence, convergence
+from ppl_ext.chains.sampler import Window
+from ppl_ext.chains.symmetry import Symmetry, ordered_values
+from ppl_ext.fit import policy
+from ppl_ext.fit.problem import Problem
+
+#: The power of the largest number beyond which draws are without bound: its root is where the
+#: squares in densities overflow.
+ENDLESS = 0.4
+
+
+def chained_of(
+    problem: Problem, window: Window, coordinates: Convergence, symmetry: Symmetry | None
+) -> policy.Chained:
+    """Figures of a window, whose unconstrained coordinates have these.
+
+    The sites as they are written are judged. A coordinate may have a long tail that is none of its
+    site's: the logarithm of a scale that may be 0 has one.
+    """
+    names, columns = _columns(problem, window.draws, symmetry)
+    found = convergence(columns)
+    r_hat = float(found.r_hat.max())
+    worst = found.r_hat.argmax() if r_hat > policy.R_HAT else found.ess_bulk.argmin()
+    slow = int(coordinates.r_hat.argmax())
+    sites = problem.coordinates.items()
+    worst_site = names[int(worst)]
+    return policy.Chained(
+        r_hat,
+        float(found.ess_bulk.min()),
+        float(found.ess_tail.min()),
+        found.worst_deviation,
+        tuple(dict.fromkeys(names[int(number)] for number in np.flatnonzero(found.is_heavy))),
+        float(window.divergent.mean()),
+        window.stuck,
+        float(window.jumped.mean()),
+        found.is_adrift,
+        worst_site,
+        has_other_form=worst_site in problem.other_forms,
+        coordinate_r_hat=float(coordinates.r_hat[slow]),
+        coordinate_site=next(name for name, at in sites if at.start <= slow < at.stop),
+    )
+
+
+def _columns(
+    problem: Problem, draws: Float[np.ndarray, "N M D"], symmetry: Symmetry | None
+) -> tuple[list[str], Float[np.ndarray, "N M K"]]:
+    """The site of every entry that varies, and its draws."""
+    number, chains, dim = draws.shape
+    values = problem.numbers(draws.reshape(-1, dim))
+    if symmetry is not None:
+        values = ordered_values(symmetry.as_written, values)
+    written = {latent: name for name, latent in problem.latents.items()}
+    names, columns = list[str](), []
+    for name in (written.get(each, each) for each in problem.coordinates):
+        flat = values[name].reshape(number, chains, -1)
+        # Constants, such as the corner of a Cholesky factor, have no figures.
+        flat = flat[:, :, np.ptp(flat, axis=(0, 1)) > 0.0]
+        names += [name] * flat.shape[2]
+        columns.append(flat)
+    return names, np.concatenate(columns, axis=2)
+
+
+def endless(values: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    """Sites whose draws come near the largest numbers there are, where squares overflow."""
+    return tuple(
+        name
+        for name, each in values.items()
+        if each.dtype.kind == "f"
+        # Stan's generated quantities may be NaN in some draws, and no other values are.
+        and not np.nanmax(np.abs(each), initial=0.0) < np.finfo(each.dtype).max ** ENDLESS
+    )

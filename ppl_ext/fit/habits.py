@@ -1,0 +1,173 @@
+"""What users of other libraries write first: answered with the right word, or understood."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ppl_ext.errors import ArgumentError
+
+_TUNES = "Leave {name}= out: {verb} tunes by itself."
+_DRAWS = (
+    "Leave {name}= out: {verb} draws until every number is known well enough. target_ess=1000 asks "
+    "for more, and fit.more(1000) draws further afterwards."
+)
+_EVALUATIONS = "Write budget=...: {verb} counts evaluations of the score, not steps."
+#: Keywords of other libraries, and what to type instead.
+WORDS: dict[str, str] = {
+    **dict.fromkeys(
+        ("chains", "num_chains", "n_chains"),
+        "Leave {name}= out: {verb} chooses how many chains run side by side.",
+    ),
+    **dict.fromkeys(("draws", "num_draws", "num_samples", "samples", "n_samples"), _DRAWS),
+    **dict.fromkeys(
+        (
+            *("tune", "warmup", "num_warmup", "warmup_steps", "iter_warmup", "burn_in"),
+            *("target_accept", "target_accept_prob", "adapt_delta", "step_size"),
+            *("max_tree_depth", "max_treedepth", "init"),
+        ),
+        _TUNES,
+    ),
+    **dict.fromkeys(("num_steps", "steps", "n_steps", "iterations", "n_iter", "n"), _EVALUATIONS),
+    **dict.fromkeys(("cores", "n_jobs", "chain_method"), "Leave {name}= out."),
+    **dict.fromkeys(("timeout", "max_time"), "Write seconds=..."),
+    **dict.fromkeys(
+        ("method", "sampler", "algorithm", "inference", "nuts_sampler"),
+        'Write engine="SVGD", or engine=SVGD(model, optim), for an engine of this package; '
+        "warm_chains gives the host's own NUTS.",
+    ),
+    **dict.fromkeys(
+        ("optim", "optimizer", "lr", "learning_rate"),
+        "Give it to an engine: engine=SVGD(model, optim).",
+    ),
+    **dict.fromkeys(
+        ("progressbar", "progress", "show_progress", "verbose", "disable_progbar"),
+        "Write progress_bar=False.",
+    ),
+}
+#: The same of random numbers, in the package that has another word.
+SEEDS = ("seed", "random_seed", "rng_seed", "random_state")
+KEYS = ("rng_key", "key", "prng_key", "random_seed", "rng_seed", "random_state")
+
+
+def check_habits(
+    model: Any, kwargs: Mapping[str, Any], verb: str, randomness: Mapping[str, str]
+) -> None:
+    """See that keywords are the model's, and no words of other libraries for an option.
+
+    Parameters
+    ----------
+    model : callable
+    kwargs : mapping
+        Keywords that the entry point has no parameters for.
+    verb : str
+        Its name.
+    randomness : mapping of str to str
+        By keyword for random numbers that it has another word for, what to type.
+
+    Raises
+    ------
+    ArgumentError
+        One is, and the model has no parameter of that name.
+    """
+    unknown = kwargs.keys() - _names(model, kwargs)
+    for name in kwargs:
+        word = {**WORDS, **randomness}.get(name)
+        if name in unknown and word is not None:
+            raise ArgumentError(
+                f"Expected arguments of the model and options of {verb}, found {name}=, which is "
+                f"neither. {word.format(name=name, verb=verb)}"
+            )
+
+
+def _names(model: Any, kwargs: Mapping[str, Any]) -> set[str]:
+    """Which keywords a model takes; all where Python cannot tell."""
+    try:
+        parameters = inspect.signature(getattr(model, "forward", model)).parameters.values()
+    except (TypeError, ValueError):
+        return set(kwargs)
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return set(kwargs)
+    return {each.name for each in parameters}
+
+
+def engine_of(
+    engine: Any,
+    model: Any,
+    base: type,
+    defaults: Mapping[str, Callable[[], Any]],
+    options: Mapping[str, Any],
+) -> Any:
+    """An engine of a name, a class or an instance; anything else comes back as it is.
+
+    Parameters
+    ----------
+    engine
+    model : callable
+    base : type
+        Of the package's engines.
+    defaults : mapping of str to callable
+        By parameter that a class has no default of, what is given for it.
+    options : mapping
+        What every engine is made with, where it takes it.
+
+    Raises
+    ------
+    ArgumentError
+        There is no engine of the name, or it needs more than a name.
+    """
+    if isinstance(engine, str):
+        known = {each.__name__: each for each in _classes(base)}
+        by_name = {name.lower(): each for name, each in known.items()}
+        if engine.lower() not in by_name:
+            nuts = " The host's NUTS is warm_chains." if "nuts" in engine.lower() else ""
+            raise ArgumentError(
+                f"Expected one of the engines {sorted(known)}, found {engine!r}.{nuts}"
+            )
+        engine = by_name[engine.lower()]
+    if not (isinstance(engine, type) and issubclass(engine, base)):
+        return engine
+    parameters = list(inspect.signature(engine).parameters.values())[1:]
+    needed = [
+        each.name
+        for each in parameters
+        if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+    ]
+    missing = [name for name in needed if name not in defaults]
+    if missing:
+        raise ArgumentError(
+            f"Expected an engine with its options, found {engine.__name__}, which needs "
+            f"{', '.join(missing)}. Write engine={engine.__name__}(model, {missing[0]}=...)."
+        )
+    takes = {each.name for each in parameters}
+    is_open = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    own = {name: value for name, value in options.items() if is_open or name in takes}
+    make: Callable[..., Any] = engine
+    return make(model, **{name: defaults[name]() for name in needed}, **own)
+
+
+def _classes(base: type) -> list[type]:
+    """Engines that can be made, below a base."""
+    found: list[type] = []
+    for each in base.__subclasses__():
+        if not inspect.isabstract(each) and not each.__name__.startswith("_"):
+            found.append(each)
+        found += _classes(each)
+    return found
+
+
+def columns_as_arrays(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], place: Callable[[Any], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A model's arguments, with columns of pandas and polars as arrays of the package.
+
+    A whole data frame stays as it is: a model may take its columns by name.
+    """
+
+    def each(value: Any) -> Any:
+        owner = type(value).__module__.partition(".")[0]
+        is_column = owner in ("pandas", "polars") and type(value).__name__ == "Series"
+        return place(value.to_numpy()) if is_column and value.dtype != object else value
+
+    return tuple(map(each, args)), {name: each(value) for name, value in kwargs.items()}

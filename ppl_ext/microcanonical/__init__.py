@@ -1,0 +1,1 @@
+"""Microcanonical Langevin dynamics without a framework: the moves, and how a warm-up tunes them."""

@@ -1,0 +1,432 @@
+"""Chains of microcanonical Langevin dynamics: a move of all, and what it leaves of the tuning."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from ppl_ext.microcanonical.dynamics import (
+    Evaluate,
+    Point,
+    forgetting,
+    leapfrog,
+    refreshed,
+    settled,
+    with_spare,
+)
+from ppl_ext.microcanonical.tuning import (
+    FIRST,
+    FIRST_STEPS,
+    MOST_SCALED,
+    OF_AUTOCORRELATION,
+    TRACED,
+    Moments,
+    Schedule,
+    StepLength,
+    autocorrelation_time,
+    scaled,
+)
+
+#: Length of an adjusted trajectory, in the mean, by the root of the number of dimensions: a quarter
+#: of a period of a Normal whose deviations are one.
+QUARTER = 0.5 * math.pi
+#: Times that autocorrelations make an adjusted trajectory longer, at most.
+MOST_LONGER = 10.0
+#: Moves that are kept, from which on autocorrelations tell.
+LEAST_KEPT = 20
+#: Steps that an adjusted trajectory has at most: where the step length is found still.
+MOST_STEPS = 1_000
+
+
+class Functions(ABC):
+    """What moves need of a framework besides the functions of ``xp``."""
+
+    #: ``numpy``, ``torch`` or ``jax.numpy``.
+    xp: Any
+
+    @abstractmethod
+    def cond(
+        self, truth: Any, then: Callable[..., Any], other: Callable[..., Any], *of: Any
+    ) -> Any:
+        """What one of two functions gives."""
+
+    @abstractmethod
+    def loop(self, count: Any, body: Callable[[Any], Any], value: Any) -> Any:
+        """A function applied again and again."""
+
+    @abstractmethod
+    def put(self, records: Any, place: Any, value: Any) -> Any:
+        """Records with one of them replaced; the others may be the same memory."""
+
+
+class Eager(Functions):
+    """The same where operations are done at once."""
+
+    def __init__(self, xp: Any) -> None:
+        self.xp = xp
+
+    def cond(
+        self, truth: Any, then: Callable[..., Any], other: Callable[..., Any], *of: Any
+    ) -> Any:
+        return then(*of) if truth else other(*of)
+
+    def loop(self, count: Any, body: Callable[[Any], Any], value: Any) -> Any:
+        for _ in range(int(count)):
+            value = body(value)
+        return value
+
+    def put(self, records: Any, place: Any, value: Any) -> Any:
+        records[int(place)] = value
+        return records
+
+
+class Dynamics(NamedTuple):
+    """What C chains carry beside their positions.
+
+    Parameters
+    ----------
+    direction, score : array (C, D + E)
+        See :class:`~ppl_ext.microcanonical.dynamics.Point`.
+    log_density : array (C,)
+        That of the positions, spare coordinates included.
+    spare : array (C, E)
+        Standard Normal coordinates: one where the model has one number alone, else none.
+    step : StepLength
+    length : array ()
+        L, after which a direction is forgotten; of adjusted moves the mean length.
+    scale : array (D + E,) or (1,)
+    moments : Moments
+        Of the window of the warm-up.
+    records : array (T, C, K)
+        Some coordinates of moves of the warm-up.
+    squares : array (C,)
+        Sum of squared errors of the energy after the warm-up; of adjusted moves, of the
+        probabilities of acceptance.
+    moves, evaluations : array ()
+        Moves after the warm-up, and evaluations of the score by each chain.
+    """
+
+    direction: Float[Any, "C E"]
+    score: Float[Any, "C E"]
+    log_density: Float[Any, " C"]
+    spare: Float[Any, "C S"]
+    step: StepLength
+    length: Float[Any, ""]
+    scale: Float[Any, " E"]
+    moments: Moments
+    records: Float[Any, "T C K"]
+    squares: Float[Any, " C"]
+    moves: Float[Any, ""]
+    evaluations: Float[Any, ""]
+
+
+@dataclass(frozen=True)
+class Microcanonical:
+    """Moves of chains with these options.
+
+    Parameters
+    ----------
+    dim : int
+        D, numbers of the model.
+    functions : Functions
+    variance : float
+        Variance of the energy's error, for each dimension, that steps are tuned to.
+    adjusted : bool
+        Whether a move is a trajectory that is accepted or not, after the first part of the warm-up.
+    epsilon : float
+        Machine epsilon.
+    step_size, length : float, optional
+        ε and L where they are given, in the coordinates as they are: nothing is tuned then.
+    """
+
+    dim: int
+    functions: Functions
+    variance: float
+    adjusted: bool
+    epsilon: float
+    step_size: float | None = None
+    length: float | None = None
+
+    @property
+    def spare(self) -> int:
+        """Coordinates that are added, so that there are two at least."""
+        return max(0, 2 - self.dim)
+
+    @property
+    def whole(self) -> int:
+        """Coordinates in all."""
+        return self.dim + self.spare
+
+    @property
+    def traced(self) -> np.ndarray:
+        """The coordinates that are looked at for autocorrelations."""
+        return np.unique(np.linspace(0, self.dim - 1, TRACED).round().astype(int))
+
+    def first(
+        self,
+        z: Float[Any, "C D"],
+        noise: Float[Any, "C E"],
+        spare: Float[Any, "C S"],
+        total: int,
+        evaluate: Evaluate,
+    ) -> Dynamics:
+        """What chains at z carry before the first move.
+
+        Parameters
+        ----------
+        z : array (C, D)
+        noise : array (C, D + E)
+            Standard Normal, for the directions.
+        spare : array (C, E)
+        total : int
+            Moves of the warm-up.
+        evaluate : callable
+        """
+        xp, schedule = self.functions.xp, Schedule(total)
+        own = self._own_scales
+        log_density, score = self._evaluate(evaluate)(self._joined(z, spare))
+        one = xp.ones_like(log_density[0])
+        zero, traced = xp.zeros_like(one), z[0, self.traced]
+        value = FIRST * math.sqrt(self.whole) if self.step_size is None else self.step_size
+        length = FIRST_STEPS * value if self.length is None else self.length
+        kept = schedule.remembered if self.step_size is None else 0
+        coordinates = xp.zeros_like(noise[0]) if own else xp.zeros_like(traced)
+        rows = xp.zeros_like(z[:, self.traced])
+        return Dynamics(
+            direction=refreshed(xp.zeros_like(noise), noise, 1.0, xp),
+            score=score,
+            log_density=log_density,
+            spare=spare,
+            step=StepLength(value * one, zero, zero),
+            length=length * one,
+            scale=xp.ones_like(noise[0] if own else noise[0, :1]),
+            moments=Moments(zero, coordinates, coordinates),
+            records=xp.stack([rows] * kept) if kept else rows[None][:0],
+            squares=xp.zeros_like(log_density),
+            moves=zero,
+            evaluations=one,
+        )
+
+    def move(
+        self,
+        dynamics: Dynamics,
+        z: Float[Any, "C D"],
+        number: Any,
+        total: Any,
+        noise: Float[Any, "C E"],
+        log_uniform: Float[Any, " C"],
+        share: Any,
+        evaluate: Evaluate,
+    ) -> tuple[Float[Any, "C D"], Dynamics, Bool[Any, " C"]]:
+        """One move of all chains.
+
+        Parameters
+        ----------
+        dynamics : Dynamics
+        z : array (C, D)
+        number, total : int or array ()
+            Moves so far, and those of the warm-up.
+        noise : array (C, D + E)
+            Standard Normal.
+        log_uniform : array (C,)
+            Logarithms of uniform numbers, by which adjusted moves are accepted.
+        share : array ()
+            A uniform number, for the number of steps of an adjusted move.
+        evaluate : callable
+
+        Returns
+        -------
+        z : array (C, D)
+        dynamics : Dynamics
+        diverged : bool array (C,)
+            Whether the move has diverged; it is not taken then.
+        """
+        xp = self.functions.xp
+        evaluate = self._evaluate(evaluate)
+        step_size, length = dynamics.step.value, dynamics.length
+        amount = forgetting(step_size, length, self.whole, xp)
+        before = Point(
+            self._joined(z, dynamics.spare),
+            dynamics.direction,
+            dynamics.log_density,
+            dynamics.score,
+        )
+        direction, count, chances = before.direction, xp.ones_like(length), None
+        if self.adjusted:
+            # Until the scale is known moves are single steps, all of which are taken.
+            free = number < Schedule(total).moving
+            held = 1.0 * free
+            direction, amount = held * direction, held * amount + (1.0 - held)
+            steps = xp.ceil(2.0 * share * length / step_size)
+            steps = xp.where(steps > MOST_STEPS, MOST_STEPS * count, steps)
+            count = self.functions.cond(free, lambda: count, lambda: steps)
+            taken = -math.inf * xp.ones_like(log_uniform)
+            chances = self.functions.cond(free, lambda: taken, lambda: log_uniform)
+        before = before._replace(direction=refreshed(direction, noise, amount, xp))
+
+        def step(carried: tuple[Point, Any]) -> tuple[Point, Any]:
+            point, gained = leapfrog(carried[0], evaluate, step_size, dynamics.scale, xp)
+            return point, carried[1] + gained
+
+        first = (before, xp.zeros_like(before.log_density))
+        after, error = step(first) if not self.adjusted else self.functions.loop(count, step, first)
+        point, _, diverged, chance = settled(before, after, error, chances, xp)
+        z, spare = point.position[:, : self.dim], point.position[:, self.dim :]
+        moved = dynamics._replace(
+            direction=point.direction,
+            score=point.score,
+            log_density=point.log_density,
+            spare=spare,
+            evaluations=dynamics.evaluations + count,
+        )
+
+        def watch(moved: Dynamics) -> Dynamics:
+            seen = chance if self.adjusted else xp.where(diverged, xp.zeros_like(error), error)
+            return moved._replace(squares=moved.squares + seen * seen, moves=moved.moves + 1.0)
+
+        def tune(moved: Dynamics) -> Dynamics:
+            return self._tuned(moved, z, number, Schedule(total), error, diverged, chance)
+
+        if self.step_size is not None:
+            return z, watch(moved), diverged
+        return z, self.functions.cond(number < total, tune, watch, moved), diverged
+
+    def _tuned(
+        self,
+        dynamics: Dynamics,
+        z: Float[Any, "C D"],
+        number: Any,
+        schedule: Schedule,
+        error: Float[Any, " C"],
+        diverged: Bool[Any, " C"],
+        chance: Float[Any, " C"],
+    ) -> Dynamics:
+        """The same with what a move of the warm-up has to say."""
+        cond, free = self.functions.cond, number < schedule.moving
+        xp, log_density = self.functions.xp, dynamics.log_density
+
+        def by_energy() -> StepLength:
+            return dynamics.step.after(
+                error, diverged, log_density, self.whole, self.variance, self.epsilon, xp
+            )
+
+        def by_chance() -> StepLength:
+            return dynamics.step.accepted(chance, number - schedule.moving, xp)
+
+        step = cond(free, by_energy, by_chance) if self.adjusted else by_energy()
+        return cond(  # type: ignore[no-any-return]
+            free,
+            lambda dynamics: self._moving(dynamics, z, number, schedule),
+            lambda dynamics: self._remembering(dynamics, z, number, schedule),
+            dynamics._replace(step=step),
+        )
+
+    def _moving(
+        self, dynamics: Dynamics, z: Float[Any, "C D"], number: Any, schedule: Schedule
+    ) -> Dynamics:
+        """The scale and the length while chains travel to where the mass is."""
+        xp, (first, *others) = self.functions.xp, schedule.windows
+        seen = self._joined(z, dynamics.spare) if self._own_scales else z[:, self.traced]
+        # While nothing is known of the scale, L follows ε.
+        unknown = 1.0 * (number + 1 < first)
+        length = unknown * FIRST_STEPS * dynamics.step.value + (1.0 - unknown) * self._natural
+        dynamics = dynamics._replace(
+            moments=dynamics.moments.after(seen), length=length * xp.ones_like(dynamics.length)
+        )
+        ends = number + 1 == first
+        for end in others:
+            ends = ends | (number + 1 == end)
+        return self.functions.cond(ends, self._rescaled, lambda same: same, dynamics)  # type: ignore[no-any-return]
+
+    def _rescaled(self, dynamics: Dynamics) -> Dynamics:
+        """The same at the end of a window, in the coordinates that it shows."""
+        xp, moments, old = self.functions.xp, dynamics.moments, dynamics.scale
+        variance = moments.variance if self._own_scales else moments.variance.mean()[None]
+        # A direction lasts for L, and so does a draw.
+        worth = moments.number * dynamics.step.value / dynamics.length
+        scale = scaled(old, variance, worth, xp)
+        factor = xp.sqrt((old * old).mean() / (scale * scale).mean())
+        return dynamics._replace(
+            scale=scale,
+            moments=moments.cleared(xp),
+            step=dynamics.step.rescaled(factor, xp),
+        )
+
+    def _remembering(
+        self, dynamics: Dynamics, z: Float[Any, "C D"], number: Any, schedule: Schedule
+    ) -> Dynamics:
+        """The length by the autocorrelations of what is kept, in coordinates that stay."""
+        functions, kept = self.functions, len(dynamics.records)
+        if self.adjusted:
+            begins = number == schedule.moving
+            dynamics = functions.cond(begins, self._as_trajectories, lambda same: same, dynamics)
+        if kept >= LEAST_KEPT:
+            every = schedule.every(kept)
+            place, rest = (number - schedule.moving) // every, (number - schedule.moving) % every
+            records = functions.cond(
+                (rest == 0) & (place < kept) & (number < schedule.seen),
+                lambda records: functions.put(records, place, z[:, self.traced]),
+                lambda records: records,
+                dynamics.records,
+            )
+            dynamics = functions.cond(
+                number + 1 == schedule.seen,
+                lambda dynamics: self._forgetful(dynamics, every),
+                lambda dynamics: dynamics,
+                dynamics._replace(records=records),
+            )
+        if self.adjusted:
+            ends = number + 1 == schedule.total
+            dynamics = functions.cond(ends, self._averaged, lambda same: same, dynamics)
+        return dynamics
+
+    def _forgetful(self, dynamics: Dynamics, every: Any) -> Dynamics:
+        """The same with the length that the autocorrelations show."""
+        xp = self.functions.xp
+        time = every * autocorrelation_time(dynamics.records, xp)
+        if self.adjusted:
+            # A trajectory through a Normal goes on as the root of the time shows.
+            factor = xp.sqrt(time)
+            factor = xp.where(factor > MOST_LONGER, MOST_LONGER * xp.ones_like(factor), factor)
+            length = dynamics.length * xp.where(factor > 1.0, factor, xp.ones_like(factor))
+        else:
+            length = OF_AUTOCORRELATION * dynamics.step.value * time
+        return dynamics._replace(length=length)
+
+    def _as_trajectories(self, dynamics: Dynamics) -> Dynamics:
+        """The same where trajectories begin: their length, and a step length that is to be tuned."""
+        step = dynamics.step
+        mean = self.functions.xp.log(step.value)
+        return dynamics._replace(
+            length=dynamics.length * QUARTER, step=StepLength(step.value, mean, 0.0 * mean)
+        )
+
+    def _averaged(self, dynamics: Dynamics) -> Dynamics:
+        """The same with the mean of the last step lengths, which does not change any more."""
+        step = dynamics.step
+        return dynamics._replace(step=step._replace(value=self.functions.xp.exp(step.rate)))
+
+    @property
+    def _own_scales(self) -> bool:
+        """Whether each coordinate has a scale of its own."""
+        return self.whole <= MOST_SCALED and self.step_size is None
+
+    @property
+    def _natural(self) -> float:
+        """Root of the sum of variances, where the scale makes these one."""
+        return math.sqrt(self.whole)
+
+    def _evaluate(self, evaluate: Evaluate) -> Evaluate:
+        return with_spare(evaluate, self.dim, self.functions.xp) if self.spare else evaluate
+
+    def _joined(self, z: Float[Any, "C D"], spare: Float[Any, "C S"]) -> Float[Any, "C E"]:
+        return self.functions.xp.concatenate((z, spare), -1) if self.spare else z
+
+
+__all__ = ["Dynamics", "Eager", "Functions", "Microcanonical"]

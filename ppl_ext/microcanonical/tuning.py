@@ -1,0 +1,246 @@
+"""How a warm-up tunes microcanonical Langevin dynamics, over all chains together.
+
+One chain alone may find a step length that suits only where it is, and stand still there. So every
+figure here is of all chains: the step length, the scale of the coordinates and the length after
+which a direction is forgotten. ``xp`` is ``numpy``, ``torch`` or ``jax.numpy``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Self
+
+from jaxtyping import Bool, Float
+
+#: Variance of the energy's error in a step, for each dimension, that steps are tuned to; the bias
+#: of draws grows with it. That of arXiv:2212.08549, section 4.
+ENERGY_VARIANCE = 5e-4
+#: The same from which on draws are doubtful. On Normals the standard deviations are off by a
+#: twentieth there.
+DOUBTFUL_VARIANCE = 2e-2
+#: Mean probability of acceptance that adjusted moves are tuned to (arXiv:2503.01707, section 4).
+ACCEPTANCE = 0.9
+#: Steps that the estimate of the energy's variance remembers: some lengths after which a direction
+#: is forgotten, so that it is of more than one place.
+MEMORY = 100.0
+#: Width, in powers of e of the step length, within which an energy tells of steps of other lengths
+#: (its variance grows as the sixth power).
+TRUST = 1.5
+#: Most that a step changes the step length by, in the warm-up.
+MOST_CHANGE = 2.0
+#: What a move that has diverged counts as, in units of the variance that is asked for: it makes the
+#: next steps of all chains shorter by a fifth for a chain in ten.
+COUNTED = 1e4
+#: Coordinates whose past is looked at for autocorrelations, at most, and steps that are kept.
+TRACED, KEPT = 64, 400
+#: Dimensions up to which each coordinate has a scale of its own. Weights of larger networks are of
+#: one order, and two more vectors of them would take memory.
+MOST_SCALED = 100_000
+#: Decoherence length by the length in which autocorrelations vanish (arXiv:2212.08549, section 4).
+OF_AUTOCORRELATION = 0.4
+#: Draws' worth of the common scale that is added to each coordinate's own.
+PRIOR_DRAWS = 5.0
+#: Ends of the windows, in per cent of the warm-up, after which the scale is that of the window: the
+#: first travel to where the mass is.
+WINDOWS = (10, 15, 25, 40, 60)
+#: Where autocorrelations have been seen, in per cent of the warm-up.
+SEEN = 90
+#: Step length at the start, by the root of the number of dimensions; it doubles while it is short.
+FIRST = 1e-3
+#: Steps in which a direction is forgotten while nothing is known of the scale.
+FIRST_STEPS = 10.0
+
+
+class Schedule(NamedTuple):
+    """Which moves of the warm-up do what; numbers, or arrays () of integers.
+
+    Parameters
+    ----------
+    total : int
+        Moves of the warm-up.
+    """
+
+    total: Any
+
+    @property
+    def windows(self) -> tuple[Any, ...]:
+        """Moves after which the scale is taken anew; a window begins where the last one ended."""
+        return tuple(self.total * share // 100 for share in WINDOWS)
+
+    @property
+    def moving(self) -> Any:
+        """Moves until the scale stays as it is."""
+        return self.windows[-1]
+
+    @property
+    def seen(self) -> Any:
+        """Moves until autocorrelations are known."""
+        return self.total * SEEN // 100
+
+    @property
+    def remembered(self) -> int:
+        """How many moves are kept for autocorrelations; of a whole number as ``total``."""
+        number = self.seen - self.moving
+        return int(number // max(1, -(-number // KEPT)))
+
+    def every(self, kept: int) -> Any:
+        """Every so many moves are kept, where ``kept`` are."""
+        return (self.seen - self.moving) // kept
+
+
+class StepLength(NamedTuple):
+    """The step length ε, and what it follows from.
+
+    Parameters
+    ----------
+    value : array ()
+        ε.
+    rate, weight : array ()
+        Weighted sum of the energy's variance by ε to the sixth power, in units of the variance
+        that is asked for, and the sum of its weights.
+    """
+
+    value: Float[Any, ""]
+    rate: Float[Any, ""]
+    weight: Float[Any, ""]
+
+    def after(
+        self,
+        error: Float[Any, " C"],
+        diverged: Bool[Any, " C"],
+        log_density: Float[Any, " C"],
+        dim: int,
+        variance: float,
+        epsilon: float,
+        xp: Any,
+    ) -> Self:
+        """The same after a step of all chains.
+
+        Parameters
+        ----------
+        error : array (C,)
+            What the energy has gained.
+        diverged : bool array (C,)
+        log_density : array (C,)
+            Where the chains are: its rounding is no error of a step.
+        dim : int
+        variance : float
+            That is asked for, for each dimension.
+        epsilon : float
+            Machine epsilon.
+
+        References
+        ----------
+        J. Robnik and others, https://arxiv.org/abs/2212.08549, section 4, and the code of
+        BlackJAX's authors; here one average of all chains, with the chains that have diverged.
+        """
+        rounding = (2.0 * epsilon * log_density) ** 2
+        ratio = error * error / (dim * variance + rounding)
+        ratio = xp.where(diverged, COUNTED * xp.ones_like(ratio), ratio) + 1e-8
+        trust = xp.exp(-0.5 * (xp.log(ratio) / (6.0 * TRUST)) ** 2)
+        kept = (MEMORY - 1.0) / (MEMORY + 1.0)
+        rate = kept * self.rate + (trust * ratio).mean() / self.value**6
+        weight = kept * self.weight + trust.mean()
+        value = (weight / rate) ** (1.0 / 6.0)
+        low, high = self.value / MOST_CHANGE, self.value * MOST_CHANGE
+        value = xp.where(value < low, low, xp.where(value > high, high, value))
+        return type(self)(value, rate, weight)
+
+    def rescaled(self, factor: Any, xp: Any) -> Self:
+        """The same in coordinates of another scale: nothing else of the past is true there."""
+        zero = xp.zeros_like(self.rate)
+        return type(self)(self.value * factor, zero, zero)
+
+    def accepted(self, chance: Float[Any, " C"], number: Any, xp: Any) -> Self:
+        """The same after an adjusted move, before which ``number`` were made.
+
+        ``rate`` is then a running mean of log ε, in which late moves count more.
+        """
+        gain = chance.mean() - ACCEPTANCE
+        value = self.value * xp.exp(gain * (1.0 + 0.1 * number) ** -0.5)
+        share = 1.0 / (1.0 + 0.2 * number)
+        mean = self.rate + share * (xp.log(value) - self.rate)
+        return type(self)(value, mean, self.weight)
+
+
+class Moments(NamedTuple):
+    """Means and squares of coordinates over chains and steps.
+
+    Parameters
+    ----------
+    number : array ()
+        Positions so far.
+    mean, squares : array (K,)
+        Mean, and the sum of squared distances from it.
+    """
+
+    number: Float[Any, ""]
+    mean: Float[Any, " K"]
+    squares: Float[Any, " K"]
+
+    def after(self, positions: Float[Any, "C K"]) -> Self:
+        """The same with C more positions."""
+        count = positions.shape[0]
+        number = self.number + count
+        centre = positions.mean(0)
+        moved = centre - self.mean
+        squares = (
+            self.squares
+            + ((positions - centre) ** 2).sum(0)
+            + moved**2 * (self.number * count / number)
+        )
+        return type(self)(number, self.mean + moved * (count / number), squares)
+
+    def cleared(self, xp: Any) -> Self:
+        """The same without a past."""
+        return type(self)(*(xp.zeros_like(each) for each in self))
+
+    @property
+    def variance(self) -> Float[Any, " K"]:
+        """By coordinate."""
+        return self.squares / (self.number - 1.0 + (self.number < 2.0) * 1.0)
+
+
+def scaled(
+    scale: Float[Any, " D"], variance: Float[Any, " D"], worth: Any, xp: Any
+) -> Float[Any, " D"]:
+    """The scale after a window: standard deviations, drawn towards those of all together.
+
+    Parameters
+    ----------
+    scale : array (D,)
+        Before the window.
+    variance : array (D,)
+        Of the window's positions.
+    worth : array ()
+        How many independent draws they are worth, about.
+    """
+    ratio = variance / scale**2
+    mixed = (worth * ratio + PRIOR_DRAWS * ratio.mean()) / (worth + PRIOR_DRAWS)
+    usable = xp.isfinite(mixed) & (mixed > 0.0)
+    return scale * xp.sqrt(xp.where(usable, mixed, xp.ones_like(mixed)))
+
+
+def autocorrelation_time(records: Float[Any, "T C K"], xp: Any) -> Any:
+    """Integrated autocorrelation time, in records, as the mean over coordinates.
+
+    Autocorrelations are of each chain about its own mean, averaged over chains and coordinates,
+    each of which counts by its own variance, and summed up to the first that is not positive.
+
+    Parameters
+    ----------
+    records : array (T, C, K)
+        T at least 4.
+    """
+    number = records.shape[0]
+    centred = records - records.mean(0)
+    columns = centred.reshape(number, -1)
+    squares = (columns * columns).sum(0)
+    squares = xp.where(squares > 0.0, squares, xp.ones_like(squares))
+    columns = columns / xp.sqrt(squares)
+    gram = columns @ columns.T / columns.shape[1]
+    # Rows of twice their length, read as rows of one more, have the diagonals as columns.
+    zeros = xp.zeros_like(gram)
+    wide = xp.concatenate((xp.concatenate((gram, zeros), -1).reshape(-1), zeros[0]), -1)
+    sums = wide.reshape(number, 2 * number + 1).sum(0)[:number]
+    positive = xp.cumprod((sums > 0.0) * xp.ones_like(sums), 0)
+    return 2.0 * (positive * sums).sum() - sums[0]

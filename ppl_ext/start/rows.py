@@ -1,0 +1,95 @@
+"""Of which rows of the data a density is evaluated: a batch of them first, then all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from ppl_ext.batches.batch import Batch
+from ppl_ext.batches.passes import Sample
+from ppl_ext.batches.stream import unscaled_error
+from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.search import WIDTHS, InPieces, Piece, rows_left, rows_of
+from ppl_ext.target.layouts import DataPlate
+
+#: Parts of a batch, whose differences tell of the error of figures that are of a batch.
+PARTS = 16
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Of which rows of the data the density of a problem is evaluated.
+
+    Attributes
+    ----------
+    few : InPieces
+        Evaluates with a batch of them, scaled up, or with all where they are few.
+    every : InPieces or None
+        With all of them, where ``few`` takes a batch.
+    times : float
+        Rows of the data over those of the batch.
+    reading : float
+        Seconds that all rows take to be read, where they come from a loader.
+    number : int
+        Rows of the batch.
+    parts : callable
+        Evaluations with parts of the batch of one size, each scaled up to all rows; none where
+        there is no batch, or rows of several plates.
+    """
+
+    few: InPieces
+    every: InPieces | None = None
+    times: float = 1.0
+    reading: float = 0.0
+    number: int = 0
+    parts: Callable[[], Sequence[Evaluate]] = tuple
+
+    @classmethod
+    def of_plates(
+        cls,
+        plates: Mapping[str, DataPlate],
+        pieces: Callable[[dict[str, np.ndarray] | None], Piece],
+        generator: np.random.Generator,
+    ) -> Self:
+        """Rows that a model looks up in its plates; ``pieces`` evaluate with some, or with all."""
+        rows = rows_of(plates, generator)
+        if rows is None:
+            return cls(InPieces(pieces(None)))
+
+        def parts() -> list[Evaluate]:
+            if len(rows) > 1:
+                return []
+            ((name, own),) = rows.items()
+            mixed = generator.permutation(own)[: len(own) // PARTS * PARTS]
+            return [InPieces(pieces({name: np.sort(each)})) for each in np.split(mixed, PARTS)]
+
+        number = max(map(len, rows.values()))
+        every, times = InPieces(pieces(None)), rows_left(plates, rows)
+        return cls(InPieces(pieces(rows)), every, times, 0.0, number, parts)
+
+    @classmethod
+    def of_loader(
+        cls, sample: Sample, size: int | None, pieces: Callable[[Batch | None], Piece]
+    ) -> Self:
+        """Rows of a loader, ``size`` in all; ``pieces`` evaluate with some, or pass over all.
+
+        Raises
+        ------
+        ArgumentError
+            The model takes a batch for all rows.
+        """
+        number = sample.batch.rows
+        few = InPieces(pieces(sample.batch))
+        if size is None and not sample.is_all:
+            raise unscaled_error(f"more than {number} rows")
+        if size is None:
+            return cls(few)
+
+        def parts() -> list[Evaluate]:
+            return [InPieces(pieces(each)) for each in sample.in_parts(PARTS)]
+
+        every = InPieces(pieces(None), widths=WIDTHS)
+        return cls(few, every, size / number, size * sample.seconds, number, parts)

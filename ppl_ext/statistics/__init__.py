@@ -1,0 +1,1 @@
+"""Statistics of draws: effective numbers, tails of importance ratios. Their oracle is ArviZ."""

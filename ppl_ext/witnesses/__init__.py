@@ -1,0 +1,1 @@
+"""Witnesses on draws: importance ratios, Stein's identities, drift, untouched sites."""

@@ -1,0 +1,158 @@
+"""Microcanonical Langevin Monte Carlo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ppl_ext.engines.judgement import Judgement
+from ppl_ext.microcanonical.chains import Eager
+from ppl_ext.microcanonical.kernel import MCLMCShell
+from pyro_ext.gradients import Full
+from pyro_ext.sgmcmc.kernel import KernelState, StochasticGradientKernel
+
+FUNCTIONS = Eager(torch)
+
+
+class MCLMC(MCLMCShell, StochasticGradientKernel):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     scale = pyro.sample("scale", dist.HalfNormal(2.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, scale), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> _ = torch.manual_seed(0)
+    >>> kernel = px.MCLMC(model)
+    >>> mcmc = px.MCMC(kernel, num_samples=500, warmup_steps=500, num_chains=8)
+    >>> mcmc.run(y)
+    >>> print(round(mcmc.get_samples()["mean"].mean().item()))
+    2
+    >>> print(kernel.judgement.doubtful)
+    False
+    """
+
+    _full = Full
+
+    #: What the last run said of its draws; None before.
+    judgement: Judgement | None = None
+
+    def setup_chains(self, num_chains: int, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
+        """Start chains that are run as one; see the base class.
+
+        Raises
+        ------
+        ArgumentError
+            There is no warm-up to tune in.
+        """
+        resumed = self._pending is not None
+        if not resumed:
+            self._check_tuned("warmup_steps", warmup_steps)
+        self.judgement = None
+        super().setup_chains(num_chains, warmup_steps, *args, **kwargs)
+        self._figures["potential_energy"] = []
+        self._moves_of_chains = moves = self._moves(FUNCTIONS, self._epsilon)
+        if resumed:
+            return
+        z = self.state.z
+        with torch.no_grad():
+            dynamics = moves.first(
+                z,
+                self._normal(z, moves.whole),
+                self._normal(z, moves.spare),
+                warmup_steps * self.num_steps,
+                self._evaluate,
+            )
+        self._state = self.state._replace(dynamics=dynamics, step_size=float(dynamics.step.value))
+
+    @property
+    def _epsilon(self) -> float:
+        return float(torch.finfo(self.target.dtype).eps)
+
+    def _settings(self) -> str:
+        return f"{super()._settings()}, adjusted={self.adjusted}, num_steps={self.num_steps}"
+
+    def _init_dynamics(self, num_chains: int) -> dict[str, Tensor]:
+        return {}
+
+    def _move(self, *_: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        raise NotImplementedError  # A move is more than a step; see _advance.
+
+    def _normal(self, z: Tensor, number: int) -> Tensor:
+        shape = (len(z), number)
+        return torch.randn(shape, generator=self._generator, dtype=z.dtype).to(z.device)
+
+    def _evaluate(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        assert self._data is not None
+        found, _ = self._score_estimator.estimate(self.target, {}, z, self._data, self._generator)
+        return found.log_density(self.target.likelihood_temperature), found.score
+
+    def _advance(self, state: KernelState) -> KernelState:
+        z, moves, total = state.z, self._moves_of_chains, self._warmup_draws * self.num_steps
+        noise = self._normal(z, moves.whole)
+        uniform = torch.rand(len(z) + 1, generator=self._generator, dtype=z.dtype).to(z.device)
+        z, dynamics, diverged = moves.move(
+            state.dynamics,
+            z,
+            state.step,
+            total,
+            noise,
+            uniform[1:].log(),
+            uniform[0],
+            self._evaluate,
+        )
+        if state.step < total:
+            diverged = torch.zeros_like(diverged)  # How the warm-up finds what is too long.
+        spare = dynamics.spare
+        return state._replace(
+            z=z,
+            step=state.step + 1,
+            dynamics=dynamics,
+            step_size=float(dynamics.step.value),
+            potential_energy=-(dynamics.log_density + 0.5 * (spare * spare).sum(-1)),
+            diverging=state.diverging | diverged,
+            num_diverging=state.num_diverging + diverged,
+        )
+
+    def _record(self, state: KernelState, number: int) -> None:
+        super()._record(state, number)
+        self._figures["potential_energy"].append(state.potential_energy)
+
+    def diagnostics(self, chain: int = 0) -> dict[str, Any]:
+        """Figures of the draws of a chain after the warm-up; see the base class.
+
+        Returns
+        -------
+        dict
+            Also ``potential_energy``, the negative log density at each draw.
+        """
+        figures = super().diagnostics(chain)
+        energies = figures.get("potential_energy", [])
+        return {**figures, "potential_energy": [float(each[chain]) for each in energies]}
+
+    def judge(self) -> Judgement:
+        """What the chains of the last run say of their draws."""
+        state, energies = self.state, self._figures["potential_energy"]
+        dynamics = state.dynamics
+        return self._judged(
+            dynamics.squares.double().cpu().numpy(),
+            float(dynamics.moves),
+            state.num_diverging.cpu().numpy(),
+            torch.stack(energies, 1).double().cpu().numpy() if energies else np.zeros((1, 0)),
+        )
+
+    def cleanup(self) -> None:
+        """Say at the end of a run what its chains say against it; ``MCMC`` calls it."""
+        state = self._state
+        if state is None or not self._figures.get("potential_energy"):
+            return
+        self._warn_of_divergences(int(state.num_diverging.sum()))
+        self.judgement = self.judge()
+        self.judgement.warn()

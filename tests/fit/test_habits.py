@@ -1,0 +1,112 @@
+"""What users of other libraries write first is understood, or answered by what to type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.habits import WORDS
+
+
+def normal(backend: Any) -> Any:
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        mean = host.sample("mean", dist.Normal(backend.array(0.0), 10.0))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    return model
+
+
+Y = np.array([1.0, 2.0, 2.0, 3.0])
+
+
+def fit_of(backend: Any, *args: Any, **options: Any) -> Any:
+    keys = () if backend.is_pyro else (backend.key(),)
+    return backend.public.fit(*keys, *args, progress_bar=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("chains", "Leave chains= out"),
+        ("draws", r"fit\.more\(1000\)"),
+        ("num_samples", "target_ess=1000"),
+        ("num_warmup", "tunes by itself"),
+        ("num_steps", r"budget=\.\.\."),
+        ("timeout", r"seconds=\.\.\."),
+        ("method", 'engine="SVGD"'),
+        ("learning_rate", r"SVGD\(model, optim\)"),
+        ("verbose", "progress_bar=False"),
+        ("random_seed", None),
+    ],
+)
+def test_keywords_of_other_libraries(backend: Any, name: str, word: str | None) -> None:
+    if word is None:
+        word = "seed=0" if backend.is_pyro else r"fit\(jax\.random\.key\(0\), model"
+    with pytest.raises(ArgumentError, match=f"found {name}=, which is neither. .*{word}"):
+        fit_of(backend, normal(backend), backend.array(Y), **{name: 4})
+
+
+def test_a_key_of_the_other_package(backend: Any) -> None:
+    name = "rng_key" if backend.is_pyro else "seed"
+    with pytest.raises(ArgumentError, match=f"found {name}=, which is neither"):
+        fit_of(backend, normal(backend), backend.array(Y), **{name: 0})
+
+
+def test_keywords_of_the_model_are_the_models(backend: Any) -> None:
+    host, dist = backend.host, backend.dist
+    seen = []
+
+    def model(y: Any, chains: int, **more: Any) -> None:
+        seen.append((chains, more))
+        host.sample(
+            "y", dist.Normal(host.sample("a", dist.Normal(backend.array(0.0), 1.0)), 1.0), obs=y
+        )
+
+    fit_of(backend, model, backend.array(np.array(0.5)), chains=3, method="own", exact=False)
+    assert set(map(str, seen)) == {"(3, {'method': 'own'})"}
+    assert {"chains", "draws", "num_samples"} <= set(WORDS)
+
+
+def test_a_key_that_was_forgotten(backend: Any) -> None:
+    if backend.is_pyro:
+        pytest.skip("Pyro has no keys")
+    with pytest.raises(ArgumentError, match=r"comes first: fit\(jax\.random\.key\(0\), model"):
+        backend.public.fit(normal(backend), backend.array(Y))
+
+
+@pytest.mark.parametrize("way", ["name", "lower", "class"])
+def test_an_engine_by_its_name_or_class(backend: Any, way: str) -> None:
+    cls = backend.public.GSM
+    engine = {"name": "GSM", "lower": "gsm", "class": cls}[way]
+    fit = fit_of(backend, normal(backend), backend.array(Y), engine=engine)
+    assert fit.history[-1].name == "engine" and "GSM" in fit.history[-1].note
+    # The posterior's mean is 8 / 4.01, its standard deviation about a half.
+    assert abs(fit["mean"].mean() - 8.0 / 4.01) < 0.1
+
+
+def test_an_engine_that_there_is_not(backend: Any) -> None:
+    model, y = normal(backend), backend.array(Y)
+    with pytest.raises(ArgumentError, match=r"one of the engines .*'SVGD'.*NUTS is warm_chains"):
+        fit_of(backend, model, y, engine="NUTS")
+    with pytest.raises(ArgumentError, match="to be an engine of this package"):
+        fit_of(backend, model, y, engine=3)
+
+
+def test_engines_get_what_they_have_no_default_of(backend: Any) -> None:
+    fit = fit_of(backend, normal(backend), backend.array(Y), engine="SVGD", budget=20_000)
+    assert abs(fit["mean"].mean() - 8.0 / 4.01) < 0.25
+
+
+def test_columns_of_a_data_frame_are_arrays(backend: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"y": Y, "name": list("abcd")}, index=[3, 1, 7, 5])
+    fit = fit_of(backend, normal(backend), frame["y"], exact=False)
+    assert abs(fit["mean"].mean() - 8.0 / 4.01) < 0.15
+    np.testing.assert_allclose(fit.to_arviz()["observed_data"]["y"].values, Y)
+    assert fit.predict(frame["y"])["y"].shape[1:] == (4,)

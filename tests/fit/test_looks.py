@@ -1,0 +1,292 @@
+"""What a fit shows of itself: a table, ArviZ, predictions, pictures, a page of a notebook."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ppl_ext.diagnostics.tables import Table
+from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.figures import site_figures
+from ppl_ext.fit.fit import Fit
+from ppl_ext.fit.looks import KINDS
+from ppl_ext.fit.verdict import Stage, Verdict
+
+X = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
+Y = np.array([0.7, 2.6, 4.4, 6.9, 8.3, 10.6])
+TOWNS = ["Ulm", "Bonn", "Trier", "Mainz", "Gera", "Jena"]
+
+
+def line(backend: Any) -> Any:
+    """A line through six points, with known noise and the mean of each row as a site."""
+    host, dist = backend.host, backend.dist
+
+    def model(x: Any, y: Any = None) -> None:
+        slope = host.sample("slope", dist.Normal(backend.array(0.0), 10.0))
+        with host.plate("town", len(x)):
+            mean = host.deterministic("mean", slope * x)
+            host.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+    return model
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[str, Any]:
+    """One fit for each package, which the tests look at."""
+    return {}
+
+
+@pytest.fixture
+def fit(backend: Any, kept: dict[str, Any]) -> Any:
+    if backend.name not in kept:
+        keys = () if backend.is_pyro else (backend.key(),)
+        kept[backend.name] = backend.public.fit(
+            *keys,
+            line(backend),
+            backend.array(X),
+            backend.array(Y),
+            progress_bar=False,
+            dims={"mean": ["town"]},
+            coords={"town": TOWNS, "of another model": [1, 2]},
+        )
+    return kept[backend.name]
+
+
+def of_slope() -> tuple[float, float]:
+    """Exact mean and standard deviation of the slope."""
+    precision = 0.01 + (X**2).sum() / 0.25
+    return (X * Y).sum() / 0.25 / precision, precision**-0.5
+
+
+def test_the_summary_has_a_row_for_each_number_by_its_label(fit: Any) -> None:
+    table = fit.summary()
+    assert list(table.index) == ["slope", *(f"mean[{town}]" for town in TOWNS)]
+    mean, sd = of_slope()
+    row = table.loc["slope"]
+    assert abs(row["mean"] - mean) < 4.0 * sd / np.sqrt(row["ess_bulk"])
+    assert row["sd"] == pytest.approx(sd, rel=4.0 / np.sqrt(2.0 * row["ess_bulk"]))
+    # A Normal's quantiles; errors of quantiles are about twice those of the mean.
+    error = 8.0 * sd / np.sqrt(row["ess_bulk"])
+    assert abs(row["5%"] - (mean - 1.645 * sd)) < error
+    assert abs(row["95%"] - (mean + 1.645 * sd)) < error
+    assert row["mcse_mean"] == pytest.approx(row["sd"] / np.sqrt(row["ess_bulk"]))
+    assert row["r_hat"] < 1.01
+    np.testing.assert_allclose(table["mean"].iloc[1:], row["mean"] * X, rtol=1e-5, atol=1e-6)
+    narrow = fit.summary(["slope"], probability=0.5)
+    assert list(narrow.index) == ["slope"] and {"25%", "75%"} <= set(narrow.columns)
+    with pytest.raises(ArgumentError, match=r"Expected some of the sites .*'slope'.*found \['b'\]"):
+        fit.summary(["b"])
+
+
+def test_figures_of_a_site_are_those_of_its_draws() -> None:
+    generator = np.random.default_rng(0)
+    # Four chains, one after the other; a constant has no figures.
+    draws = generator.normal(3.0, 2.0, (4_000, 2, 3))
+    draws[:, 0, 0] = 1.0
+    found = site_figures("w", draws, 4, 1.0)
+    assert [value.name for value in found.values] == [
+        f"w[{i}, {j}]" for i in range(2) for j in range(3)
+    ]
+    assert found.size == 6 and np.isnan(found.values[0].r_hat)
+    second = found.values[1]
+    assert second.mean == pytest.approx(draws[:, 0, 1].mean())
+    assert second.sd == pytest.approx(draws[:, 0, 1].std())
+    assert second.mean_error == pytest.approx(second.sd / np.sqrt(second.ess_bulk))
+    # Four chains know their own effective number to a half.
+    assert second.sd_error == pytest.approx(2.0 / np.sqrt(2.0 * 4_000), rel=1.5)
+    # Independent draws, a quarter of which counts: the standard deviation's error is that of so
+    # many draws of a Normal.
+    alone = site_figures("w", draws, 1, 0.25).values[1]
+    assert alone.ess_bulk == 1_000.0 and np.isnan(alone.r_hat)
+    assert alone.mean_error == pytest.approx(second.sd / np.sqrt(1_000.0))
+    assert alone.sd_error == pytest.approx(second.sd / np.sqrt(2.0 * 1_000.0), rel=0.05)
+    # Of many numbers the least certain is shown.
+    slow = np.repeat(generator.normal(size=(40, 1)), 100, axis=0)
+    many = np.concatenate([generator.normal(size=(4_000, 20)), slow], axis=1)
+    (worst,) = site_figures("z", many, 4, 1.0).values
+    assert worst.name == "z[20]" and worst.ess_bulk < 200.0
+
+
+def test_arviz_and_predictions_take_the_arguments_of_the_fit(backend: Any, fit: Any) -> None:
+    tree = fit.to_arviz()
+    assert tree["posterior"]["mean"].dims == ("chain", "draw", "town")
+    assert list(tree["posterior"]["town"].values) == TOWNS
+    assert tree["log_likelihood"]["y"].dims == ("chain", "draw", "town")
+    np.testing.assert_allclose(tree["observed_data"]["y"].values, Y, rtol=1e-6)
+    other = fit.to_arviz(num_samples=32, coords={"town": range(6)}, log_likelihood=False)
+    assert other["posterior"].sizes["draw"] * fit.num_chains == 32
+    assert "log_likelihood" not in other and list(other["posterior"]["town"].values) == [*range(6)]
+    same = backend.public.to_arviz(fit)
+    np.testing.assert_array_equal(same["posterior"]["slope"], tree["posterior"]["slope"])
+
+
+def test_predictions_have_the_distribution_of_new_rows(backend: Any, fit: Any) -> None:
+    new = np.array([10.0, -3.0, 0.0])
+    found = fit.predict(backend.array(new))
+    assert list(found) == ["y"] and found["y"].shape == (len(fit["slope"]), 3)
+    mean, sd = of_slope()
+    spread, number = np.hypot(0.5, new * sd), len(found["y"])
+    error = np.sqrt(spread**2 / number + (new * sd) ** 2 / 400)
+    assert (abs(found["y"].mean(0) - mean * new) < 4.5 * error).all()
+    np.testing.assert_allclose(found["y"].std(0), spread, rtol=4.5 / np.sqrt(2 * 400))
+    # No two draws have the same noise, and it does not depend on the row.
+    noise = found["y"] - fit["slope"][:, None] * new
+    assert len(np.unique(noise[:, 0])) > 0.9 * number
+    assert abs(np.corrcoef(noise.T)[0, 1]) < 4.5 / np.sqrt(number)
+    again, others = fit.predict(backend.array(new)), fit.predict(backend.array(new), seed=1)
+    np.testing.assert_array_equal(again["y"], found["y"])
+    assert (others["y"] != found["y"]).any()
+    # Without arguments those of the fit; fewer draws are as many of each chain.
+    few = fit.predict(num_samples=fit.num_chains)["y"]
+    assert few.shape == (fit.num_chains, 6)
+
+
+def test_draws_are_found_by_the_name_of_their_site(backend: Any, fit: Any) -> None:
+    np.testing.assert_array_equal(fit["slope"], backend.numpy(fit.draws["slope"]))
+    np.testing.assert_allclose(fit["mean"], fit["slope"][:, None] * X, rtol=1e-5, atol=1e-6)
+    assert list(fit) == ["slope"] and "slope" in fit and "mean" not in fit
+    with pytest.raises(ArgumentError, match="Expected one of the sites .*'slope'.* found 'alpha'"):
+        fit["alpha"]
+
+
+@pytest.mark.filterwarnings("ignore:Passing a dict or None as alias_mapping")
+@pytest.mark.parametrize("kind", KINDS)
+def test_pictures(fit: Any, kind: str) -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    names = ["slope", "mean"] if kind == "pair" else ["slope"]
+    options = {} if kind in ("predictive", "history") else {"var_names": names}
+    assert fit.plot(kind, **options) is not None
+    plt.close("all")
+
+
+def test_pictures_of_other_kinds_are_refused(fit: Any) -> None:
+    with pytest.raises(ArgumentError, match="kind.*'posterior'.*found 'density'"):
+        fit.plot("density")
+
+
+def test_a_fit_without_its_program_shows_its_draws(backend: Any, fit: Any, tmp_path: Path) -> None:
+    fit.save(tmp_path / "fit")
+    alone = backend.public.load_fit(tmp_path / "fit")
+    assert list(alone.summary().index) == ["slope"]
+    np.testing.assert_array_equal(alone["slope"], fit["slope"])
+    assert alone._repr_html_() == fit._repr_html_()
+    for look in (alone.to_arviz, alone.predict, lambda: alone.plot("trace")):
+        with pytest.raises(ArgumentError, match="loaded without. Give load_fit"):
+            look()
+    whole = backend.public.load_fit(
+        tmp_path / "fit",
+        line(backend),
+        backend.array(X),
+        backend.array(Y),
+        coords={"town": TOWNS},
+    )
+    assert list(whole.summary().index) == list(fit.summary().index)
+
+
+def test_data_that_were_changed_in_place_are_not_shown(backend: Any) -> None:
+    x, y = X.astype(np.float32), Y.astype(np.float32)
+    keys = () if backend.is_pyro else (backend.key(),)
+    wrapped = backend.array if backend.is_pyro else np.asarray
+    given = wrapped(x), wrapped(y)
+    fit = backend.public.fit(*keys, line(backend), *given, progress_bar=False, exact=False)
+    given[1][0] += 1.0
+    for look in (fit.to_arviz, fit.predict):
+        with pytest.raises(ArgumentError, match="changed in place"):
+            look()
+
+
+def test_what_does_not_fit_into_memory_is_refused_before_it_is_computed(
+    fit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Six rows each of a log likelihood, predictions and a mean, and the prior of one number.
+    number, room = len(fit["slope"]), 100 * 4 * (3 * 6 + 1) / 0.8
+    monkeypatch.setattr("ppl_ext.diagnostics.replay.free_memory", lambda: room)
+    with pytest.raises(ArgumentError, match=f"for {number:,} draws.*Pass num_samples=100 or fewer"):
+        fit.to_arviz()
+    assert "posterior" in fit.to_arviz(num_samples=96)
+
+
+@pytest.mark.parametrize("what", ["dims", "coords"])
+def test_names_are_checked_before_anything_is_computed(backend: Any, what: str) -> None:
+    keys = () if backend.is_pyro else (backend.key(),)
+
+    def model() -> None:
+        raise AssertionError
+
+    with pytest.raises(ArgumentError, match=f"Expected {what}.'town'. to be a list"):
+        backend.public.fit(*keys, model, **{what: {"town": "Ulm"}})
+
+
+VERDICT = Verdict(
+    "exact",
+    ("Least certain is 'b'. Give more seconds.", "Give more seconds.", "All <is> well."),
+    {"b": site_figures("b", np.random.default_rng(1).normal(3.0, 0.2, 4_000), 4, 1.0)},
+    (Stage("chains", 4_000, 1.0, "4 chains"),),
+    num_chains=4,
+)
+
+
+def test_a_verdict_says_what_was_found_and_what_to_do_apart() -> None:
+    assert VERDICT.findings == ("Least certain is 'b'.", "All <is> well.")
+    assert VERDICT.advice == ("Give more seconds.",)
+    lines = str(VERDICT).splitlines()
+    assert lines[0] == "exact: 4 chains agree" and lines[3:5] == [
+        "What to do:",
+        "  1. Give more seconds.",
+    ]
+    (row,) = (each.split() for each in lines if each.startswith("b "))
+    assert float(row[1]) == pytest.approx(3.0, abs=0.02)
+    assert float(row[3]) == pytest.approx(0.2, abs=0.02)
+    page = VERDICT._repr_html_()
+    assert page.count("<table") == 2 and "<ol" in page and "All &lt;is&gt; well." in page
+    assert "<pre" not in page and "color:#" not in page
+
+
+def test_errors_are_shown_only_where_they_are_known() -> None:
+    def shown(verdict: Verdict) -> list[str]:
+        table = verdict.table()
+        assert table is not None
+        return list(table.rows[0])
+
+    def changed(**fields: Any) -> Verdict:
+        return Verdict(**{**vars(VERDICT), **fields})
+
+    trusted, refused = shown(VERDICT), shown(changed(level="not trusted"))
+    assert trusted[2] != "–" and refused[2] == refused[4] == "–" and refused[1] == trusted[1]
+    site = VERDICT.by_site["b"]
+    bound = {"b": type(site)(**{**vars(site), "mean_bound": 0.1})}
+    assert shown(changed(level="approximate", confirmed=True, by_site=bound))[2].startswith("< ")
+
+
+def test_a_verdict_for_programs_is_plain_values() -> None:
+    found = VERDICT.as_dict()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert set(found) == {
+        *("schema", "level", "trusted", "confirmed", "num_chains", "headline", "reasons"),
+        *("findings", "advice", "worst", "sites", "stages", "evaluations", "seconds"),
+    }
+    assert found["schema"] == 1 and found["trusted"] is True and found["worst"] == "b"
+    (value,) = found["sites"]["b"]["values"]
+    assert value["mean"] == pytest.approx(3.0, abs=0.02)
+    assert Verdict.from_json(VERDICT.as_json()) == VERDICT
+    # Of independent draws there is no R-hat.
+    alone = Verdict("corrected", (), {"b": site_figures("b", np.arange(9.0), 1, 1.0)})
+    assert alone.as_dict()["sites"]["b"]["r_hat"] is None
+
+
+def test_a_fit_made_by_hand_has_no_arguments() -> None:
+    fit = Fit({"x": np.arange(8.0)}, Verdict("corrected", ()), 1)
+    assert list(fit.summary().index) == ["x"] and fit["x"][3] == 3.0
+    assert "8 draws of x" in fit._repr_html_()
+    with pytest.raises(ArgumentError, match="loaded without"):
+        fit.to_arviz()
+
+
+def test_columns_of_a_table_end_where_figures_end() -> None:
+    table = Table(("site", "mean"), [("b", "10.25"), ("intercept", "0.5")])
+    assert str(table).splitlines() == ["site        mean", "b          10.25", "intercept    0.5"]
+    assert table.as_html().count("<tr>") == 3
