@@ -129,8 +129,8 @@ def fit(
     """
     check_key(rng_key, "fit")
     check_habits(model, kwargs, "fit", KEY_WORDS)
-    engine = engine_of(engine, model, Engine, ENGINE_DEFAULTS, {})
-    check_own_engine(model, guide, engine, Engine)
+    given = engine_of(engine, model, Engine, ENGINE_DEFAULTS, {})
+    check_own_engine(model, guide, given, Engine)
     check_sharding(sharding, Sharding)
     names = axis_names(dims, coords)
     passes = passes_of(batches, args)
@@ -139,8 +139,8 @@ def fit(
     seed = seed_of(keys[1])
 
     def own_engine(program: Callable[..., Any], target: LogDensity) -> Engine | None:
-        if engine is not None or target.local_sites:
-            return engine  # guides have no local latents
+        if given is not None or target.local_sites:
+            return given  # guides have no local latents
         estimator = SVRG(epoch_of(target.plates)) if target.plates else None
         chosen = guide or GUIDES[guide_for(target.dim)]
         rows = None if sharding is None else sharding.of_rows_alone()
@@ -157,7 +157,7 @@ def fit(
         target_sd_error=target_sd_error,
         exact=exact,
         progress_bar=progress_bar,
-        has_engine=guide is not None or engine is not None,
+        has_engine=guide is not None or given is not None,
         again=ways if passes is None else None,
         clock=time.perf_counter if sharding is None else sharding.clock,
     )

@@ -25,7 +25,7 @@ def documents_subclasses(base: type[Kind]) -> type[Kind]:
     """
 
     def complete(cls: type, **keywords: Any) -> None:
-        super(base, cls).__init_subclass__(**keywords)
+        super(base, cls).__init_subclass__(**keywords)  # type: ignore[misc]
         # `help` shows a class's own docstring alone, `inspect.getdoc` and Sphinx look at bases too.
         inherited = next((each.__doc__ for each in cls.__mro__[1:] if each.__doc__), None)
         own = inspect.cleandoc(cls.__doc__ or "")

@@ -127,8 +127,8 @@ def fit(
     2 0.5
     """
     check_habits(model, kwargs, "fit", SEED_WORDS)
-    engine = engine_of(engine, model, Engine, ENGINE_DEFAULTS, {"seed": seed})
-    check_own_engine(model, guide, engine, Engine)
+    given = engine_of(engine, model, Engine, ENGINE_DEFAULTS, {"seed": seed})
+    check_own_engine(model, guide, given, Engine)
     check_sharding(sharding, Sharding)
     names = axis_names(dims, coords)
     passes = passes_of(batches, args)
@@ -143,8 +143,8 @@ def fit(
     generator = np.random.default_rng(seed)
 
     def own_engine(program: Callable[..., Any], target: LogDensity) -> Engine | None:
-        if engine is not None or target.local_sites:
-            return engine  # guides have no local latents
+        if given is not None or target.local_sites:
+            return given  # guides have no local latents
         estimator = SVRG(epoch_of(target.plates)) if target.plates else None
         chosen = guide or GUIDES[guide_for(target.dim)]
         return ProximalScoreVI(program, chosen, estimator=estimator, seed=seed, sharding=sharding)
@@ -161,7 +161,7 @@ def fit(
         exact=exact,
         progress_bar=progress_bar and (sharding is None or sharding.writes),
         clock=time.perf_counter if sharding is None else sharding.clock,
-        has_engine=guide is not None or engine is not None,
+        has_engine=guide is not None or given is not None,
         again=ways if passes is None else None,
     )
 

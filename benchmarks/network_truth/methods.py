@@ -189,6 +189,17 @@ def run_method(name: str, backend: str, program: Program, seed: int, size: Size)
     return found
 
 
+def length_of(recipe: Recipe, size: Size, kernel: Any) -> tuple[int, int, int]:
+    """Draws of a kernel's warm-up, draws after it, and score evaluations of all chains.
+
+    A kernel with cycles takes whole ones, whose exploring steps give no draws.
+    """
+    period = getattr(kernel, "draws_per_cycle", 1)
+    cycles = [max(1, size.of(number) // period) for number in (recipe.warm_up, recipe.steps)]
+    steps = sum(cycles) * getattr(kernel, "cycle_length", 1)
+    return cycles[0] * period, cycles[1] * period, recipe.chains * recipe.scores * steps
+
+
 def flat_and_thinned(fitted: Fitted, most: int = JUDGED) -> tuple[Draws, tuple[int, ...]]:
     """Draws (S, ...) of all chains, at most about so many, evenly apart, and their (chains, draws).
 

@@ -12,7 +12,7 @@ from jax import random
 from numpyro.infer import MCMC, SVI, Trace_ELBO, autoguide
 
 import numpyro_ext as nx
-from benchmarks.network_truth.methods import ADVI_RATE, ADVI_STEPS, DRAWS, Answer, Recipe
+from benchmarks.network_truth.methods import ADVI_RATE, ADVI_STEPS, DRAWS, Answer, Recipe, length_of
 from benchmarks.trust.methods import (
     Fitted,
     Method,
@@ -87,10 +87,7 @@ def run_engine(recipe: Recipe, program: Program, seed: int, size: Size) -> Answe
 def run_kernel(recipe: Recipe, program: Program, seed: int, size: Size) -> Answer:
     """A kernel of this project in the host's `MCMC`."""
     kernel = getattr(nx, recipe.kernel)(program.model, *recipe.given, **recipe.options)
-    period = getattr(kernel, "draws_per_cycle", 1)
-    warm_up, draws = (
-        period * (size.of(each) // period or 1) for each in (recipe.warm_up, recipe.steps)
-    )
+    warm_up, draws, evaluations = length_of(recipe, size, kernel)
     sampler = MCMC(
         kernel,
         num_warmup=warm_up,
@@ -105,5 +102,4 @@ def run_kernel(recipe: Recipe, program: Program, seed: int, size: Size) -> Answe
     reasons: tuple[str, ...] = ()
     if hasattr(kernel, "judge"):
         reasons = tuple(kernel.judge(sampler).reasons)
-    evaluations = recipe.chains * recipe.scores * (warm_up + draws)
     return Answer(Fitted(found, evaluations, chains=True, divergences=diverged, reasons=reasons))

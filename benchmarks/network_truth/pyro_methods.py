@@ -13,7 +13,7 @@ from pyro.infer import MCMC, SVI, Trace_ELBO, autoguide
 from pyro.optim import Adam, LambdaLR
 
 import pyro_ext as px
-from benchmarks.network_truth.methods import ADVI_RATE, ADVI_STEPS, DRAWS, Answer, Recipe
+from benchmarks.network_truth.methods import ADVI_RATE, ADVI_STEPS, DRAWS, Answer, Recipe, length_of
 from benchmarks.trust.methods import (
     Fitted,
     Method,
@@ -101,10 +101,7 @@ def run_kernel(recipe: Recipe, program: Program, seed: int, size: Size) -> Answe
     """A kernel of this project in its vectorised `MCMC`."""
     pyro.set_rng_seed(seed)
     kernel = getattr(px, recipe.kernel)(program.model, *recipe.given, **recipe.options)
-    period = getattr(kernel, "draws_per_cycle", 1)
-    warm_up, draws = (
-        period * (size.of(each) // period or 1) for each in (recipe.warm_up, recipe.steps)
-    )
+    warm_up, draws, evaluations = length_of(recipe, size, kernel)
     sampler = px.MCMC(
         kernel,
         num_samples=draws,
@@ -118,7 +115,7 @@ def run_kernel(recipe: Recipe, program: Program, seed: int, size: Size) -> Answe
     return Answer(
         Fitted(
             found,
-            recipe.chains * recipe.scores * (warm_up + draws),
+            evaluations,
             chains=True,
             divergences=int(kernel.state.num_diverging.sum()),
             reasons=() if said is None else tuple(said.reasons),

@@ -119,6 +119,10 @@ def page_table(found: Sequence[Record]) -> str:
     """The table on the page on networks."""
     kept = ("network", "package", "method", "mean error", "sd ratio", "log density", "evaluations")
     table = rows([run for run in found if run.settings.get("share", 1.0) == 1.0])
+    for each in table:
+        for name, form in (("mean error", ".2f"), ("log density", "+.3f")):
+            if each[name] is not None:
+                each[name] = format(each[name], form)
     return records.markdown_table(table, [*kept, "processor s", "outcome"], digits=2)
 
 
@@ -132,7 +136,7 @@ def references_table(found: Sequence[Record]) -> str:
         if name in made:
             figures = made[name].figures
             each |= {
-                "R-hat": figures["R-hat"],
+                "R-hat": f"{figures['R-hat']:.3f}",
                 "effective draws": round(figures["least effective"]),
                 "halves apart (sd)": figures["halves apart"],
                 "evaluations": figures["evaluations"],

@@ -42,7 +42,7 @@ class GaussianMatching(MatchingShell):
     _normal_guide, _exact = AutoMultivariateNormal, Full
 
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> GuidePlan:
-        plan = super()._plan(target, rng_key, data)
+        plan: GuidePlan = super()._plan(target, rng_key, data)  # type: ignore[misc]
         self._warn_unless_exact(plan)
         return plan
 

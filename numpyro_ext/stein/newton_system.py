@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from ppl_ext.stein.newton_system import Solution
 
 
 class LinearSystem(newton_system.LinearSystem):
-    xp = jnp
+    xp: ClassVar[Any] = jnp
     cholesky_solve, woodbury = staticmethod(cholesky_solve), staticmethod(woodbury)
     conjugate_gradients = staticmethod(conjugate_gradients)
 

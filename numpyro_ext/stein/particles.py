@@ -153,7 +153,7 @@ class ParticleEngine(Engine):
         """Particles of a state in unconstrained space, shape (P, D)."""
         return self.optim.get_params(state.algorithm.optimizer)
 
-    def _init_algorithm(self, plan: Any, start: Array, data: Data) -> ParticleState:
+    def _init_algorithm(self, plan: Any, start: Array, data: Data) -> Any:
         return ParticleState(self.optim.init(start), self._init_direction(plan, start))
 
     def _step(

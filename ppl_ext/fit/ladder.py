@@ -166,8 +166,8 @@ def climb(
         return Climbed(problem, found.positions[:, None], None, evidence, stages)
     assert start is not None
     if policy.next_rung(evidence) == "end":
-        normal = start.draw(policy.DRAWS, generator.integers(2**32, size=4).tolist())
-        return Climbed(problem, normal[:, None], None, evidence, stages)
+        alone = start.draw(policy.DRAWS, generator.integers(2**32, size=4).tolist())
+        return Climbed(problem, alone[:, None], None, evidence, stages)
     evaluate = meter.of(problem.evaluate, leaves=0)
     is_affordable = policy.chains_refused(evidence) is None
     symmetry: Symmetry | None = None
@@ -188,7 +188,7 @@ def climb(
         )
     evidence = replace(evidence, correction=correction, left=meter.left)
     if policy.next_rung(evidence) == "chains":
-        enough = partial(_is_enough, problem, symmetry, wanted, meter, time.perf_counter())
+        is_enough = partial(_is_enough, problem, symmetry, wanted, meter, time.perf_counter())
         sampled: Sampled | None = None
         coupled: Coupled | None = None
         if policy.may_jump(correction):
@@ -197,20 +197,27 @@ def climb(
                 starts = _apart(problem, start, JUMP_PAIRS, generator, symmetry)
                 coupled = jumps_from(starts, evaluate, proposal, log_ratios, generator)
                 if policy.is_bounded(coupled):
-                    sampled = _longer(own, enough, wanted, generator, meter)
+                    most = int(policy.MOST_JUMPS * wanted.target_ess)
+                    own = _longer(own, is_enough, most, generator, meter)
+                    sampled = own if is_enough(convergence(own.draws), own.window) else None
                 notes.append(coupled.told)
         if sampled is None:
             with stage("chains") as notes, suppress(SpentError):
                 weighted = generator.choice(len(weights), CHAINS, p=_softened(weights, log_ratios))
                 first = drawn.positions[weighted]
                 sampled = sample(
-                    evaluate, proposal, first, generator, enough, meter.allows, symmetry
+                    evaluate, proposal, first, generator, is_enough, meter.allows, symmetry
                 )
                 notes.append(f"{sampled.window.transitions} transitions of {CHAINS} chains kept")
             if sampled is not None:
                 with stage("pairs of chains") as notes:
                     coupled = _coupled(problem, start, sampled, generator, meter)
                     notes.append(coupled.told)
+                if not policy.is_bounded(coupled):
+                    is_sure = partial(is_enough, is_sure=True)
+                    with stage("more chains") as notes:
+                        sampled = _longer(sampled, is_sure, None, generator, meter)
+                        notes.append(f"{sampled.window.transitions} transitions kept")
         if sampled is not None:
             evidence = replace(evidence, coupled=coupled)
             climbed = Climbed(problem, sampled.draws, sampled, evidence, stages, symmetry)
@@ -251,30 +258,34 @@ def _is_enough(
     wanted: policy.Wanted,
     meter: Meter,
     began: float,
-    found: Convergence,
+    figures: Convergence,
     window: Window,
+    *,
+    is_sure: bool = False,
 ) -> bool:
-    """Whether chains have done what was asked."""
+    """Whether chains have done what was asked, or all that is asked of those that do not meet."""
     if len(window.draws) < LEAST_DRAWS:
         return False
-    chained = chained_of(problem, window, found, symmetry)
+    chained = chained_of(problem, window, figures, symmetry)
     meter.shows(chained.ess_bulk, wanted.target_ess, time.perf_counter() - began)
-    return policy.enough(chained, wanted)
+    return policy.enough(chained, wanted, is_sure=is_sure)
 
 
 def _longer(
     sampled: Sampled,
     is_enough: Callable[[Convergence, Window], bool],
-    wanted: policy.Wanted,
+    most: int | None,
     generator: np.random.Generator,
     meter: Meter,
-) -> Sampled | None:
-    """Chains of jumps that go on until they are enough; None where they are not worth it."""
-    while not is_enough(convergence(sampled.draws), sampled.window):
+) -> Sampled:
+    """Chains that go on until they are enough, or so many draws, or the end of the budget."""
+    while not is_enough(convergence(sampled.kernel.ordered(sampled.draws)), sampled.window):
         number = len(sampled.draws)
-        if CHAINS * number > policy.MOST_JUMPS * wanted.target_ess or not meter.allows():
-            return None
+        if (most is not None and CHAINS * number > most) or not meter.allows():
+            break
         sampled = go_on(sampled, number // 2, generator, meter.allows)
+        if len(sampled.draws) == number:
+            break  # What is left buys no transition.
     return sampled
 
 
@@ -291,6 +302,8 @@ def _coupled(
         told = f"jumps, in which chains meet, are seldom taken ({accepted:.1%})"
         return Coupled(0, reason=told)
     most = min(meter.budget, int((1.0 + PAIRS_SHARE) * meter.evaluations))
+    if most - meter.evaluations < 4 * PAIRS or not meter.allows():
+        return Coupled(0, reason="the budget ended before there were pairs of chains")
     starts = _apart(problem, start, PAIRS, generator, sampled.kernel.symmetry)
     return coupled_by(
         sampled.kernel,

@@ -39,6 +39,9 @@ JUMP_KHAT, JUMP_SHARE, OPEN, MOST_JUMPS, LEAST_JUMPS = 0.3, 0.5, 0.15, 6.0, 0.05
 #: draws have 1.02 by chance. Share of divergent trajectories and of stuck chains at most, and
 #: effective numbers of the tails as a share of those of the middle.
 R_HAT, MOST_R_HAT, DIVERGENT, STUCK, TAIL_SHARE = 1.02, 1.03, 0.005, 0.0, 0.25
+#: The same of chains of which pairs do not meet, and standard errors of standard deviations, as a
+#: share of them, that these run for: nothing but their agreement tells that they have come to rest.
+SURE_R_HAT, MOST_SURE_R_HAT, SURE_DEVIATION = 1.005, 1.0075, 0.03
 #: Standard error of standard deviations at most, as a share of what was asked for: the error of 16
 #: chains is itself known to 18 % only, and this is two of those more.
 MOST_DEVIATION = 4.0 / 3.0
@@ -262,11 +265,14 @@ def is_bounded(coupled: Coupled) -> bool:
     return coupled.bound is not None and coupled.bound < OPEN
 
 
-def enough(found: Chained, wanted: Wanted) -> bool:
-    """Whether chains have done what was asked."""
+def enough(found: Chained, wanted: Wanted, *, is_sure: bool = False) -> bool:
+    """Whether chains have done what was asked, and ``is_sure`` what is asked without a bound."""
     asked = wanted.deviation_error
+    if is_sure:
+        asked = min(SURE_DEVIATION, asked or SURE_DEVIATION)
     is_certain = asked is None or found.deviation_error <= asked
-    return is_certain and found.r_hat < R_HAT and not _of_chains(found, wanted)
+    is_agreed = found.r_hat < (SURE_R_HAT if is_sure else R_HAT)
+    return is_certain and is_agreed and not _of_chains(found, wanted)
 
 
 def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
@@ -281,7 +287,8 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     against = [*_of_modes(evidence), *of_rounding(evidence.program)]
     if evidence.chains is not None:
         found = evidence.chains
-        against += _of_chains(found, evidence.wanted, rested=evidence.rested)
+        bounded = evidence.coupled is None or is_bounded(evidence.coupled)
+        against += _of_chains(found, evidence.wanted, rested=evidence.rested, is_sure=not bounded)
         figures = (
             f"Least certain is '{found.worst_site}': R-hat {found.r_hat:.3f}, ESS "
             f"{found.ess_bulk:.0f} (tails {found.ess_tail:.0f}). {_words_of_deviations(found)}"
@@ -438,8 +445,14 @@ def _words_of_deviations(found: Chained) -> str:
     return f"Standard deviations are known to {found.deviation_error:.1%}."
 
 
-def _of_chains(found: Chained, wanted: Wanted, *, rested: bool = False) -> list[str]:
-    """What speaks against chains; of those that had ``rested`` before they went on what is sure."""
+def _of_chains(
+    found: Chained, wanted: Wanted, *, rested: bool = False, is_sure: bool = False
+) -> list[str]:
+    """What speaks against chains; of those that had ``rested`` before they went on what is sure.
+
+    ``is_sure`` asks more, of chains of which pairs did not meet.
+    """
+    most = MOST_SURE_R_HAT if is_sure else MOST_R_HAT
     least = wanted.target_ess * (STILL if rested else 1.0)
     reasons = []
     if found.endless:
@@ -453,10 +466,10 @@ def _of_chains(found: Chained, wanted: Wanted, *, rested: bool = False) -> list[
             f"Chains still drift away from where they started, most in '{found.worst_site}'. The "
             "posterior may be unbounded there: look for a prior that is missing or improper."
         )
-    if not found.r_hat < MOST_R_HAT:
+    if not found.r_hat < most:
         other = f", or write '{found.worst_site}' non-centred" if found.has_other_form else ""
         reasons.append(
-            f"Chains disagree: R-hat {found.r_hat:.3f}, expected below {MOST_R_HAT}. Give a larger "
+            f"Chains disagree: R-hat {found.r_hat:.3f}, expected below {most}. Give a larger "
             f"budget{other}."
         )
     if found.ess_bulk < least or found.ess_tail < TAIL_SHARE * least:
@@ -465,6 +478,8 @@ def _of_chains(found: Chained, wanted: Wanted, *, rested: bool = False) -> list[
             f"{found.ess_tail:.0f}) before the budget was spent. Give a larger budget."
         )
     asked = wanted.deviation_error
+    if is_sure:
+        asked = min(SURE_DEVIATION, asked or SURE_DEVIATION)
     if asked is not None and found.deviation_error > MOST_DEVIATION * asked:
         reasons.append(
             f"{_words_of_deviations(found)[:-1]}, expected {asked:.1%}, and at most "

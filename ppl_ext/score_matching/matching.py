@@ -150,6 +150,8 @@ class MatchingShell(ABC):
     #: The host's guide, and its estimator of exact scores.
     _normal_guide: ClassVar[type]
     _exact: ClassVar[type]
+    #: Of the engine that this is a part of.
+    _warn_of_noise: Any
 
     def __init__(
         self, model: Callable[..., Any], guide: Any = None, num_samples: int = 2, **options: Any

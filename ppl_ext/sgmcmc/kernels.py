@@ -82,8 +82,7 @@ class StochasticGradientShell:
     _host: ClassVar[str]
     #: What says how chains and rows are split over devices.
     _sharding_class: ClassVar[type[ShardingShell]]
-    #: Whether something is a guide of the host with its parameters, and how it is given.
-    _is_guide: ClassVar[Callable[[Any], bool]]
+    #: How a guide of the host is given with its parameters.
     _guide_form: ClassVar[str]
 
     #: Of the replicas of a chain, of which the first gives the draws.
@@ -107,7 +106,7 @@ class StochasticGradientShell:
                 "Expected estimator to be a GradientEstimator, such as Minibatch() or Full(), "
                 f"found {type(estimator).__name__}."
             )
-        check_start(start, type(self)._is_guide, self._guide_form)
+        check_start(start, self._is_guide, self._guide_form)
         self._model = model
         self.start = start
         self.step_size = as_schedule(step_size)
@@ -123,6 +122,11 @@ class StochasticGradientShell:
         self.sharding = sharding
         self._target: Any = None
         self._signature: Any = None
+
+    @staticmethod
+    def _is_guide(given: Any) -> bool:
+        """Whether this is a guide of the host with its parameters."""
+        raise NotImplementedError
 
     @property
     def model(self) -> Callable[..., Any]:

@@ -72,7 +72,8 @@ class KernelTensors(KernelArrays):
     def identity(self, size: int, like: Tensor) -> Float[Tensor, "size size"]:
         return torch.eye(size, dtype=like.dtype, device=like.device)
 
-    inverse_root = staticmethod(torch.rsqrt)
+    # Torch's own function, without a call of this class around it.
+    inverse_root = staticmethod(torch.rsqrt)  # type: ignore[assignment]
 
     def product(
         self, left: Float[Tensor, "m k"], right: Float[Tensor, "k n"]

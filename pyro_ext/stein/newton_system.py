@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -15,7 +15,7 @@ from pyro_ext.curvature import cholesky_solve, conjugate_gradients, woodbury
 
 
 class LinearSystem(newton_system.LinearSystem):
-    xp = torch
+    xp: ClassVar[Any] = torch
     cholesky_solve, woodbury = staticmethod(cholesky_solve), staticmethod(woodbury)
     conjugate_gradients = staticmethod(conjugate_gradients)
 

@@ -211,7 +211,7 @@ class ParticleEngine(Engine):
         assert self.optim is not None
         return EngineOptimizer(self.optim, {_NAME: particles})
 
-    def _update(self, plan: Any, state: DirectionState, data: Data) -> Update:
+    def _update(self, plan: Any, state: Any, data: Data) -> Update:
         particles, optimizer, sharding = state.particles.detach(), state.optimizer, self.sharding
         if state.split:
             own = plan.target.of_own_positions(self.num_particles)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,16 @@ from benchmarks.network_truth.figures import (
     sampling_error,
     total_variation,
 )
-from benchmarks.network_truth.methods import METHODS, flat_and_thinned, what_it_says
+from benchmarks.network_truth.methods import (
+    METHODS,
+    flat_and_thinned,
+    length_of,
+    run_method,
+    what_it_says,
+)
 from benchmarks.network_truth.networks import NETWORKS, Network, bound
 from benchmarks.network_truth.outputs import LEVELS, Outputs, Reference, outputs_of, predicted
-from benchmarks.trust.methods import Fitted
+from benchmarks.trust.methods import Fitted, Size
 from benchmarks.trust.target import Target
 from tests.backends import PACKAGES
 
@@ -268,6 +275,15 @@ def test_draws_are_thinned_evenly_in_the_order_of_chains() -> None:
     assert shape == (5,) and flat["a"].tolist() == [0, 2, 4, 6, 8]
 
 
+def test_cycles_are_whole_and_their_exploring_steps_are_counted() -> None:
+    recipe = METHODS["CyclicalSGHMC"]
+    kernel = SimpleNamespace(draws_per_cycle=125, cycle_length=500)
+    # 8 cycles of warm-up and 40 after it, of 500 steps, in 4 chains.
+    assert length_of(recipe, Size(), kernel) == (1_000, 5_000, 4 * 48 * 500)
+    assert length_of(METHODS["SGLD"], Size(), None) == (1_000, 5_000, 24_000)
+    assert length_of(METHODS["ReplicaExchangeSGLD"], Size(), None)[2] == 30 * 24_000
+
+
 def test_chains_are_asked_of_outputs_and_doubts_are_added() -> None:
     generator = np.random.default_rng(0)
     values = generator.normal(size=(2_000, 2))
@@ -278,6 +294,19 @@ def test_chains_are_asked_of_outputs_and_doubts_are_added() -> None:
     values[:500] += 3.0
     assert not what_it_says(chains(), values, (4, 500))["trusted"]
     assert what_it_says(Fitted({}, 1), values, (2_000,))["trusted"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_recipe_runs(name: str, package: str, line: str) -> None:
+    with_rows = bound(NETWORKS[line], package)
+    answer = run_method(name, package, with_rows.program, 0, Size(0.01))
+    draws, shape = flat_and_thinned(answer.fitted)
+    found = predicted(package, with_rows.program.model, draws, with_rows.held_out, answer.linear_at)
+    assert found.values.shape == (int(np.prod(shape)), 5)
+    assert answer.fitted.evaluations is not None and answer.fitted.evaluations > 0
+    assert answer.fitted.chains is (name == "NUTS" or METHODS[name].kernel != "")
 
 
 # -- whole runs -------------------------------------------------------------------------------

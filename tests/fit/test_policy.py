@@ -103,6 +103,22 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
             "at most 0.046 (95% confidence)",
         ),
         (
+            {
+                "chains": replace(RESTED, r_hat=1.012),
+                "coupled": Coupled(32, 2, 12, 25),
+            },
+            "not trusted",
+            "R-hat 1.012, expected below 1.0075",
+        ),
+        (
+            {
+                "chains": replace(RESTED, deviation_error=0.05),
+                "coupled": Coupled(0, reason="jumps are rare"),
+            },
+            "not trusted",
+            "known to 5.0%, expected 3.0%",
+        ),
+        (
             {"chains": RESTED, "coupled": Coupled(32, 2, 12, 25)},
             "exact",
             "2 of 32 pairs of chains from far apart had not met after 25 transitions",
@@ -209,6 +225,10 @@ def test_chains_go_on_for_what_does_not_speak_against_them() -> None:
     assert not enough(replace(RESTED, r_hat=1.025), WANTED)
     uncertain = replace(RESTED, deviation_error=0.0312)
     assert enough(uncertain, WANTED) and not enough(uncertain, CERTAIN)
+    # Where pairs of chains do not meet more is asked.
+    assert enough(RESTED, WANTED, is_sure=True)
+    assert not enough(uncertain, WANTED, is_sure=True)
+    assert not enough(replace(RESTED, r_hat=1.006), WANTED, is_sure=True)
 
 
 def test_jumps_alone_want_a_proposal_that_is_near_and_pairs_that_meet() -> None:

@@ -1154,6 +1154,92 @@ def _sgmcmc() -> Iterator[Mutation]:
     )
 
 
+def _microcanonical() -> Iterator[Mutation]:
+    for what, file, before, after in (
+        (
+            "a turn by the whole dimension",
+            "dynamics.py",
+            "decay = xp.exp(-time * norm / (dim - 1))",
+            "decay = xp.exp(-time * norm / dim)",
+        ),
+        (
+            "kinetic energy of the other sign",
+            "dynamics.py",
+            "error = first + second - (log_density - point.log_density)",
+            "error = first + second + (log_density - point.log_density)",
+        ),
+        (
+            "a position without its scale",
+            "functions.py",
+            "position + length * scale * direction",
+            "position + length * direction",
+        ),
+        (
+            "a direction forgotten in half its length",
+            "dynamics.py",
+            "xp.sqrt(xp.expm1(2.0 * time / length) / dim)",
+            "xp.sqrt(xp.expm1(4.0 * time / length) / dim)",
+        ),
+        (
+            "moves accepted by their error turned round",
+            "dynamics.py",
+            "(log_uniform < -error)",
+            "(log_uniform < error)",
+        ),
+        (
+            "a refused move that goes on as it went",
+            "dynamics.py",
+            "before._replace(direction=-before.direction)",
+            "before",
+        ),
+        (
+            "the energy's variance of all dimensions together",
+            "tuning.py",
+            "(dim * variance + rounding)",
+            "(variance + rounding)",
+        ),
+        (
+            "autocorrelations without their other side",
+            "tuning.py",
+            "2.0 * (positive * sums).sum() - sums[0]",
+            "(positive * sums).sum()",
+        ),
+        (
+            "means of pieces that do not count",
+            "tuning.py",
+            "+ moved**2 * (self.number * count / number)",
+            "",
+        ),
+        (
+            "a score in coordinates that are no more",
+            "chains.py",
+            "dynamics.score * (scale / old)",
+            "dynamics.score",
+        ),
+        (
+            "a spare coordinate without a density",
+            "dynamics.py",
+            "log_density - 0.5 * (spare * spare).sum(-1)",
+            "log_density",
+        ),
+        (
+            "steps that are too long are not told",
+            "kernel.py",
+            "if variance.max() > max(DOUBTFUL_VARIANCE, 4.0 * self.energy_variance):",
+            "if False:",
+        ),
+    ):
+        yield from neutral(what, f"microcanonical/{file}", before, after, "microcanonical")
+    yield from both(
+        "one number for the acceptance of all chains",
+        "sgmcmc/mclmc.py",
+        "jnp.log(shares[:, 0])",
+        "0.0 * jnp.log(shares[:, 0])",
+        "microcanonical",
+        pyro=("uniform[1:].log()", "0.0 * uniform[1:].log()"),
+    )
+
+
 def _engine() -> Iterator[Mutation]:
     yield from pyro(
         "arguments of another form taken for those of the last step",
@@ -1499,7 +1585,7 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "chains judged by their coordinates in place of the sites",
-        "fit/figures.py",
+        "fit/chain_figures.py",
         "found = convergence(columns)",
         "found = coordinates",
         tests,
@@ -2377,6 +2463,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_score(),
     *_long_vectors(),
     *_sgmcmc(),
+    *_microcanonical(),
     *_engine(),
     *_diagnostics(),
     *_fit(),
