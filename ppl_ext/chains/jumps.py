@@ -65,7 +65,9 @@ def jump(
         chances.append(chance)
     kept = np.stack(states)[FIRST:]
     allowed = np.stack(chances)[FIRST:]
-    window = Window(drawn.positions[kept], allowed, np.zeros(len(kept)), allowed)
+    window = Window(
+        drawn.positions[kept], allowed, np.zeros(len(kept)), allowed, drawn.values[kept]
+    )
     dim, factors = drawn.positions.shape[1], [mode.factor for mode in proposal.modes]
     kernel = Kernel(
         *(evaluate, proposal, factors, proposal.weights, dim**-0.25),

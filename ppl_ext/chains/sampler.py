@@ -96,21 +96,21 @@ class Kernel:
 
     def transition(
         self, chains: Chains, generator: np.random.Generator
-    ) -> tuple[Chains, Float[np.ndarray, " M"], float, Float[np.ndarray, " M"], list[Positions]]:
-        """The same with acceptance of each chain's jumps, and the positions (M, D) that are draws.
+    ) -> tuple[Chains, Float[np.ndarray, " M"], float, Float[np.ndarray, " M"], list[Chains]]:
+        """The same with acceptance of each chain's jumps, and where chains are that is a draw.
 
         One where jumps are seldom taken.
         """
         if not self.has_trajectories:
             chains, jumped, _ = self._jumped(chains, generator)
-            return chains, jumped, 0.0, jumped, [chains.positions]
+            return chains, jumped, 0.0, jumped, [chains]
         factor, log_chance = self._chosen(chains.positions, generator)
         chains, chance, divergent = trajectory(
             self.evaluate, chains, factor, self.step_size, generator, log_chance=log_chance
         )
-        before = chains.positions
+        before = chains
         chains, jumped, places = self._jumped(chains, generator)
-        places = [before, *places] if self.draws_of_each > 1 else [chains.positions]
+        places = [before, *places] if self.draws_of_each > 1 else [chains]
         return chains, chance, float(divergent.mean()), jumped, places
 
     @property
@@ -156,7 +156,7 @@ class Kernel:
 
     def _jumped(
         self, chains: Chains, generator: np.random.Generator
-    ) -> tuple[Chains, Float[np.ndarray, " M"], list[Positions]]:
+    ) -> tuple[Chains, Float[np.ndarray, " M"], list[Chains]]:
         """Chains after their jumps, the mean acceptance of these by chain, and all positions.
 
         The order of a chain's labels tells nothing of where the chain is with its labels in order:
@@ -165,7 +165,7 @@ class Kernel:
         """
         number, log_density = len(chains.values), self.proposal.log_density
         accepted = np.zeros(number)
-        places: list[Positions] = []
+        places: list[Chains] = []
         if not self.jumps:
             return chains, accepted, places
         here = replace(chains, positions=self.ordered(chains.positions))
@@ -182,7 +182,7 @@ class Kernel:
             taken = generator.uniform(size=number) < chance
             here, proposed = here.where(taken, drawn), np.where(taken, of_drawn, proposed)
             changed, accepted = changed | taken, accepted + chance / self.jumps
-            places.append(here.positions)
+            places.append(here)
         back = changed & moved
         if self.symmetry is not None and back.any():
             put = self.symmetry.unordered(here.positions[back], chains.positions[back])
@@ -206,12 +206,15 @@ class Window:
         Shares of trajectories that diverged.
     jumped : array (T, M)
         Mean acceptance of jumps.
+    values : array (N, M)
+        Log densities at the draws.
     """
 
     draws: Float[np.ndarray, "N M D"]
     chances: Float[np.ndarray, "T M"]
     divergent: Float[np.ndarray, " T"]
     jumped: Float[np.ndarray, "T M"]
+    values: Float[np.ndarray, "N M"]
 
     @classmethod
     def joined(cls, windows: Sequence[Window]) -> Window:
@@ -221,6 +224,7 @@ class Window:
             np.concatenate([each.chances for each in windows]),
             np.concatenate([each.divergent for each in windows]),
             np.concatenate([each.jumped for each in windows]),
+            np.concatenate([each.values for each in windows]),
         )
 
     @property
@@ -373,7 +377,7 @@ def go_on(
     kernel = sampled.kernel
     length = -(-draws // kernel.draws_of_each)
     chains, window = _window(kernel, sampled.chains, length, generator, has_budget, tuning=False)
-    window = replace(window, draws=window.draws[:draws])
+    window = replace(window, draws=window.draws[:draws], values=window.values[:draws])
     joined = Window.joined([sampled.window, window])
     return replace(sampled, window=joined, chains=chains)
 
@@ -388,7 +392,8 @@ def _window(
     tuning: bool,
 ) -> tuple[Chains, Window]:
     """So many transitions, fewer where the budget ends."""
-    draws, chances, divergent, jumped = [], [], [], []
+    draws, values = list[np.ndarray](), list[np.ndarray]()
+    chances, divergent, jumped = [], [], []
     for number in range(length):
         if number >= LEAST_WINDOW and not has_budget():
             break
@@ -399,7 +404,8 @@ def _window(
         if tuning:
             gain = GAIN / math.sqrt(1.0 + number) * (float(chance.mean()) - ACCEPTANCE)
             kernel.step_size = min(LENGTH, kernel.step_size * math.exp(gain))
-        draws.extend(places)
+        draws.extend(each.positions for each in places)
+        values.extend(each.values for each in places)
         chances.append(chance)
         divergent.append(share)
         jumped.append(jump)
@@ -409,6 +415,7 @@ def _window(
         np.reshape(chances, (-1, number)),
         np.array(divergent),
         np.reshape(jumped, (-1, number)),
+        np.reshape(values, (-1, number)),
     )
     return chains, found
 

@@ -1478,6 +1478,65 @@ def _fit() -> Iterator[Mutation]:
         "log_ratios = drawn.values",
         tests,
     )
+    for name, file, old, new, own in (
+        (
+            "evidence of labels in one order taken for that of all",
+            "fit/evidence.py",
+            "value += _log_orders(symmetry)",
+            "value += 0.0 * _log_orders(symmetry)",
+            "evidence",
+        ),
+        (
+            "draws of a bridge that all count as independent",
+            "fit/evidence.py",
+            "worth = float(effective_number(terms[:, :, None])[0])",
+            "worth = float(terms.size)",
+            "evidence",
+        ),
+        (
+            "a bridge that forgets how many draws there are of each",
+            "fit/evidence.py",
+            "return float(one - other - odds)",
+            "return float(one - other)",
+            "evidence",
+        ),
+        (
+            "evidence under a prior without a normaliser",
+            "fit/evidence.py",
+            "improper = target.layout.improper",
+            "improper = ()",
+            "evidence",
+        ),
+        (
+            "draws reweighted by the new density alone",
+            "fit/refit.py",
+            "ratios = np.where(np.isfinite(new), new - old, -np.inf)",
+            "ratios = np.where(np.isfinite(new), new, -np.inf)",
+            "refit",
+        ),
+        (
+            "draws of an approximation weighted without its density",
+            "fit/refit.py",
+            "values - proposal.log_density(positions), -np.inf)",
+            "values, -np.inf)",
+            "refit",
+        ),
+        (
+            "a refit that looks for no other modes",
+            "fit/refit.py",
+            "return any(mode.log_mass > mass + math.log(LEAST_MASS) for mode in found)",
+            "return False",
+            "refit",
+        ),
+        (
+            "a refit of draws that are not trusted",
+            "fit/fit.py",
+            'return "its draws are not trusted"',
+            'return ""',
+            "refit",
+        ),
+    ):
+        yield from neutral(name, file, old, new, own)
     yield from neutral(
         "a batch of rows taken for all of them",
         "fit/problem.py",
