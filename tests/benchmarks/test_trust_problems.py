@@ -112,11 +112,8 @@ def test_reach_is_the_share_of_ascents_that_end_in_a_mode() -> None:
     """From draws of a mixture of modes far apart its weights; none of a needle's from outside."""
     apart = Mixture(np.array([0.3, 0.7]), np.array([[0.0], [20.0]]), np.full((2, 1, 1), 1.0))
     np.testing.assert_allclose(apart.reach(2_000), [0.3, 0.7], atol=4.0 * np.sqrt(0.21 / 2_000))
-    needle = Mixture(
-        np.array([0.5, 0.5]), [*np.zeros((2, 3)), [0.0], [1.0]], np.array([np.eye(3), np.eye(3)])
-    )
-    needle.roots[1] *= 1e-3
-    hidden = Mixture(needle.weights, needle.means, needle.roots, prior=1.0)
+    means, roots = np.array([np.zeros(3), np.ones(3)]), np.array([np.eye(3), 1e-3 * np.eye(3)])
+    hidden = Mixture(np.array([0.5, 0.5]), means, roots, prior=1.0)
     np.testing.assert_array_equal(hidden.reach(200), [1.0, 0.0])
     assert hidden.least_reach() == 0.0
 

@@ -106,7 +106,7 @@ def test_a_normal_explains_its_density_however_far_away_and_no_other() -> None:
         # A pull that is a tenth too strong does not lead to the mean from far away.
         assert explains(mode, point, value, 1.1 * score) == (not far)
     diagonal = Mode(mean, np.array([2.0, 0.5]), math.log(2.0 * math.pi), 0.0)
-    assert explains(diagonal, [*mean, 4.0, 1.0], -4.0, np.array([-1.0, -4.0]))
+    assert explains(diagonal, mean + np.array([4.0, 1.0]), -4.0, np.array([-1.0, -4.0]))
 
 
 def test_what_a_mode_gains_on_others_is_the_ratio_of_masses() -> None:
@@ -123,7 +123,8 @@ def test_a_needle_within_a_mode_is_a_mode_of_its_own() -> None:
     """Paths end in both; the end in the wide one, and one near its middle, are nothing new."""
     target = mixture(3, [0.6, 0.4], [0.0, 1.0], [1.0, 0.02])
     wide, needle = mode_of(target, 0), mode_of(target, 1)
-    points = np.concatenate([[*wide.mean, [0.5, -0.8, 0.1], [-2.0, 0.3, 0.0]], needle.mean[None]])
+    near = wide.mean + np.array([[0.5, -0.8, 0.1], [-2.0, 0.3, 0.0]])
+    points = np.concatenate([near, needle.mean[None]])
     generator = np.random.default_rng(1)
     (found,) = more_modes(target.evaluate, points, (wide,), generator, EPSILON)
     np.testing.assert_allclose(found.mean, needle.mean, atol=1e-3)

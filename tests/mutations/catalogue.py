@@ -1848,6 +1848,48 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "modes that explain densities whose slope is another",
+        "start/find.py",
+        "return bool(agrees and float(left @ left) < NEAR + len(point))",
+        "return bool(agrees)",
+        "search " + tests,
+    )
+    yield from neutral(
+        "needles taken for the mode that they are in",
+        "start/find.py",
+        "return square < NEAR + len(white) and path.values[-1] < most",
+        "return square < NEAR + len(white)",
+        "search " + tests,
+    )
+    yield from neutral(
+        "searches that do not start from the prior",
+        "fit/modes.py",
+        "return np.concatenate([prior, near, first.mean + moves]), len(prior)",
+        "return np.concatenate([prior[:0], near, first.mean + moves]), len(prior)",
+        "search " + tests,
+    )
+    yield from neutral(
+        "masses of modes without the weights",
+        "fit/modes.py",
+        "weights = np.exp(log_ratios - np.max(log_ratios))",
+        "weights = np.ones(len(log_ratios))",
+        "search " + tests,
+    )
+    yield from neutral(
+        "metrics chosen by place without the ratio of their probabilities",
+        "chains/hamiltonian.py",
+        "gain = gain + log_chance(positions) - log_chance(chains.positions)",
+        "gain = gain + 0.0",
+        "chains " + tests,
+    )
+    yield from numpyro(
+        "draws of the prior that are all the same",
+        "density/start.py",
+        "return lax.map(one, bits)",
+        "return lax.map(one, bits[:1].repeat(len(bits), 0))",
+        "density",
+    )
+    yield from neutral(
         "natural gradients that go down",
         "start/find.py",
         "return Mode(mode.mean + mode.factor @ move, factor",
