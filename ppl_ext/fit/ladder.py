@@ -186,7 +186,7 @@ def climb(
         notes.append(f"k-hat {correction.khat:.2f}, effective share {correction.share:.0%}")
     evidence = replace(evidence, correction=correction, left=meter.left)
     if policy.next_rung(evidence) == "chains":
-        is_enough = partial(_is_enough, problem, symmetry, wanted)
+        is_enough = partial(_is_enough, problem, symmetry, wanted, correction)
         sampled: Sampled | None = None
         coupled: Coupled | None = None
         if policy.may_jump(correction):
@@ -254,6 +254,7 @@ def _is_enough(
     problem: Problem,
     symmetry: Symmetry | None,
     wanted: policy.Wanted,
+    correction: policy.Correction,
     figures: Convergence,
     window: Window,
     *,
@@ -262,7 +263,9 @@ def _is_enough(
     """Whether chains have done what was asked, or all that is asked of those that do not meet."""
     if len(window.draws) < LEAST_DRAWS:
         return False
-    return policy.enough(chained_of(problem, window, figures, symmetry), wanted, is_sure=is_sure)
+    found = chained_of(problem, window, figures, symmetry)
+    is_heavy = policy.is_doubtful(found, correction)
+    return policy.enough(found, wanted, is_sure=is_sure, is_heavy=is_heavy)
 
 
 def _longer(
