@@ -200,7 +200,9 @@ def climb(
         evidence = replace(evidence, correction=correction, left=meter.left)
         if policy.next_rung(evidence) != "chains":
             break
-        is_enough = partial(_is_enough, problem, symmetry, wanted, meter, time.perf_counter())
+        is_enough = partial(
+            _is_enough, problem, symmetry, wanted, correction, meter, time.perf_counter()
+        )
         watched = Watched.beside(evaluate, search, start.modes)
 
         def may_go_on(watched: Watched = watched) -> bool:
@@ -289,6 +291,7 @@ def _is_enough(
     problem: Problem,
     symmetry: Symmetry | None,
     wanted: policy.Wanted,
+    correction: policy.Correction,
     meter: Meter,
     began: float,
     figures: Convergence,
@@ -301,7 +304,8 @@ def _is_enough(
         return False
     chained = chained_of(problem, window, figures, symmetry)
     meter.shows(chained.ess_bulk, wanted.target_ess, time.perf_counter() - began)
-    return policy.enough(chained, wanted, is_sure=is_sure)
+    is_heavy = policy.is_doubtful(chained, correction)
+    return policy.enough(chained, wanted, is_sure=is_sure, is_heavy=is_heavy)
 
 
 def _longer(

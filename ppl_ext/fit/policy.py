@@ -276,13 +276,23 @@ def is_bounded(coupled: Coupled) -> bool:
     return coupled.bound is not None and coupled.bound < OPEN
 
 
-def enough(found: Chained, wanted: Wanted, *, is_sure: bool = False) -> bool:
-    """Whether chains have done what was asked, and ``is_sure`` what is asked without a bound."""
+def is_doubtful(found: Chained, correction: Correction | None) -> bool:
+    """Whether tails are heavy, and no approximation that is near says that this is all right."""
+    return bool(found.heavy) and (correction is None or not may_jump(correction))
+
+
+def enough(
+    found: Chained, wanted: Wanted, *, is_sure: bool = False, is_heavy: bool = False
+) -> bool:
+    """Whether chains have done what was asked, and ``is_sure`` what is asked without a bound.
+
+    ``is_heavy`` asks the same agreement.
+    """
     asked = wanted.deviation_error
     if is_sure:
         asked = min(SURE_DEVIATION, asked or SURE_DEVIATION)
     is_certain = asked is None or found.deviation_error <= asked
-    is_agreed = found.r_hat < (SURE_R_HAT if is_sure or found.heavy else R_HAT)
+    is_agreed = found.r_hat < (SURE_R_HAT if is_sure or is_heavy else R_HAT)
     return is_certain and is_agreed and not _of_chains(found, wanted)
 
 
@@ -314,11 +324,19 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     if evidence.chains is not None:
         found = evidence.chains
         bounded = evidence.coupled is None or is_bounded(evidence.coupled)
-        against += _of_chains(found, evidence.wanted, rested=evidence.rested, is_sure=not bounded)
+        against += _of_chains(
+            found,
+            evidence.wanted,
+            rested=evidence.rested,
+            is_sure=not bounded,
+            is_heavy=is_doubtful(found, evidence.correction),
+        )
         figures = (
             f"Least certain is '{found.worst_site}': R-hat {found.r_hat:.3f}, ESS "
-            f"{found.ess_bulk:.0f} (tails {found.ess_tail:.0f}). {_words_of_deviations(found)}"
+            f"{found.ess_bulk:.0f} (tails {found.ess_tail:.0f})."
         )
+        if found.deviation_error > 0.0:  # of those that have one
+            figures += f" {_words_of_deviations(found)}"
         if found.heavy:
             names = ", ".join(f"'{name}'" for name in found.heavy)
             figures += (
@@ -477,13 +495,18 @@ def _words_of_deviations(found: Chained) -> str:
 
 
 def _of_chains(
-    found: Chained, wanted: Wanted, *, rested: bool = False, is_sure: bool = False
+    found: Chained,
+    wanted: Wanted,
+    *,
+    rested: bool = False,
+    is_sure: bool = False,
+    is_heavy: bool = False,
 ) -> list[str]:
     """What speaks against chains; of those that had ``rested`` before they went on what is sure.
 
-    ``is_sure`` asks more, of chains of which pairs did not meet.
+    ``is_sure`` asks more, of chains of which pairs did not meet, and ``is_heavy`` more agreement.
     """
-    most = MOST_SURE_R_HAT if is_sure or found.heavy else MOST_R_HAT
+    most = MOST_SURE_R_HAT if is_sure or is_heavy else MOST_R_HAT
     least = wanted.target_ess * (STILL if rested else 1.0)
     reasons = []
     if found.endless:

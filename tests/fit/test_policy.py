@@ -20,6 +20,7 @@ from ppl_ext.fit.policy import (
     chains_refused,
     enough,
     is_bounded,
+    is_doubtful,
     judge,
     may_jump,
     next_rung,
@@ -243,8 +244,9 @@ def test_chains_go_on_for_what_does_not_speak_against_them() -> None:
     assert enough(sure, WANTED, is_sure=True) and not enough(RESTED, WANTED, is_sure=True)
     assert not enough(replace(sure, deviation_error=0.0312), WANTED, is_sure=True)
     # Tails that are heavy may be those of an improper posterior.
-    assert enough(replace(sure, heavy=("t",)), WANTED)
-    assert not enough(replace(RESTED, heavy=("t",)), WANTED)
+    assert enough(sure, WANTED, is_heavy=True) and not enough(RESTED, WANTED, is_heavy=True)
+    heavy = replace(RESTED, heavy=("t",))
+    assert is_doubtful(heavy, FAIR) and not is_doubtful(heavy, GOOD)
 
 
 def test_jumps_alone_want_a_proposal_that_is_near_and_pairs_that_meet() -> None:
