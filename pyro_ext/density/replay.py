@@ -1,8 +1,8 @@
 """Replaying a Pyro model at posterior draws, on all rows of its data.
 
 The model runs at many draws at once, by torch's ``vmap``, and draw by draw where that cannot follow
-it: where it branches on values, say, or where draws are split over processes. Results go to host
-memory, see :mod:`ppl_ext.diagnostics.replay`.
+it: where it branches on values, say. Results go to host memory, see
+:mod:`ppl_ext.diagnostics.replay`.
 """
 
 from __future__ import annotations
@@ -355,6 +355,7 @@ def replay(
         num_draws = len(next(iter(values.values())))
         check_room(described, groups, num_draws, target.dtype.itemsize)
         places = list(range(num_draws))
+        of_all = values
         if sharding is not None:
             places = sharding.own_draws(num_draws)
             values = {name: value[places] for name, value in values.items()}
@@ -366,8 +367,7 @@ def replay(
             unseen = frozenset(missing)
             seeds = [[seed % 2**64, place] for place in places]
             chunks = data_chunk, draw_chunk
-            together = sharding is None
-            _record(recorder, target, data, values, *chunks, most, unseen, seeds, around, together)
+            _record(recorder, target, data, values, *chunks, most, unseen, seeds, around, of_all)
     found = recorder.replayed(sizes)
     if sharding is None:
         return found
@@ -475,7 +475,7 @@ def _record(
     missing: frozenset[str],
     seeds: list[list[int]],
     around: Mapping[str, Any] | None,
-    together: bool,
+    of_all: Mapping[str, Tensor],
 ) -> None:
     num_draws = len(next(iter(values.values())))
     if around is not None:
@@ -505,8 +505,8 @@ def _record(
                 recorder.note_outside(name, np.atleast_1d(_host(flags)), draws)
 
         left, why = recorder.at_draws, ""
-        if left and together and around is None and num_draws > 1:
-            left, why = _put_together(at_draw, values, left, size, seeds, chunk, put)
+        if left and around is None and len(next(iter(of_all.values()))) > 1:
+            left, why = _put_together(at_draw, of_all, left, size, seeds, chunk, put)
         if not left:
             if not recorder.at_draws:
                 put(at_draw({n: value[0] for n, value in values.items()}, ()), slice(0, 1), False)
@@ -556,9 +556,12 @@ def _put_together(
 ) -> tuple[set[str], str]:
     """Compute groups at many draws at once; returns those for which that is not possible, and why.
 
+    ``values`` are those of all draws, ``seeds`` those of the process's own, with their places.
+
     Where new values cannot be drawn so, the other groups still are.
     """
     num_draws = len(next(iter(values.values())))
+    places = np.array([place for _, place in seeds])
     tiers = [groups, groups - {"predictive"}]
     if at_draw.target.bound.enumerated:
         # What depends on values of discrete sites is of one run with them.
@@ -574,8 +577,16 @@ def _put_together(
                 continue
             for begin in range(0, num_draws, size):
                 draws = slice(begin, min(begin + size, num_draws))
-                _seed([*seeds[begin], chunk, draws.stop - begin])
-                put(every({n: value[draws] for n, value in values.items()}), draws, True)
+                # A process computes all chunks that hold some of its draws, so that these have the
+                # same random numbers however draws are split.
+                own = np.flatnonzero((places >= begin) & (places < draws.stop))
+                if not len(own):
+                    continue
+                _seed([seeds[0][0], begin, chunk, draws.stop - begin])
+                found = every({name: value[draws] for name, value in values.items()})
+                rows = torch.as_tensor(places[own] - begin)
+                computed, outside = ({key: of[rows] for key, of in part.items()} for part in found)
+                put((computed, outside), slice(int(own[0]), int(own[-1]) + 1), True)
         except Exception as error:  # noqa: BLE001 - a fault of the model is told draw by draw
             first = str(error).strip().partition("\n")[0]
             why = why or f" ({type(error).__name__}: {first[:100]})"

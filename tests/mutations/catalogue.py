@@ -2488,8 +2488,8 @@ def _looks() -> Iterator[Mutation]:
     yield from pyro(
         "chunks of draws with one noise",
         "density/replay.py",
-        "_seed([*seeds[begin], chunk, draws.stop - begin])",
-        "_seed([*seeds[0], chunk, draws.stop - begin])",
+        "_seed([seeds[0][0], begin, chunk, draws.stop - begin])",
+        "_seed([seeds[0][0], chunk, draws.stop - begin])",
         "fit/test_looks",
     )
 
