@@ -32,6 +32,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.discrete",
         "programs with discrete latent sites: gradients, fits and large data, write out/",
     ),
+    "evidence": (
+        "benchmarks.evidence",
+        "log evidence of fits against a hundred programs where it is known, write out/",
+    ),
     "first-result": (
         "benchmarks.first_result",
         "how long the first answer takes, beside SVI and NUTS, write out/",

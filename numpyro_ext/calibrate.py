@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from numpyro_ext.density import LogDensity
 from numpyro_ext.density.replay import replay
 from numpyro_ext.density.simulate import one_run, prior_draws
 from numpyro_ext.draws import check_key
-from numpyro_ext.fit import fit
+from numpyro_ext.fit import seed_of, ways_of
 from numpyro_ext.sharding import entry
 from ppl_ext.calibrate import calibrate as shared
 from ppl_ext.calibrate.calibrate import (
@@ -31,6 +32,8 @@ from ppl_ext.check.source import Source, source_of
 from ppl_ext.documented import documented
 from ppl_ext.errors import HeldParameterWarning
 from ppl_ext.fit.fit import Fit
+from ppl_ext.fit.many import fit_one
+from ppl_ext.fit.programs import Programs
 
 
 @documented(
@@ -97,11 +100,13 @@ def calibrate(
     def arguments(number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return observations.with_rows(found.predictive, number, _like)
 
+    programs = Programs()
+
     def fitted(number: int) -> tuple[Source, str | None]:
         args, kwargs = arguments(number)
         key = random.fold_in(keys[3], number)
         if fit_function is None:
-            given: Any = fit(key, model, *args, progress_bar=False, **kwargs)
+            given: Any = fit_one(partial(ways_of, model), (args, kwargs), seed_of(key), programs)
         else:
             given = fit_function(key, *args, **kwargs)
         level = given.verdict.level if isinstance(given, Fit) else None

@@ -16,7 +16,7 @@ import optax
 from jax import Array, lax
 from jaxtyping import Float
 
-from numpyro_ext.engine import Engine, EngineState
+from numpyro_ext.engine import EngineState
 from ppl_ext.engines.descent import DescentShell
 
 # The default optimizer without its learning rate, which depends on the length of the run and so
@@ -24,7 +24,7 @@ from ppl_ext.engines.descent import DescentShell
 ADAM = optax.scale_by_adam()
 
 
-class DescentEngine(DescentShell, Engine):
+class DescentEngine(DescentShell):
     def _total(self, state: EngineState) -> Array:
         """T of the run; outside a run ``total_steps``, 0 when that is not given."""
         # A state keeps the horizon of its run when the run is over.

@@ -1070,9 +1070,9 @@ class Engine(EngineShell, ABC):
         num_samples : int, optional
             Number of draws. Default: the engine's own; particle engines return their particles.
         """
-        plan, state = self.plan, getattr(state, "state", state)
-        self.check_state(state)
-        positions = self._draw(plan, state, rng_key, num_samples)
+        plan, found = self.plan, state.state if isinstance(state, RunResult) else state
+        self.check_state(found)
+        positions = self._draw(plan, found, rng_key, num_samples)
         return self.target.constrain(positions, self.data)
 
     def check_state(self, state: Any) -> None:

@@ -36,6 +36,7 @@ from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, Sample, passes_of, total_rows
 from ppl_ext.documented import documented
 from ppl_ext.fit import fit as shared
+from ppl_ext.fit import many
 from ppl_ext.fit.engine import (
     check_own_engine,
     epoch_of,
@@ -45,6 +46,7 @@ from ppl_ext.fit.engine import (
 )
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.habits import SEEDS, check_habits, columns_as_arrays, engine_of
+from ppl_ext.fit.many import MANY_DOCUMENTATION, Fits, calls_of
 from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.problem import (
     Approximate,
@@ -53,6 +55,7 @@ from ppl_ext.fit.problem import (
     Problem,
     problem_of,
 )
+from ppl_ext.fit.programs import Programs
 from ppl_ext.fit.views import NO_NAMES, Names, Views, axis_names
 from ppl_ext.running.settling import Settling
 from ppl_ext.running.sharding import check_sharding
@@ -126,8 +129,8 @@ def fit(
     """
     check_key(rng_key, "fit")
     check_habits(model, kwargs, "fit", KEY_WORDS)
-    engine = engine_of(engine, model, Engine, ENGINE_DEFAULTS, {})
-    check_own_engine(model, guide, engine, Engine)
+    given = engine_of(engine, model, Engine, ENGINE_DEFAULTS, {})
+    check_own_engine(model, guide, given, Engine)
     check_sharding(sharding, Sharding)
     names = axis_names(dims, coords)
     passes = passes_of(batches, args)
@@ -136,25 +139,16 @@ def fit(
     seed = seed_of(keys[1])
 
     def own_engine(program: Callable[..., Any], target: LogDensity) -> Engine | None:
-        if engine is not None or target.local_sites:
-            return engine  # guides have no local latents
+        if given is not None or target.local_sites:
+            return given  # guides have no local latents
         estimator = SVRG(epoch_of(target.plates)) if target.plates else None
         chosen = guide or GUIDES[guide_for(target.dim)]
         rows = None if sharding is None else sharding.of_rows_alone()
         return ProximalScoreVI(program, chosen, estimator=estimator, sharding=rows)
 
+    ways = partial(ways_of, model, engine_of=own_engine, sharding=sharding, names=names)
     return shared.fit(
-        lambda: ways_of(
-            model,
-            args,
-            kwargs,
-            seed,
-            generator,
-            engine_of=own_engine,
-            sharding=sharding,
-            passes=passes,
-            names=names,
-        ),
+        lambda: ways(args, kwargs, seed, generator, passes=passes),
         generator,
         seed,
         budget=budget,
@@ -163,9 +157,64 @@ def fit(
         target_sd_error=target_sd_error,
         exact=exact,
         progress_bar=progress_bar,
-        has_engine=guide is not None or engine is not None,
+        has_engine=guide is not None or given is not None,
+        again=ways if passes is None else None,
         clock=time.perf_counter if sharding is None else sharding.clock,
     )
+
+
+@documented(
+    MANY_DOCUMENTATION,
+    host="NumPyro",
+    randomness="rng_key : array\n        JAX random key.",
+)
+@entry
+def fit_many(
+    rng_key: Array,
+    model: Callable[..., Any],
+    *args: Any,
+    axis: int | Mapping[str, int] = 0,
+    budget: int | None = None,
+    seconds: float | None = None,
+    target_ess: float = TARGET_ESS,
+    exact: bool = True,
+    progress_bar: bool = True,
+    **kwargs: Any,
+) -> Fits:
+    """Fits of one program to many data sets of one shape.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([[1.0, 2.0, 2.0, 3.0], [6.0, 7.0, 7.0, 8.0]])
+    >>> found = nx.fit_many(jax.random.key(0), model, y)
+    >>> print(found, found.draws["mean"].mean(1).round())
+    Fits(2 data sets, 2 trusted) [2. 7.]
+    """
+    check_key(rng_key)
+    calls = calls_of(model, args, kwargs, axis, _as_array)
+    return many.fit_many(
+        partial(ways_of, model),
+        calls,
+        seed_of(rng_key),
+        progress_bar,
+        budget=budget,
+        seconds=seconds,
+        target_ess=target_ess,
+        exact=exact,
+    )
+
+
+def _as_array(value: Any) -> np.ndarray | None:
+    # JAX would compile a program for each slice.
+    return np.asarray(value) if isinstance(value, (Array, np.ndarray)) else None
 
 
 @documented(LOAD_DOCUMENTATION, host="NumPyro")
@@ -207,7 +256,8 @@ def load_fit(
         assert model is not None
         return ways_of(model, args, kwargs, seed, generator, passes=passes, names=names)
 
-    return shared.load_fit(path, None if model is None else ways)
+    again = None if model is None or passes is not None else partial(ways_of, model, names=names)
+    return shared.load_fit(path, None if model is None else ways, again)
 
 
 def seed_of(rng_key: Array) -> int:
@@ -226,13 +276,16 @@ def ways_of(
     engine_of: EngineOf | None = None,
     sharding: Sharding | None = None,
     passes: Passes | None = None,
+    programs: Programs | None = None,
     names: Names = NO_NAMES,
 ) -> Iterator[Problem]:
     """A program as what a fit asks of it: as written first, then with sites non-centred.
 
     Parameters without a prior are held as in ``held`` where they are there. Rows come from a
-    loader where there are ``passes``, to which ``args`` and ``kwargs`` add.
+    loader where there are ``passes``, to which ``args`` and ``kwargs`` add. What does not depend on
+    the arguments' numbers is taken from ``programs`` where it is there.
     """
+    once = Programs() if programs is None else programs
     args, kwargs = columns_as_arrays(args, kwargs, place)
     key, strategy_key = random.split(random.key(seed))
     sample, of_all = None, kwargs
@@ -242,7 +295,10 @@ def ways_of(
         sample = passes.sample(on_host, search.MOST_ROWS, clock)
         args, kwargs = sample.batch.args, {**of_all, **sample.batch.kwargs}
     with nullcontext() if sample is None else sample.meeting():
-        target = LogDensity(model, key, args, kwargs, engine=engine, sharding=sharding)
+        target = once(
+            "as written",
+            lambda: LogDensity(model, key, args, kwargs, engine=engine, sharding=sharding),
+        )
     fitted = {name: value for name, value in (held or {}).items() if name in target.held}
     if fitted:
         target = target.with_held({**target.held, **fitted})
@@ -263,16 +319,22 @@ def ways_of(
         return dict(found)
 
     own = _by_engine(engine_of, model, target, data, strategy_key, passes, of_all)
-    rows = rows_of(target, data)
+    rows = rows_of(target, data, once("its pieces", lambda: pieces_of(target)))
     options = strategy_key, generator, rows, digest, own, passes is not None
     views = Views(args_given, of_all, to_arviz, partial(predictions, model), names, loader)
     written = _problem("as written", target, target, data, as_written, *options)
     yield replace(written, views=views)
-    moves = Moves() if target.plates or rows.every else moves_of(target, data)
+    may_move = not (target.plates or rows.every)
+    moves = once("moves", lambda: moves_of(target, data) if may_move else Moves())
     if not moves.latents:
         return
     program = noncentred(model, moves, target.layout.names)
-    moved = LogDensity(program, key, args, kwargs, engine=engine, check=False, sharding=sharding)
+    moved = once(
+        "non-centred",
+        lambda: LogDensity(
+            program, key, args, kwargs, engine=engine, check=False, sharding=sharding
+        ),
+    )
     moved_data = moved.bind(*args, **kwargs)
 
     def of_sites(z: np.ndarray) -> dict[str, Array]:
@@ -281,7 +343,7 @@ def ways_of(
 
     name = f"with {', '.join(moves.latents)} non-centred"
     own = _by_engine(engine_of, program, moved, moved_data, strategy_key, passes, of_all)
-    rows = rows_of(moved, moved_data)
+    rows = rows_of(moved, moved_data, once("its pieces, non-centred", lambda: pieces_of(moved)))
     options = strategy_key, generator, rows, digest, own, passes is not None
     other = _problem(name, moved, target, moved_data, of_sites, *options, moves.latents)
     yield replace(other, views=views)
@@ -290,6 +352,7 @@ def ways_of(
 def _rows(
     target: LogDensity,
     data: Data,
+    piece: Callable[[Data, dict[str, np.ndarray] | None], Piece],
     *,
     sample: Sample | None,
     passes: Passes | None,
@@ -297,7 +360,6 @@ def _rows(
     generator: np.random.Generator,
 ) -> Rows:
     """Of which rows the density of a target is evaluated."""
-    piece = pieces_of(target)
     if sample is None or passes is None:
         return Rows.of_plates(target.plates, lambda rows: piece(data, rows), generator)
     over = pieces_of(target.over(passes))
@@ -378,6 +440,9 @@ def _problem(
     def by_strategy(number: int) -> np.ndarray:
         return np.asarray(target.initial_positions(number, rng_key, data), np.float64)
 
+    def prior(number: int, seed: int) -> np.ndarray:
+        return np.asarray(target.prior_positions(number, random.key(seed), data), np.float64)
+
     def constrain(z: np.ndarray) -> dict[str, Array]:
         return target.constrain(jnp.asarray(z, target.dtype), data)
 
@@ -401,4 +466,5 @@ def _problem(
         approximate,
         latents,
         has_loader,
+        prior,
     )

@@ -11,27 +11,31 @@ from string import Template
 from typing import Any, TypeVar
 
 Item = TypeVar("Item", bound=Callable[..., Any])
+Kind = TypeVar("Kind")
 
 
 #: The section of a docstring that packages write for themselves, as their hosts differ.
 EXAMPLES = "Examples\n--------\n"
 
 
-class Documented:
-    """Base of classes whose subclasses have its docstring where they have none of their own.
+def documents_subclasses(base: type[Kind]) -> type[Kind]:
+    """Let subclasses have a class's docstring where they have none of their own.
 
     A docstring that has examples alone goes on from the inherited one.
     """
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
+    def complete(cls: type, **keywords: Any) -> None:
+        super(base, cls).__init_subclass__(**keywords)  # type: ignore[misc]
         # `help` shows a class's own docstring alone, `inspect.getdoc` and Sphinx look at bases too.
-        inherited = next((base.__doc__ for base in cls.__mro__[1:] if base.__doc__), None)
+        inherited = next((each.__doc__ for each in cls.__mro__[1:] if each.__doc__), None)
         own = inspect.cleandoc(cls.__doc__ or "")
         if not own:
             cls.__doc__ = inherited
         elif own.startswith(EXAMPLES):
             cls.__doc__ = f"{inspect.cleandoc(inherited or '')}\n\n{own}\n"
+
+    base.__init_subclass__ = classmethod(complete)  # type: ignore[assignment]
+    return base
 
 
 def documented(shared: str, **own: str) -> Callable[[Item], Item]:

@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import _thread
 import functools
+import operator
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from threading import get_ident, main_thread
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
@@ -88,10 +90,6 @@ _interrupt = _Interrupt()
 KEEPERS: list[Callable[[], Callable[[], None]]] = []
 
 
-def _is_main() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
-
-
 @contextmanager
 def between_steps() -> Iterator[None]:
     """Context in which Ctrl-C waits until everything is whole; see above.
@@ -100,7 +98,7 @@ def between_steps() -> Iterator[None]:
     nothing in threads other than the main one, which Ctrl-C does not reach, or where a program has
     switched Ctrl-C off.
     """
-    if not _is_main():
+    if get_ident() != main_thread().ident:
         yield
         return
     if _interrupt.depth:
@@ -114,7 +112,7 @@ def between_steps() -> Iterator[None]:
     if not callable(previous):
         yield
         return
-    put_back, was_heard = [keep() for keep in KEEPERS], False
+    put_back, was_heard = list(map(operator.call, KEEPERS)), False
     _interrupt.depth, _interrupt.locks, _interrupt.previous = 1, 0, previous
     _interrupt.held = _interrupt.at_once = False
     signal.signal(signal.SIGINT, _interrupt)
@@ -132,13 +130,14 @@ def between_steps() -> Iterator[None]:
         _interrupt.depth, _interrupt.held = 0, False
         if was_heard:
             _interrupt.forget()
-        _interrupt.heard()
+        if _interrupt.pending is not None:
+            _interrupt.heard()
 
 
 @contextmanager
 def at_once() -> Iterator[None]:
     """Context for functions of the user's, in which Ctrl-C comes at once."""
-    if not _is_main():
+    if get_ident() != main_thread().ident:
         yield
         return
     before, _interrupt.at_once = _interrupt.at_once, True
@@ -151,7 +150,7 @@ def at_once() -> Iterator[None]:
 
 def hold() -> bool:
     """From here on Ctrl-C waits for :func:`release`; returns whether it did so already."""
-    if not _is_main():
+    if get_ident() != main_thread().ident:
         return True
     before, _interrupt.held = _interrupt.held, True
     return before
@@ -159,14 +158,15 @@ def hold() -> bool:
 
 def release() -> None:
     """Everything is whole again: a Ctrl-C that has waited is heard now."""
-    if _is_main():
+    if get_ident() == main_thread().ident:
         _interrupt.held = False
-        _interrupt.heard()
+        if _interrupt.pending is not None:
+            _interrupt.heard()
 
 
 def heard() -> None:
     """A place where everything is whole: a Ctrl-C that has waited is heard now."""
-    if _interrupt.pending is not None and _is_main():
+    if _interrupt.pending is not None and get_ident() == main_thread().ident:
         _interrupt.heard()
 
 
@@ -192,7 +192,7 @@ class _Swapped(AbstractContextManager[Entered]):
             _hold_as(before)
             self._waits.__exit__(*sys.exc_info())
             raise
-        _interrupt.locks += _is_main()
+        _interrupt.locks += get_ident() == main_thread().ident
         _hold_as(before)
         return entered
 
@@ -202,7 +202,7 @@ class _Swapped(AbstractContextManager[Entered]):
             return self._context.__exit__(*exception)
         finally:
             HOST.release()
-            _interrupt.locks -= _is_main()
+            _interrupt.locks -= get_ident() == main_thread().ident
             _hold_as(before)
             self._waits.__exit__(*exception)
             if exception[0] is None and not _interrupt.locks:

@@ -27,7 +27,10 @@ from ppl_ext.errors import (
     StartWarning,
     UnsettledWarning,
 )
+from ppl_ext.fit.compare import compare
+from ppl_ext.fit.evidence import LogEvidence
 from ppl_ext.fit.fit import Fit
+from ppl_ext.fit.many import Fits
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.networks import priors
 from ppl_ext.running.settling import Settled, Settling
@@ -56,7 +59,7 @@ from pyro_ext.diagnostics import (
     uncertainty_score,
     uncertainty_split,
 )
-from pyro_ext.fit import fit, load_fit
+from pyro_ext.fit import fit, fit_many, load_fit
 from pyro_ext.gradients import (
     SAGA,
     SVRG,
@@ -131,10 +134,14 @@ __all__ = [
     # the right answer, or a clear no
     "Calibration",
     "Fit",
+    "Fits",
+    "LogEvidence",
     "Verdict",
     "calibrate",
     "check",
+    "compare",
     "fit",
+    "fit_many",
     "load_fit",
     "warm_chains",
     # where runs start

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,13 @@ from ppl_ext.check.source import Source, source_of
 from ppl_ext.documented import documented
 from ppl_ext.errors import HeldParameterWarning
 from ppl_ext.fit.fit import Fit
+from ppl_ext.fit.many import fit_one
+from ppl_ext.fit.programs import Programs
 from pyro_ext.check import of_host
 from pyro_ext.density import LogDensity
 from pyro_ext.density.replay import replay
 from pyro_ext.density.simulate import one_run, prior_draws
-from pyro_ext.fit import fit
+from pyro_ext.fit import ways_of
 
 
 @documented(
@@ -89,10 +92,12 @@ def calibrate(
     def arguments(number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return observations.with_rows(found.predictive, number, _like)
 
+    programs = Programs()
+
     def fitted(number: int) -> tuple[Source, str | None]:
         args, kwargs = arguments(number)
         if fit_function is None:
-            given: Any = fit(model, *args, seed=fits[number], progress_bar=False, **kwargs)
+            given: Any = fit_one(partial(ways_of, model), (args, kwargs), fits[number], programs)
         else:
             given = fit_function(*args, **kwargs)
         level = given.verdict.level if isinstance(given, Fit) else None

@@ -16,34 +16,21 @@ import torch
 from torch import Tensor
 
 from ppl_ext.engines.descent import DescentShell
-from pyro_ext.engine import Engine
 from pyro_ext.optim import EngineOptimizer, Undo, check_optimizer
 
 Parameters: TypeAlias = Mapping[str, Tensor]
 
 
-class DescentEngine(DescentShell, Engine):
+class DescentEngine(DescentShell):
+    # Of the engine that this is a part of.
+    num_steps_taken: int
+    _horizon: int | None
+
     @staticmethod
     def _host_optimizer(optim: Any) -> Any:
         if optim is not None:
             check_optimizer(optim)
         return optim
-
-    def _restore(self, header: dict[str, Any], state: dict[str, Any]) -> None:
-        super()._restore(header, state)
-        if self._horizon is None:
-            self._horizon = state["algorithm"]["total_steps"]
-
-    def load(self, path: Any) -> None:
-        # The saved T holds until a run sets its own.
-        before, self._horizon = self._horizon, None
-        try:
-            super().load(path)
-        except Exception:
-            self._horizon = before
-            raise
-
-    load.__doc__ = Engine.load.__doc__
 
     @property
     def _total(self) -> int | None:

@@ -84,12 +84,29 @@ Result = TypeVar("Result")
 def _at_work(
     verb: Callable[Concatenate[Engine, Parameters], Result],
 ) -> Callable[Concatenate[Engine, Parameters], Result]:
-    """A verb that uses the state: by one thread at a time, in torch's usual mode."""
+    """A verb that uses the state: by one thread at a time, in torch's usual mode.
+
+    Ctrl-C waits around it (:func:`~ppl_ext.process.between_steps`).
+    """
 
     @functools.wraps(verb)
     def working(self: Engine, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        with self._working():
+        thread = threading.get_ident()
+        if self._thread.get("of") == thread:  # a callback's call, or a verb's of another
             return verb(self, *args, **kwargs)
+        if self._thread.setdefault("of", thread) != thread:
+            raise ArgumentError(
+                f"Expected one thread at a time to use this {type(self).__name__}, found a "
+                "second: they would share its state. Make an engine for each thread, or a copy: "
+                "copy.deepcopy(engine)."
+            )
+        quiet = nullcontext() if self.sharding is None else self.sharding.quiet()
+        try:
+            # Tensors that are made in torch's inference mode can be used nowhere else.
+            with torch.inference_mode(False), quiet:
+                return verb(self, *args, **kwargs)
+        finally:
+            del self._thread["of"]
 
     return working
 
@@ -207,12 +224,19 @@ class _Bound:
     """What is known once the engine has met the model's arguments: ``data`` are the last ones.
 
     ``memory`` is the digest of what the estimator knows of them, ``seen`` which tensors these were.
+    ``inputs`` tell whether the next step has the same arguments, where that can be told without a
+    look at what they hold.
     """
 
     plan: Plan
     data: Data
     memory: str = ""
     seen: tuple[tuple[int, int], ...] = ()
+    inputs: Any = None
+
+    def of_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Bound:
+        """The same, after a step's arguments were met."""
+        return self if self.seen else replace(self, inputs=self.plan.target.inputs_of(args, kwargs))
 
 
 class Engine(EngineShell, ABC):
@@ -409,6 +433,10 @@ class Engine(EngineShell, ABC):
         What the algorithm has reached stays. ``look`` tells whether to look at what the model
         computes and at the numbers of the data, which takes a run of the model.
         """
+        if not look and self._bound is not None:
+            inputs = self._bound.inputs
+            if inputs is not None and inputs.is_of(args, kwargs):
+                return
         known = self._known()
         agrees = look or known is None
         if agrees:
@@ -563,7 +591,7 @@ class Engine(EngineShell, ABC):
 
         Of another ``target`` than the plan's where one is given; each score counts ``cost`` times.
         """
-        plan = self._require_bound().plan
+        plan = self._bound.plan
         score, self._estimator_state = plan.estimator.estimate(
             target or plan.target, self._estimator_state, z, data, self._generator
         )
@@ -572,29 +600,6 @@ class Engine(EngineShell, ABC):
         return score
 
     # -- verbs -------------------------------------------------------------------------------
-
-    @contextmanager
-    def _working(self) -> Iterator[None]:
-        """Context in which the state is used: by one thread, in torch's usual mode.
-
-        Tensors that are made in ``torch.inference_mode`` can be used nowhere else.
-        """
-        thread = threading.get_ident()
-        if self._thread.get("of") == thread:  # a callback's call, or a verb's of another
-            yield
-            return
-        if self._thread.setdefault("of", thread) != thread:
-            raise ArgumentError(
-                f"Expected one thread at a time to use this {type(self).__name__}, found a "
-                "second: they would share its state. Make an engine for each thread, or a copy: "
-                "copy.deepcopy(engine)."
-            )
-        quiet = nullcontext() if self.sharding is None else self.sharding.quiet()
-        try:
-            with between_steps(), torch.inference_mode(False), quiet:
-                yield
-        finally:
-            del self._thread["of"]
 
     @entry
     @_at_work
@@ -608,10 +613,11 @@ class Engine(EngineShell, ABC):
         """
         before = self._bound, self._estimator_state, self._generator.get_state()
         self._meet(args, kwargs, look=False)
+        if self._bound is not before[0]:
+            self._bound = self._bound.of_step(args, kwargs)
         self._seen = None
         try:
-            with between_steps():
-                return self._step_once().loss
+            return self._step_once().loss
         except BaseException:
             # Data that the step failed with are not met either. A first meeting stays: the state
             # that it made is the one before the step.
@@ -880,6 +886,7 @@ class Engine(EngineShell, ABC):
             rows=lambda: Rows.of_plates(target.plates, pieces, np.random.default_rng(0)),
         )
 
+    @between_steps()
     @_at_work
     def get_samples(self, num_samples: int | RunResult | None = None) -> dict[str, Tensor]:
         """Posterior draws: latent site to constrained values, leading dimension = draws.
@@ -959,6 +966,7 @@ class Engine(EngineShell, ABC):
         with isolated_parameters(held):
             self.setup(*args, **kwargs)
 
+    @between_steps()
     @_at_work
     def load(self, path: str | os.PathLike[str] | SavedState) -> None:
         """Take over a saved state; the next run goes on from it exactly.
@@ -976,13 +984,19 @@ class Engine(EngineShell, ABC):
         ArgumentError
             The state is another engine's, one with other settings, or of another model.
         """
-        with state_files.reading(path):
-            saved = _found(path, type(self).__name__)
-            if self._bound is None:
-                self._restore_counts(saved[1])
-                self._pending = saved
-            else:
-                self._restore(*saved)
+        # The saved end of a run holds until a run sets its own.
+        before, self._horizon = self._horizon, None
+        try:
+            with state_files.reading(path):
+                saved = _found(path, type(self).__name__)
+                if self._bound is None:
+                    self._restore_counts(saved[1])
+                    self._pending = saved
+                else:
+                    self._restore(*saved)
+        except Exception:
+            self._horizon = before
+            raise
 
     def _restore(self, header: dict[str, Any], state: dict[str, Any]) -> None:
         plan, bound = self.plan, self._require_bound()
@@ -997,6 +1011,8 @@ class Engine(EngineShell, ABC):
         except BaseException:
             self._take_over(before)
             raise
+        if self._horizon is None:
+            self._horizon = state["algorithm"].get("total_steps")
 
     def _take_over(self, state: dict[str, Any]) -> None:
         plan, bound = self.plan, self._require_bound()

@@ -25,6 +25,7 @@ from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, Sample, passes_of, total_rows
 from ppl_ext.documented import documented
 from ppl_ext.fit import fit as shared
+from ppl_ext.fit import many
 from ppl_ext.fit.engine import (
     check_own_engine,
     epoch_of,
@@ -34,6 +35,7 @@ from ppl_ext.fit.engine import (
 )
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.habits import KEYS, check_habits, columns_as_arrays, engine_of
+from ppl_ext.fit.many import MANY_DOCUMENTATION, Fits, calls_of
 from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.problem import (
     Approximate,
@@ -42,6 +44,7 @@ from ppl_ext.fit.problem import (
     Problem,
     problem_of,
 )
+from ppl_ext.fit.programs import Programs
 from ppl_ext.fit.views import NO_NAMES, Names, Views, axis_names
 from ppl_ext.options import describe
 from ppl_ext.running.settling import Settling
@@ -124,8 +127,8 @@ def fit(
     2 0.5
     """
     check_habits(model, kwargs, "fit", SEED_WORDS)
-    engine = engine_of(engine, model, Engine, ENGINE_DEFAULTS, {"seed": seed})
-    check_own_engine(model, guide, engine, Engine)
+    given = engine_of(engine, model, Engine, ENGINE_DEFAULTS, {"seed": seed})
+    check_own_engine(model, guide, given, Engine)
     check_sharding(sharding, Sharding)
     names = axis_names(dims, coords)
     passes = passes_of(batches, args)
@@ -140,24 +143,15 @@ def fit(
     generator = np.random.default_rng(seed)
 
     def own_engine(program: Callable[..., Any], target: LogDensity) -> Engine | None:
-        if engine is not None or target.local_sites:
-            return engine  # guides have no local latents
+        if given is not None or target.local_sites:
+            return given  # guides have no local latents
         estimator = SVRG(epoch_of(target.plates)) if target.plates else None
         chosen = guide or GUIDES[guide_for(target.dim)]
         return ProximalScoreVI(program, chosen, estimator=estimator, seed=seed, sharding=sharding)
 
+    ways = partial(ways_of, model, engine_of=own_engine, sharding=sharding, names=names)
     return shared.fit(
-        lambda: ways_of(
-            model,
-            args,
-            kwargs,
-            seed,
-            generator,
-            engine_of=own_engine,
-            sharding=sharding,
-            passes=passes,
-            names=names,
-        ),
+        lambda: ways(args, kwargs, seed, generator, passes=passes),
         generator,
         seed,
         budget=budget,
@@ -167,8 +161,60 @@ def fit(
         exact=exact,
         progress_bar=progress_bar and (sharding is None or sharding.writes),
         clock=time.perf_counter if sharding is None else sharding.clock,
-        has_engine=guide is not None or engine is not None,
+        has_engine=guide is not None or given is not None,
+        again=ways if passes is None else None,
     )
+
+
+@documented(
+    MANY_DOCUMENTATION,
+    host="Pyro",
+    randomness="seed : int\n        Of the random numbers; see below.",
+)
+@entry
+def fit_many(
+    model: Callable[..., Any],
+    *args: Any,
+    axis: int | Mapping[str, int] = 0,
+    seed: int = 0,
+    budget: int | None = None,
+    seconds: float | None = None,
+    target_ess: float = TARGET_ESS,
+    exact: bool = True,
+    progress_bar: bool = True,
+    **kwargs: Any,
+) -> Fits:
+    """Fits of one program to many data sets of one shape.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([[1.0, 2.0, 2.0, 3.0], [6.0, 7.0, 7.0, 8.0]])
+    >>> found = px.fit_many(model, y)
+    >>> print(found, found.draws["mean"].mean(1).round())
+    Fits(2 data sets, 2 trusted) [2. 7.]
+    """
+    calls = calls_of(model, args, kwargs, axis, _as_array)
+    return many.fit_many(
+        partial(ways_of, model),
+        calls,
+        seed,
+        progress_bar,
+        budget=budget,
+        seconds=seconds,
+        target_ess=target_ess,
+        exact=exact,
+    )
+
+
+def _as_array(value: Any) -> Any:
+    return value if isinstance(value, Tensor | np.ndarray) else None
 
 
 @documented(LOAD_DOCUMENTATION, host="Pyro")
@@ -209,7 +255,8 @@ def load_fit(
         assert model is not None
         return ways_of(model, args, kwargs, seed, generator, passes=passes, names=names)
 
-    return shared.load_fit(path, None if model is None else ways)
+    again = None if model is None or passes is not None else partial(ways_of, model, names=names)
+    return shared.load_fit(path, None if model is None else ways, again)
 
 
 def ways_of(
@@ -221,12 +268,15 @@ def ways_of(
     engine_of: EngineOf | None = None,
     sharding: Sharding | None = None,
     passes: Passes | None = None,
+    programs: Programs | None = None,
     names: Names = NO_NAMES,
 ) -> Iterator[Problem]:
     """A program as what a fit asks of it: as written first, then with sites non-centred.
 
-    Rows come from a loader where there are ``passes``, to which ``args`` and ``kwargs`` add.
+    Rows come from a loader where there are ``passes``, to which ``args`` and ``kwargs`` add. What
+    does not depend on the arguments' numbers is taken from ``programs`` where it is there.
     """
+    once = Programs() if programs is None else programs
     args, kwargs = columns_as_arrays(args, kwargs, placing(None))
     rng, of_all = torch.Generator().manual_seed(seed), kwargs
     args_given, loader = args, None if passes is None else passes.loader
@@ -237,7 +287,10 @@ def ways_of(
         args, kwargs = sample.batch.args, {**of_all, **sample.batch.kwargs}
         loaded = tuple(sample.batch.kwargs)
     with nullcontext() if sample is None else sample.meeting():
-        target = LogDensity(model, args, kwargs, sharding=sharding, loaded=loaded)
+        target = once(
+            "as written",
+            lambda: LogDensity(model, args, kwargs, sharding=sharding, loaded=loaded),
+        )
     data = target.bind(*args, **kwargs)
     rows_of = partial(_rows, sample=sample, passes=passes, kwargs=of_all, generator=generator)
 
@@ -260,11 +313,15 @@ def ways_of(
     views = Views(args_given, of_all, to_arviz, partial(predictions, model), names, loader)
     written = _problem("as written", target, target, data, as_written, *options)
     yield replace(written, views=views)
-    moves = Moves() if target.plates or rows.every else moves_of(target, data)
+    may_move = not (target.plates or rows.every)
+    moves = once("moves", lambda: moves_of(target, data) if may_move else Moves())
     if not moves.latents:
         return
     program = noncentred(model, moves, target.layout.names)
-    moved = LogDensity(program, args, kwargs, sharding=sharding, loaded=loaded)
+    moved = once(
+        "non-centred",
+        lambda: LogDensity(program, args, kwargs, sharding=sharding, loaded=loaded),
+    )
     moved_data = moved.bind(*args, **kwargs)
 
     def of_sites(z: np.ndarray) -> dict[str, Tensor]:
@@ -365,6 +422,10 @@ def _problem(
     def by_strategy(number: int) -> np.ndarray:
         return target.initial_positions(number, rng, data).double().cpu().numpy()
 
+    def prior(number: int, seed: int) -> np.ndarray:
+        of_seed = torch.Generator().manual_seed(seed)
+        return target.prior_positions(number, of_seed, data).double().cpu().numpy()
+
     def constrain(z: np.ndarray) -> dict[str, np.ndarray]:
         found = target.constrain(torch.as_tensor(z, dtype=target.dtype), data)
         return {name: value.detach().cpu().numpy() for name, value in found.items()}
@@ -389,4 +450,5 @@ def _problem(
         approximate,
         latents,
         has_loader,
+        prior,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import warnings
@@ -199,6 +200,14 @@ class EngineOptimizer:
                 self.defaults.append(optimizer)
             self._schedulers.append(scheduler)
             self._clips.append(clip)
+        self._owned = [self._tensors(number) for number in range(len(makers))]
+        self._has_schedules = any(each is not None for each in self._schedulers)
+        # Whether what a step changes is where torch's own optimizers have it.
+        self._usual = all(
+            type(each).state_dict is torch.optim.Optimizer.state_dict
+            and type(each).load_state_dict is torch.optim.Optimizer.load_state_dict
+            for each in self._optimizers
+        )
         #: As they were given, before any step.
         self._given = [_settings(optimizer) for optimizer in self._optimizers]
 
@@ -250,7 +259,7 @@ class EngineOptimizer:
                 gradient = gradients[name].detach()[part.indices[name]]
                 tensor.grad = gradient.to(tensor.dtype).contiguous()
         for number, optimizer in enumerate(self._optimizers):
-            tensors, clip = self._tensors(number), self._clips[number]
+            tensors, clip = self._owned[number], self._clips[number]
             if "clip_norm" in clip:
                 torch.nn.utils.clip_grad_norm_(tensors, clip["clip_norm"])
             if "clip_value" in clip:
@@ -258,7 +267,8 @@ class EngineOptimizer:
             optimizer.step()
             for tensor in tensors:
                 tensor.grad = None
-        self._advance()
+        if self._has_schedules:
+            self._advance()
 
     def plan(self, num_steps: int) -> PlannedSteps:
         """What the next steps will be; nothing is changed."""
@@ -342,19 +352,37 @@ class EngineOptimizer:
             "given": self._given,
         }
 
-    def snapshot(self) -> dict[str, Any]:
-        """A copy of the state, which later steps leave as it is, for :meth:`load_state_dict`."""
-        state = self.state_dict()
-        for optimizer in state["optimizers"]:
-            # The dictionary is new, but its tensors are those that the next step writes to.
-            optimizer["state"] = {
-                index: {
-                    name: value.clone() if isinstance(value, Tensor) else value
-                    for name, value in entries.items()
-                }
-                for index, entries in optimizer["state"].items()
-            }
-        return state
+    def snapshot(self) -> Any:
+        """A copy of the state, which later steps leave as it is, for :meth:`put_back`."""
+        if not self._usual:
+            return copy.deepcopy(self.state_dict())
+        # Torch's own state_dict takes as long as ten operations on small tensors.
+        optimizers = []
+        for optimizer in self._optimizers:
+            state = {}
+            for tensor, entries in optimizer.state.items():
+                state[tensor] = entries = dict(entries)
+                for name, value in entries.items():
+                    if isinstance(value, Tensor):
+                        entries[name] = value.clone()
+            optimizers.append((state, list(map(dict, optimizer.param_groups))))
+        return optimizers, self._schedules() if self._has_schedules else self._schedulers
+
+    def put_back(self, snapshot: Any) -> None:
+        """Take over a state from :meth:`snapshot`, which is of no use afterwards."""
+        if not self._usual:
+            self.load_state_dict(snapshot)
+            return
+        optimizers, schedules = snapshot
+        for optimizer, (state, groups) in zip(self._optimizers, optimizers, strict=True):
+            optimizer.state.clear()
+            optimizer.state.update(state)
+            for group, before in zip(optimizer.param_groups, groups, strict=True):
+                group.clear()
+                group.update(before)
+        for scheduler, entries in zip(self._schedulers, schedules, strict=True):
+            if scheduler is not None:
+                scheduler.load_state_dict(entries)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state from :meth:`state_dict`.
@@ -409,7 +437,9 @@ class Undo:
     """
 
     def __init__(self, tensors: Iterable[Tensor], optimizer: EngineOptimizer) -> None:
-        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        self._tensors: list[tuple[Tensor, Tensor]] = []
+        for tensor in tensors:
+            self._tensors.append((tensor, tensor.detach().clone()))
         self._optimizer, self._state = optimizer, optimizer.snapshot()
 
     def __call__(self) -> None:
@@ -417,7 +447,7 @@ class Undo:
         with torch.no_grad():
             for tensor, before in self._tensors:
                 tensor.copy_(before)
-        self._optimizer.load_state_dict(self._state)
+        self._optimizer.put_back(self._state)
 
     def __enter__(self) -> Undo:
         return self

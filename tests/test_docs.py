@@ -182,7 +182,7 @@ y = dist.Bernoulli(logits=x[:, 0]).sample()
     ("sgmcmc", "px"): {0: LOGISTIC["px"]},
     ("sgmcmc", "nx"): {
         0: LOGISTIC["nx"],
-        1: """
+        2: """
 def model(x, y):
     w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
     with numpyro.plate("data", 400, subsample_size=len(x)):

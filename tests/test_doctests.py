@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ppl_ext.documented import Documented, documented
+from ppl_ext.documented import documented, documents_subclasses
 
 PACKAGES = ("pyro_ext", "numpyro_ext")
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
@@ -87,7 +87,8 @@ def test_an_example_that_is_wrong_or_missing_is_seen() -> None:
 
 
 def test_examples_of_a_package_come_after_what_both_share() -> None:
-    class Shared(Documented):
+    @documents_subclasses
+    class Shared:
         """Add.
 
         Parameters

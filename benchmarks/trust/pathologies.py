@@ -15,10 +15,12 @@ from benchmarks.trust.planted import (
     supports,
     switching,
     tails,
+    widths,
 )
 
 FAMILIES = (
     modes,
+    widths,
     funnels,
     shapes,
     tails,

@@ -44,6 +44,9 @@ class Pathology:
     single : bool
         Whether single precision can hold the right answer.
     note : str
+    reach : callable or None
+        The share of ascents from draws of the prior that end in the mode that is reached least, of
+        those of some mass; None where nobody has counted.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Pathology:
     same_transform: bool = True
     single: bool = True
     note: str = ""
+    reach: Callable[[], float] | None = None
 
     @property
     def proper(self) -> bool:

@@ -59,6 +59,8 @@ class Problem:
         How latent sites and parameters go together.
     single : bool
         Whether single precision can hold the right answer.
+    reach : callable or None
+        See :class:`Pathology`.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Problem:
     reference: Callable[[], Draws] | None
     sites: SiteMap = field(default_factory=SiteMap)
     single: bool = True
+    reach: Callable[[], float] | None = None
 
     @property
     def proper(self) -> bool:
@@ -118,6 +121,7 @@ def of_pathology(problem: Pathology) -> Problem:
         lambda backend: Program(problem.model(backend), problem.args(backend)),
         functools.partial(problem.draws, number, 1_000) if problem.proper else None,
         single=problem.single,
+        reach=problem.reach,
     )
 
 

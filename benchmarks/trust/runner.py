@@ -85,6 +85,8 @@ def one(case: Case, problem: Problem, arguments: argparse.Namespace, book: Book)
     # Told of runs that fail, too.
     figures: dict[str, Any] = {"kind": problem.kind}
     figures["answerable"] = problem.proper and (case.double or problem.single)
+    if problem.reach is not None:
+        figures["reach"] = problem.reach()
     record = Record("trust", case.method, case.backend, case.problem, case.seed, settings, figures)
 
     def work(record: Record) -> None:

@@ -39,7 +39,7 @@ from numpyro_ext.density.handlers import (
 from numpyro_ext.density.layout import Data, DataPlate, Layout
 from ppl_ext.errors import ArgumentError
 from ppl_ext.process import swapped
-from ppl_ext.target.families import family_of
+from ppl_ext.target.families import family_of, is_improper
 from ppl_ext.target.scores import check_observations
 
 InitStrategy = Callable[..., Any]
@@ -222,8 +222,9 @@ def structure_of(run: FirstRun) -> Structure:
     held = {name: site["value"] for name, site in run.trace.items() if site["type"] == "param"}
     held.update({name: state for name, state in run.states.items() if name in run.trace})
     families = {name: family_of(run.trace[name]["fn"]) for name in shapes}
+    improper = tuple(name for name in shapes if is_improper(run.trace[name]["fn"]))
     return Structure(
-        layout=Layout(tuple(shapes), shapes, families),
+        layout=Layout(tuple(shapes), shapes, families, improper),
         plates=plates,
         local_sites=tuple(local),
         observed_sites=tuple(n for n, site in run.trace.items() if is_observation(site)),

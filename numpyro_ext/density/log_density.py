@@ -395,6 +395,19 @@ class LogDensity(LogDensityShell[Array, Data]):
             return jax.device_put(found.astype(self.dtype))
         return self._start.positions(num, rng_key, self.arguments.as_evaluated(data))
 
+    def prior_positions(self, num: int, rng_key: Array, data: Data) -> Float[Array, "P D"]:
+        """Positions (P, D) of draws of the prior, by a forward run of the model for each.
+
+        Factors have no part in them. Positions may lie where density or score is not finite.
+
+        Raises
+        ------
+        NotImplementedError
+            A latent site has a distribution without draws, as an improper one.
+        """
+        check_count("num", num)
+        return self._start.from_prior(num, rng_key, self.arguments.as_evaluated(data))
+
     # -- observed distributions ---------------------------------------------------------------
 
     def _trace(self, z: Array, data: Data, indices: Mapping[str, Array] | None) -> Trace:

@@ -60,6 +60,7 @@ class StartingPositions:
         self._bound = evaluation.bound
         self._strategy = init_strategy
         self._programs: dict[Any, Program] = {}
+        self._prior: Program | None = None
 
     def attempt(self, data: Data, rng_key: Array) -> Attempt:
         """Draw a position and look at it."""
@@ -106,6 +107,29 @@ class StartingPositions:
         found = [self._first_finite(bits, kind, data) for bits in every]
         return jax.device_put(np.stack(found).astype(self._bound.dtype))
 
+    def from_prior(self, num: int, rng_key: Array, data: Data) -> Float[Array, "P D"]:
+        """Positions of draws of the prior, by a forward run of the model for each.
+
+        Raises
+        ------
+        NotImplementedError
+            A latent site has a distribution without draws, as an improper one.
+        """
+        kind, bound = _kind(rng_key), self._bound
+
+        def drawn(bits: Array, data: Data) -> Array:
+            def one(bits: Array) -> Array:
+                model = bound.controlled(bound.rows_for_values())
+                seeded = handlers.seed(model, bits if kind is None else _key(bits, kind))
+                return bound.unconstrained(run_trace(seeded, data.args, data.kwargs))
+
+            return lax.map(one, bits)
+
+        if self._prior is None:
+            self._prior = Program(drawn, rarely=True)
+        found: Array = self._prior(_splitting(num)(rng_key), data)
+        return found
+
     def check(self, rng_key: Array, data: Data, judge: Callable[[Attempt], None]) -> None:
         """See that there is a finite position; the last attempt of many is shown to ``judge``.
 
@@ -135,6 +159,7 @@ class StartingPositions:
     def forget(self) -> None:
         """Let go of compiled programs; one that is wanted again is compiled again."""
         self._programs.clear()
+        self._prior = None
 
     def _first_finite(
         self,

@@ -197,5 +197,9 @@ def predictions(
     draws = {name: np.asarray(value) for name, value in draws.items()}
     observing = ObserveMissing(model, draws)
     target, data = target_of_model(observing, args, kwargs, all_rows=False, owner="predict")
-    options = {"missing": observing.missing, "all_rows": False, "rng_key": random.key(seed)}
+    options: dict[str, Any] = {
+        "missing": observing.missing,
+        "all_rows": False,
+        "rng_key": random.key(seed),
+    }
     return replay(target, draws, data, groups=("predictive",), **options).predictive

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.descent import DescentEngine
 from numpyro_ext.draws import key_or, standard_normal
-from numpyro_ext.engine import EngineState, Plan, key_of_draws
+from numpyro_ext.engine import Engine, EngineState, Plan, key_of_draws
 from numpyro_ext.guides.arrays import JaxFunctions
 from numpyro_ext.networks.modules import take_apart
 from numpyro_ext.optim import as_optimizer
@@ -70,7 +70,7 @@ class SamplerPlan(Plan):
     clip_norm: float | None
 
 
-class SteinDiscrepancyVI(Shell, DescentEngine):
+class SteinDiscrepancyVI(Shell, DescentEngine, Engine):
     """Examples
     --------
     >>> import jax, numpyro

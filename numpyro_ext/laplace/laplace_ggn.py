@@ -23,7 +23,7 @@ from numpyro_ext.laplace.gaussian import Precision, precision_of
 from numpyro_ext.laplace.likelihood import LikelihoodCurvature
 from numpyro_ext.laplace.prior import ConditionalPrior
 from numpyro_ext.programs import Program, concretely
-from numpyro_ext.stein import DirectionEngine
+from numpyro_ext.stein import ParticleEngine
 from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.engines.judgement import Drawn
@@ -48,7 +48,7 @@ class LaplacePlan(Plan):
     posterior: _Posterior = field(repr=False, compare=False)
 
 
-class LaplaceGGN(LaplaceShell, DirectionEngine):
+class LaplaceGGN(LaplaceShell, ParticleEngine):
     """Examples
     --------
     >>> import jax, numpyro

@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 from numpyro_ext.guides.flat_density import Moments
 from numpyro_ext.score.gaussian_matching import GaussianMatching
+from numpyro_ext.score.guide_engine import GuideEngine
 from ppl_ext.score_matching.matching import BaMShell, bam_moments
 
 
@@ -31,7 +32,7 @@ def _triangular(rows: Float[Array, "n D"]) -> Float[Array, "D D"]:
     return upper.T * jnp.where(jnp.diagonal(upper) < 0, -1.0, 1.0)
 
 
-class BaM(BaMShell, GaussianMatching):
+class BaM(BaMShell, GaussianMatching, GuideEngine):
     """Examples
     --------
     >>> import jax, numpyro

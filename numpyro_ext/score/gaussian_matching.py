@@ -17,7 +17,7 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.engine import EngineState
 from numpyro_ext.gradients import Full
 from numpyro_ext.guides.flat_density import Parameters
-from numpyro_ext.score.guide_engine import GuideEngine, GuidePlan
+from numpyro_ext.score.guide_engine import GuidePlan
 from numpyro_ext.score.overflow import judged
 from ppl_ext.score_matching.matching import RECENT, MatchingShell, pull
 from ppl_ext.score_matching.regression.overflow import LENIENCE
@@ -38,11 +38,11 @@ class MatchingState(NamedTuple):
     score_square: Float[Array, ""]
 
 
-class GaussianMatching(MatchingShell, GuideEngine):
+class GaussianMatching(MatchingShell):
     _normal_guide, _exact = AutoMultivariateNormal, Full
 
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> GuidePlan:
-        plan = super()._plan(target, rng_key, data)
+        plan: GuidePlan = super()._plan(target, rng_key, data)  # type: ignore[misc]
         self._warn_unless_exact(plan)
         return plan
 

@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 from numpyro_ext.guides.flat_density import Moments
 from numpyro_ext.score.gaussian_matching import GaussianMatching
+from numpyro_ext.score.guide_engine import GuideEngine
 from ppl_ext.score_matching.matching import GSMShell, gsm_moments
 
 
@@ -24,7 +25,7 @@ def gsm_update(moments: Moments, theta: Float[Array, "S D"], score: Float[Array,
     return Moments(mean, factor)
 
 
-class GSM(GSMShell, GaussianMatching):
+class GSM(GSMShell, GaussianMatching, GuideEngine):
     """Examples
     --------
     >>> import jax, numpyro

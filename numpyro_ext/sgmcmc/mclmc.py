@@ -15,8 +15,9 @@ from numpyro_ext.density import Data
 from numpyro_ext.gradients import Full
 from numpyro_ext.sgmcmc.kernel import KernelState, StochasticGradientKernel
 from ppl_ext.engines.judgement import Judgement
-from ppl_ext.microcanonical.chains import Functions, Microcanonical
+from ppl_ext.microcanonical.chains import Microcanonical
 from ppl_ext.microcanonical.dynamics import Evaluate
+from ppl_ext.microcanonical.functions import Functions
 from ppl_ext.microcanonical.kernel import MCLMCShell
 
 #: Moves after the warm-up at which the energy's variance is looked at in a run.
@@ -154,7 +155,7 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
         )
 
     def _own_moves(self) -> Microcanonical:
-        return self._moves(FUNCTIONS, jnp.finfo(self.target.dtype).eps)
+        return self._moves(FUNCTIONS, float(jnp.finfo(self.target.dtype).eps))
 
     def _evaluation(self, data: Data) -> Evaluate:
         def evaluate(z: Array) -> tuple[Array, Array]:
@@ -183,7 +184,7 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
             z,
             state.step,
             total,
-            _normal(noise, moves.whole, z.dtype),
+            lambda: _normal(noise, moves.whole, z.dtype),
             jnp.log(shares[:, 0]),
             shares[0, 1],
             self._evaluation(data),

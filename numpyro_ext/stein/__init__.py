@@ -1,13 +1,15 @@
 """Particle engines: Stein variational gradient descent and Newton, and deep ensembles."""
 
 from numpyro_ext.stein.deep_ensemble import DeepEnsemble
-from numpyro_ext.stein.direction import DirectionEngine
 from numpyro_ext.stein.kernel_engine import KernelEngine
-from numpyro_ext.stein.particles import ParticleEngine
-from numpyro_ext.stein.svgd import SVGD, annealed
+from numpyro_ext.stein.particles import ParticleEngine, annealed
+from numpyro_ext.stein.svgd import SVGD
 from numpyro_ext.stein.svgd_vr import SVGDVR
 from numpyro_ext.stein.svn import SVN, curvature_kernel
 from numpyro_ext.stein.wgd import WGD
+
+#: Another name, for engines that fill in a direction.
+DirectionEngine = ParticleEngine
 
 __all__ = [
     "SVGD",

@@ -6,11 +6,11 @@ from jax import Array
 from jaxtyping import Float
 
 from numpyro_ext.engine import Plan
-from numpyro_ext.stein.direction import DirectionEngine
+from numpyro_ext.stein.particles import ParticleEngine
 from ppl_ext.start.given import HOST
 
 
-class DeepEnsemble(DirectionEngine):
+class DeepEnsemble(ParticleEngine):
     """P independent maximum a posteriori estimates from different starting points.
 
     SVGD without a kernel: each particle follows its own score. The modes are those of the

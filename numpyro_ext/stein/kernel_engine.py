@@ -1,29 +1,18 @@
-"""Particles that follow a direction that a kernel gives, with what the kernel remembers."""
+"""Particles that follow the direction of any kernel: the base of engines of one's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from jax import Array
-
-from numpyro_ext.density import Data, LogDensity
-from numpyro_ext.engine import Plan
-from numpyro_ext.kernels import Kernel, KernelState
-from numpyro_ext.stein.direction import DirectionEngine
-from ppl_ext.options import describe
+from numpyro_ext.kernels import Kernel
+from numpyro_ext.stein.particles import ParticleEngine
 
 
-@dataclass(frozen=True)
-class KernelPlan(Plan):
-    """As :class:`~numpyro_ext.engine.Plan`, with the kernel for the sites of the target."""
+class KernelEngine(ParticleEngine):
+    """Base of engines of one's own whose direction comes from a kernel.
 
-    kernel: Kernel = field(repr=False, compare=False)
-
-
-class KernelEngine(DirectionEngine):
-    """Base of the engines whose direction comes from a kernel.
+    Unless ``_direction`` says otherwise it is the kernel's Stein direction.
 
     Parameters
     ----------
@@ -46,16 +35,5 @@ class KernelEngine(DirectionEngine):
         num_particles: int = 32,
         **options: Any,
     ) -> None:
+        self._set_kernel(kernel)
         super().__init__(model, optim, num_particles, **options)
-        self.kernel = kernel
-
-    def _settings(self) -> dict[str, str]:
-        return {"kernel": describe(self.kernel), **super()._settings()}
-
-    def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> KernelPlan:
-        found = super()._plan(target, rng_key, data)
-        kernel = self.kernel.with_sites(target.layout.slices)
-        return KernelPlan(target, found.estimator, kernel)
-
-    def _init_direction(self, plan: KernelPlan, particles: Array) -> KernelState:
-        return plan.kernel.init(particles)

@@ -1,31 +1,78 @@
-"""What the particle engines share: P points in unconstrained space that are the draws."""
+"""Particles: P points in unconstrained space that are the draws.
+
+Unless an engine takes steps of its own, particles follow a direction by a host optimizer. A step is
+then a chain of pure functions on a (P, D) array: score of the particles by the estimator, the
+direction phi, and the optimizer's descent along -phi.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from numpyro_ext.density import Data
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.engine import Engine, EngineState, Plan
+from numpyro_ext.kernels import Kernel
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count
+from ppl_ext.options import check_count, describe
+
+Annealing = Callable[[Array], Array | float]
+
+
+@dataclass(frozen=True)
+class KernelPlan(Plan):
+    """As :class:`~numpyro_ext.engine.Plan`, with the kernel for the sites of the target."""
+
+    kernel: Kernel = field(repr=False, compare=False)
+
+
+class ParticleState(NamedTuple):
+    """State of particles that follow a direction.
+
+    Parameters
+    ----------
+    optimizer : pytree
+        State of the optimizer, which holds the particles.
+    direction : pytree
+        State of the direction, such as the kernel's.
+    """
+
+    optimizer: Any
+    direction: Any
+
+
+def annealed(
+    scores: Float[Array, "P D"], annealing: Annealing | None, step: Int[Array, ""]
+) -> Float[Array, "P D"]:
+    """Scores (P, D) times the annealing factor of a step, counted from 0.
+
+    The repulsion of the direction is left as it is (D'Angelo and Fortuin 2021, "Annealed Stein
+    variational gradient descent", https://arxiv.org/abs/2101.09815).
+    """
+    return scores if annealing is None else scores * annealing(step)
 
 
 class ParticleEngine(Engine):
     """Base of the engines whose approximation is a set of particles.
+
+    A subclass fills in one of three: ``_direction``, which the particles then follow by the
+    optimizer; a kernel, by :meth:`_set_kernel`, whose Stein direction they follow; or ``_step``,
+    which takes a step of its own, with ``_init_algorithm`` and ``particles``.
 
     Parameters
     ----------
     model : callable
         NumPyro model, used as it is.
     optim : optimizer or None
-        NumPyro or optax optimizer.
+        NumPyro or optax optimizer, such as ``numpyro.optim.Adam(0.05)`` or ``optax.adam(0.05)``.
+        None where the engine takes steps of its own.
     num_particles : int, default 32
-        Number P of particles.
+        Number P of particles. One that follows its score is a MAP estimate in unconstrained space.
     **options
         Options of every engine; see :class:`~numpyro_ext.engine.Engine`.
 
@@ -35,6 +82,13 @@ class ParticleEngine(Engine):
         The number of particles is not a positive integer, or ``optim`` is no optimizer.
     """
 
+    # Whether the move of a particle depends on all of them.
+    _sees_all = True
+    # Whether the direction is a kernel's, and what it comes from then.
+    _has_kernel = False
+    kernel: Kernel
+    annealing: Annealing | None
+
     def __init__(
         self,
         model: Callable[..., Any],
@@ -42,24 +96,91 @@ class ParticleEngine(Engine):
         num_particles: int = 32,
         **options: Any,
     ) -> None:
+        if optim is None and self._follows:
+            raise ArgumentError(
+                "Expected a NumPyro or optax optimizer, such as numpyro.optim.Adam(0.05), found "
+                "None."
+            )
         check_count("num_particles", num_particles)
         super().__init__(model, optim, **options)
         self.num_particles = num_particles
 
-    def _settings(self) -> dict[str, str]:
-        return {"num_particles": repr(self.num_particles), **super()._settings()}
+    def _set_kernel(self, kernel: Kernel, annealing: Annealing | None = None) -> None:
+        """Follow the Stein direction of a kernel, with scores times a factor of the step."""
+        if annealing is not None and not callable(annealing):
+            raise ArgumentError(
+                "Expected annealing to be a callable from the step number to a factor, found "
+                f"{type(annealing).__name__}."
+            )
+        self._has_kernel, self.kernel, self.annealing = True, kernel, annealing
 
-    # Whether the move of a particle depends on all of them.
-    _sees_all = True
+    def _settings(self) -> dict[str, str]:
+        own = {"num_particles": repr(self.num_particles), **super()._settings()}
+        return {**own, "kernel": describe(self.kernel)} if self._has_kernel else own
+
+    # -- the direction -------------------------------------------------------------------------
+
+    @property
+    def _follows(self) -> bool:
+        """Whether the particles follow a direction."""
+        return self._has_kernel or type(self)._direction is not ParticleEngine._direction
+
+    def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> Plan:
+        found = super()._plan(target, rng_key, data)
+        if not self._has_kernel:
+            return found
+        kernel = self.kernel.with_sites(target.layout.slices)
+        kernel = kernel.for_shape(self.num_particles, target.layout.dim)
+        return KernelPlan(target, found.estimator, kernel)
+
+    def _init_direction(self, plan: Any, particles: Array) -> Any:
+        """State of the direction before the first step."""
+        return plan.kernel.init(particles) if self._has_kernel else {}
+
+    def _direction(
+        self,
+        plan: Any,
+        state: Any,
+        particles: Float[Array, "P D"],
+        scores: Float[Array, "P D"],
+        step: Array,
+    ) -> tuple[Float[Array, "P D"], Any]:
+        """Ascent direction phi (P, D), and the direction's next state."""
+        scores = annealed(scores, self.annealing, step)
+        return plan.kernel.direction(state, particles, scores)
+
+    def particles(self, state: EngineState) -> Float[Array, "P D"]:
+        """Particles of a state in unconstrained space, shape (P, D)."""
+        return self.optim.get_params(state.algorithm.optimizer)
+
+    def _init_algorithm(self, plan: Any, start: Array, data: Data) -> Any:
+        return ParticleState(self.optim.init(start), self._init_direction(plan, start))
+
+    def _step(
+        self, plan: Any, state: EngineState, data: Data
+    ) -> tuple[EngineState, Array, dict[str, Array]]:
+        particles = self.particles(state)
+        target = plan.target
+        score, estimator = plan.estimator.estimate(target, state.estimator, particles, data)
+        log_density = score.log_density(target.likelihood_temperature)
+        loss = -log_density.mean()
+        seen, scores = self._exchanged((particles, score.score))
+        phi, direction = self._direction(plan, state.algorithm.direction, seen, scores, state.step)
+        phi = self._laid(plan, self._exchanged(phi))
+        optimizer = self.optim.update(-phi, state.algorithm.optimizer, value=loss)
+        force_norm = jnp.sqrt((phi**2).sum(axis=1).mean())
+        # An optimizer may turn a phi that is not finite into finite particles, as clipping does;
+        # the loss must tell then.
+        loss = jnp.where(jnp.isfinite(force_norm), loss, jnp.nan)
+        following = state._replace(
+            algorithm=ParticleState(optimizer, direction), estimator=estimator
+        )
+        return following, loss, {"force_norm": force_norm}
 
     def _exchanged(self, tree: Any) -> Any:
         """Particles or scores (P, D) as moves are found from, where devices have parts of them."""
         split = self.sharding is not None and self._sees_all
         return self.sharding.exchanged(tree) if split else tree
-
-    @abstractmethod
-    def particles(self, state: EngineState) -> Float[Array, "P D"]:
-        """Particles of a state in unconstrained space, shape (P, D)."""
 
     def _start(self, plan: Any, rng_key: Array, data: Data) -> Array:
         positions: Array = plan.target.initial_positions(self.num_particles, rng_key, data)

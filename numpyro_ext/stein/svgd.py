@@ -12,29 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jax import Array
-from jaxtyping import Float, Int
 from numpyro.contrib.einstein.stein_kernels import SteinKernel
 
-from numpyro_ext.kernels import Kernel, KernelState, as_kernel
-from numpyro_ext.stein.kernel_engine import KernelEngine, KernelPlan
-from ppl_ext.errors import ArgumentError
-
-Annealing = Callable[[Array], Array | float]
+from numpyro_ext.kernels import Kernel, as_kernel
+from numpyro_ext.stein.particles import Annealing, ParticleEngine
 
 
-def annealed(
-    scores: Float[Array, "P D"], annealing: Annealing | None, step: Int[Array, ""]
-) -> Float[Array, "P D"]:
-    """Scores (P, D) times the annealing factor of a step, counted from 0.
-
-    The repulsion of the direction is left as it is (D'Angelo and Fortuin 2021, "Annealed Stein
-    variational gradient descent", https://arxiv.org/abs/2101.09815).
-    """
-    return scores if annealing is None else scores * annealing(step)
-
-
-class SVGD(KernelEngine):
+class SVGD(ParticleEngine):
     """Stein variational gradient descent.
 
     Parameters
@@ -86,21 +70,5 @@ class SVGD(KernelEngine):
         annealing: Annealing | None = None,
         **options: Any,
     ) -> None:
-        if annealing is not None and not callable(annealing):
-            raise ArgumentError(
-                "Expected annealing to be a callable from the step number to a factor, found "
-                f"{type(annealing).__name__}."
-            )
-        super().__init__(model, optim, as_kernel(kernel), num_particles, **options)
-        self.annealing = annealing
-
-    def _direction(
-        self,
-        plan: KernelPlan,
-        state: KernelState,
-        particles: Float[Array, "P D"],
-        scores: Float[Array, "P D"],
-        step: Array,
-    ) -> tuple[Float[Array, "P D"], KernelState]:
-        scores = annealed(scores, self.annealing, step)
-        return plan.kernel.direction(state, particles, scores)
+        self._set_kernel(as_kernel(kernel), annealing)
+        super().__init__(model, optim, num_particles, **options)

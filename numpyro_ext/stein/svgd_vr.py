@@ -15,13 +15,12 @@ from numpyro_ext.engine import EngineState
 from numpyro_ext.gradients import SVRG
 from numpyro_ext.gradients.full_data import FullData
 from numpyro_ext.gradients.minibatch import Sampling
-from numpyro_ext.kernels import Kernel
-from numpyro_ext.stein.kernel_engine import KernelPlan
-from numpyro_ext.stein.svgd import SVGD, Annealing
+from numpyro_ext.kernels import Kernel, as_kernel
+from numpyro_ext.stein.particles import Annealing, ParticleEngine
 from ppl_ext.errors import ArgumentError
 
 
-class SVGDVR(SVGD):
+class SVGDVR(ParticleEngine):
     """Stein variational gradient descent whose minibatch scores are corrected at anchors.
 
     :class:`~numpyro_ext.stein.SVGD` with the estimator :class:`~numpyro_ext.gradients.SVRG`. Every
@@ -102,21 +101,14 @@ class SVGDVR(SVGD):
         self.anchor_every = anchor_every
         self.reset_optimizer = reset_optimizer
         estimator = SVRG(anchor_every, sampling, full_data)
-        super().__init__(
-            model,
-            optim,
-            kernel,
-            num_particles,
-            annealing=annealing,
-            estimator=estimator,
-            **options,
-        )
+        self._set_kernel(as_kernel(kernel), annealing)
+        super().__init__(model, optim, num_particles, estimator=estimator, **options)
 
     def _settings(self) -> dict[str, str]:
         return {"reset_optimizer": repr(self.reset_optimizer), **super()._settings()}
 
     def _step(
-        self, plan: KernelPlan, state: EngineState, data: Data
+        self, plan: Any, state: EngineState, data: Data
     ) -> tuple[EngineState, Array, dict[str, Array]]:
         if self.reset_optimizer:
             due = state.estimator["anchor_age"] >= self.anchor_every

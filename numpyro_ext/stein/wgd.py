@@ -10,11 +10,11 @@ from jax import Array
 from jaxtyping import Float
 
 from numpyro_ext.kernels import RBF, Kernel, KernelState, as_kernel
-from numpyro_ext.stein.kernel_engine import KernelEngine, KernelPlan
+from numpyro_ext.stein.particles import KernelPlan, ParticleEngine
 from ppl_ext.errors import ArgumentError
 
 
-class WGD(KernelEngine):
+class WGD(ParticleEngine):
     """Repulsive deep ensembles: each particle follows its score and leaves the others.
 
     The direction is phi(z_i) = s(z_i) - sum_j grad_{z_i} k(z_i, z_j) / sum_j k(z_i, z_j), the score
@@ -71,8 +71,8 @@ class WGD(KernelEngine):
         num_particles: int = 32,
         **options: Any,
     ) -> None:
-        kernel = RBF() if kernel is None else as_kernel(kernel)
-        super().__init__(model, optim, kernel, num_particles, **options)
+        self._set_kernel(RBF() if kernel is None else as_kernel(kernel))
+        super().__init__(model, optim, num_particles, **options)
         if not self.kernel.translation_invariant:
             raise ArgumentError(
                 "Expected a kernel that is a function of the difference of two particles, as a "

@@ -8,6 +8,7 @@ that one step size serves all, and trajectories have random lengths about a quar
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,7 @@ MOST_STEPS = 64
 DIVERGENT = 1000.0
 
 Positions = Float[np.ndarray, "M D"]
-Factor = Float[np.ndarray, "D D"] | Float[np.ndarray, " D"]
+Factor = Float[np.ndarray, "D D"] | Float[np.ndarray, " D"] | Float[np.ndarray, "M D D"]
 
 
 @dataclass
@@ -67,6 +68,7 @@ def trajectory(
     step_size: float,
     generator: np.random.Generator,
     length: float = LENGTH,
+    log_chance: Callable[[Positions], Float[np.ndarray, " M"]] | None = None,
 ) -> tuple[Chains, Float[np.ndarray, " M"], Bool[np.ndarray, " M"]]:
     """One transition of each chain.
 
@@ -76,12 +78,15 @@ def trajectory(
         Log densities (M,) and scores (M, D).
     chains : Chains
     factor : array (D, D) or (D,)
-        Root of the covariance that positions are whitened by.
+        Root of the covariance that positions are whitened by; or (M, D, D), one for each chain.
     step_size : float
         In standard deviations.
     generator : numpy.random.Generator
     length : float
         Mean length of a trajectory, in standard deviations.
+    log_chance : callable, optional
+        Log probabilities (M,) with which each chain would have chosen its factor at positions
+        (M, D), where that depends on them.
 
     Returns
     -------
@@ -89,9 +94,13 @@ def trajectory(
     """
 
     def from_white(moves: Positions) -> Positions:
+        if factor.ndim == 3:
+            return np.einsum("mij,mj->mi", factor, moves)
         return moves * factor if factor.ndim == 1 else moves @ factor.T
 
     def to_white(scores: Positions) -> Positions:
+        if factor.ndim == 3:
+            return np.einsum("mji,mj->mi", factor, scores)
         return scores * factor if factor.ndim == 1 else scores @ factor
 
     length = length * generator.uniform(*RANGE)
@@ -106,6 +115,8 @@ def trajectory(
         share = 1.0 if number < count - 1 else 0.5
         momenta = momenta + share * step_size * to_white(scores)
     gain = values - 0.5 * np.square(momenta).sum(-1) - before
+    if log_chance is not None:
+        gain = gain + log_chance(positions) - log_chance(chains.positions)
     gain = np.where(np.isfinite(gain), gain, -np.inf)
     chance = np.exp(np.minimum(0.0, gain))
     taken = generator.uniform(size=len(chance)) < chance

@@ -65,7 +65,9 @@ def jump(
         chances.append(chance)
     kept = np.stack(states)[FIRST:]
     allowed = np.stack(chances)[FIRST:]
-    window = Window(drawn.positions[kept], allowed, np.zeros(len(kept)), allowed)
+    window = Window(
+        drawn.positions[kept], allowed, np.zeros(len(kept)), allowed, drawn.values[kept]
+    )
     dim, factors = drawn.positions.shape[1], [mode.factor for mode in proposal.modes]
     kernel = Kernel(
         *(evaluate, proposal, factors, proposal.weights, dim**-0.25),
@@ -85,10 +87,10 @@ def jumps_from(
 ) -> Coupled:
     """Pairs of such chains that start elsewhere (P, D), and are proposed the same draws."""
     pairs = len(starts[0])
-    ratios = np.stack([_ratios_at(each, evaluate, proposal) for each in starts])
+    first, second = (_ratios_at(each, evaluate, proposal) for each in starts)
     proposed = log_ratios[: len(log_ratios) // pairs * pairs].reshape(-1, pairs)
     uniforms = np.log(generator.uniform(size=proposed.shape))
-    times = meetings(*ratios, proposed, uniforms, LAG)
+    times = meetings(first, second, proposed, uniforms, LAG)
     apart, made = np.isinf(times), len(proposed)
     if 0 < apart.sum() < MOST_APART * pairs:
         # The few that are slow go on with draws of their own.
@@ -98,7 +100,7 @@ def jumps_from(
         proposed = np.concatenate([proposed[:, apart], fresh])
         further = np.log(generator.uniform(size=shape))
         uniforms = np.concatenate([uniforms[:, apart], further])
-        times[apart] = meetings(*ratios[:, apart], proposed, uniforms, LAG)
+        times[apart] = meetings(first[apart], second[apart], proposed, uniforms, LAG)
         made = MOST_TRANSITIONS
     return Coupled.of(times, LAG, FIRST, made)
 

@@ -50,13 +50,13 @@ class Proposal:
         with np.errstate(divide="ignore"):
             log_weights = np.log(self.weights)
         found: Float[np.ndarray, " S"] = logsumexp(
-            self._log_components(positions) + log_weights[:, None], axis=0
+            self.log_components(positions) + log_weights[:, None], axis=0
         )
         return found
 
     def nearest(self, positions: Draws) -> Int[np.ndarray, " S"]:
         """The component (S,) that each position most likely is of."""
-        return self._log_components(positions).argmax(0)
+        return self.log_components(positions).argmax(0)
 
     @cached_property
     def _inverses(self) -> Float[np.ndarray, "K D D"] | Float[np.ndarray, "K D"]:
@@ -65,7 +65,8 @@ class Proposal:
             return np.stack([1.0 / mode.factor for mode in self.modes])
         return np.stack([np.linalg.inv(mode.root) for mode in self.modes])
 
-    def _log_components(self, positions: Draws) -> Float[np.ndarray, "K S"]:
+    def log_components(self, positions: Draws) -> Float[np.ndarray, "K S"]:
+        """Log density (K, S) of each component, without its weight."""
         dim = positions.shape[1]
         means = np.stack([mode.mean for mode in self.modes])
         difference = positions[None] - means[:, None]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from jaxtyping import Float
 from scipy.linalg import solve_triangular
-from scipy.special import chdtri
+from scipy.special import chdtri, logsumexp
 
 from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.hamiltonian import LENGTH, Chains, Factor, Positions, trajectory
@@ -43,6 +43,9 @@ FAIR = (0.4, 2.2)
 FREEDOM, ROUNDS = 4.0, 5
 #: Draws that the present metric counts as beside each dimension, and the fewest that tell of one.
 PRIOR_DRAWS, LEAST_DRAWS = 10.0, 40
+#: Ratio of widths from which on chains choose their metrics by where they are, and the power of
+#: the modes' densities by which they do: neighbours that overlap are told apart less.
+UNLIKE, LOCAL = 2.0, 0.3
 #: Jumps after each trajectory, by the acceptance from which on so many are worth their evaluations:
 #: one that is taken half of the times is worth a third of a draw for an evaluation, trajectories
 #: are worth one for five and more.
@@ -93,21 +96,21 @@ class Kernel:
 
     def transition(
         self, chains: Chains, generator: np.random.Generator
-    ) -> tuple[Chains, Float[np.ndarray, " M"], float, Float[np.ndarray, " M"], list[Positions]]:
-        """The same with acceptance of each chain's jumps, and the positions (M, D) that are draws.
+    ) -> tuple[Chains, Float[np.ndarray, " M"], float, Float[np.ndarray, " M"], list[Chains]]:
+        """The same with acceptance of each chain's jumps, and where chains are that is a draw.
 
         One where jumps are seldom taken.
         """
         if not self.has_trajectories:
             chains, jumped, _ = self._jumped(chains, generator)
-            return chains, jumped, 0.0, jumped, [chains.positions]
-        factor = self.factors[int(generator.choice(len(self.factors), p=self.weights))]
+            return chains, jumped, 0.0, jumped, [chains]
+        factor, log_chance = self._chosen(chains.positions, generator)
         chains, chance, divergent = trajectory(
-            self.evaluate, chains, factor, self.step_size, generator
+            self.evaluate, chains, factor, self.step_size, generator, log_chance=log_chance
         )
-        before = chains.positions
+        before = chains
         chains, jumped, places = self._jumped(chains, generator)
-        places = [before, *places] if self.draws_of_each > 1 else [chains.positions]
+        places = [before, *places] if self.draws_of_each > 1 else [chains]
         return chains, chance, float(divergent.mean()), jumped, places
 
     @property
@@ -115,13 +118,45 @@ class Kernel:
         """Draws of each transition."""
         return 1 + self.jumps if self.has_trajectories and self.jumps > 1 else 1
 
+    def _chosen(
+        self, positions: Positions, generator: np.random.Generator
+    ) -> tuple[Factor, Callable[[Positions], Float[np.ndarray, " M"]] | None]:
+        """A metric for all chains, or one for each where metrics are of unlike widths.
+
+        In a mode ten times narrower than its neighbour the neighbour's metric moves nothing. There
+        each chain chooses its own, with probabilities that depend on where it is, and acceptance
+        has their ratio (P. J. Green, "Reversible jump Markov chain Monte Carlo computation and
+        Bayesian model determination", 1995, on the choice of moves).
+        """
+        if not self._are_unlike:
+            return self.factors[int(generator.choice(len(self.factors), p=self.weights))], None
+
+        def log_chances(there: Positions) -> Float[np.ndarray, "K M"]:
+            logs = LOCAL * self.proposal.log_components(self.ordered(there))
+            return logs - logsumexp(logs, axis=0)
+
+        noise = generator.gumbel(size=(len(self.factors), len(positions)))
+        chosen, every = (log_chances(positions) + noise).argmax(0), np.arange(len(positions))
+        factors = np.stack(self.factors)[chosen]
+        if factors.ndim == 2:
+            factors = factors[:, :, None] * np.eye(factors.shape[1])
+        return factors, lambda there: log_chances(there)[chosen, every]
+
+    @property
+    def _are_unlike(self) -> bool:
+        """Whether metrics of modes differ in width, on average over coordinates."""
+        if len(self.factors) == 1 or self.is_mixture:
+            return False
+        diagonals = [f if f.ndim == 1 else np.abs(np.diagonal(f)) for f in self.factors]
+        return bool(np.ptp([np.log(each).mean() for each in diagonals]) > math.log(UNLIKE))
+
     def ordered(self, draws: Float[np.ndarray, "... D"]) -> Float[np.ndarray, "... D"]:
         """Draws with what labels can be exchanged in order."""
         return draws if self.symmetry is None else self.symmetry.ordered(draws)
 
     def _jumped(
         self, chains: Chains, generator: np.random.Generator
-    ) -> tuple[Chains, Float[np.ndarray, " M"], list[Positions]]:
+    ) -> tuple[Chains, Float[np.ndarray, " M"], list[Chains]]:
         """Chains after their jumps, the mean acceptance of these by chain, and all positions.
 
         The order of a chain's labels tells nothing of where the chain is with its labels in order:
@@ -130,7 +165,7 @@ class Kernel:
         """
         number, log_density = len(chains.values), self.proposal.log_density
         accepted = np.zeros(number)
-        places: list[Positions] = []
+        places: list[Chains] = []
         if not self.jumps:
             return chains, accepted, places
         here = replace(chains, positions=self.ordered(chains.positions))
@@ -147,7 +182,7 @@ class Kernel:
             taken = generator.uniform(size=number) < chance
             here, proposed = here.where(taken, drawn), np.where(taken, of_drawn, proposed)
             changed, accepted = changed | taken, accepted + chance / self.jumps
-            places.append(here.positions)
+            places.append(here)
         back = changed & moved
         if self.symmetry is not None and back.any():
             put = self.symmetry.unordered(here.positions[back], chains.positions[back])
@@ -171,12 +206,15 @@ class Window:
         Shares of trajectories that diverged.
     jumped : array (T, M)
         Mean acceptance of jumps.
+    values : array (N, M)
+        Log densities at the draws.
     """
 
     draws: Float[np.ndarray, "N M D"]
     chances: Float[np.ndarray, "T M"]
     divergent: Float[np.ndarray, " T"]
     jumped: Float[np.ndarray, "T M"]
+    values: Float[np.ndarray, "N M"]
 
     @classmethod
     def joined(cls, windows: Sequence[Window]) -> Window:
@@ -186,6 +224,7 @@ class Window:
             np.concatenate([each.chances for each in windows]),
             np.concatenate([each.divergent for each in windows]),
             np.concatenate([each.jumped for each in windows]),
+            np.concatenate([each.values for each in windows]),
         )
 
     @property
@@ -338,7 +377,7 @@ def go_on(
     kernel = sampled.kernel
     length = -(-draws // kernel.draws_of_each)
     chains, window = _window(kernel, sampled.chains, length, generator, has_budget, tuning=False)
-    window = replace(window, draws=window.draws[:draws])
+    window = replace(window, draws=window.draws[:draws], values=window.values[:draws])
     joined = Window.joined([sampled.window, window])
     return replace(sampled, window=joined, chains=chains)
 
@@ -353,7 +392,8 @@ def _window(
     tuning: bool,
 ) -> tuple[Chains, Window]:
     """So many transitions, fewer where the budget ends."""
-    draws, chances, divergent, jumped = [], [], [], []
+    draws, values = list[np.ndarray](), list[np.ndarray]()
+    chances, divergent, jumped = [], [], []
     for number in range(length):
         if number >= LEAST_WINDOW and not has_budget():
             break
@@ -364,7 +404,8 @@ def _window(
         if tuning:
             gain = GAIN / math.sqrt(1.0 + number) * (float(chance.mean()) - ACCEPTANCE)
             kernel.step_size = min(LENGTH, kernel.step_size * math.exp(gain))
-        draws.extend(places)
+        draws.extend(each.positions for each in places)
+        values.extend(each.values for each in places)
         chances.append(chance)
         divergent.append(share)
         jumped.append(jump)
@@ -374,6 +415,7 @@ def _window(
         np.reshape(chances, (-1, number)),
         np.array(divergent),
         np.reshape(jumped, (-1, number)),
+        np.reshape(values, (-1, number)),
     )
     return chains, found
 

@@ -29,7 +29,8 @@ from ppl_ext.fit.comparison import (
     with_further,
 )
 from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
-from ppl_ext.fit.ladder import OF_MODE, staged
+from ppl_ext.fit.ladder import staged
+from ppl_ext.fit.modes import OF_MODE
 from ppl_ext.fit.observed import Observed
 from ppl_ext.fit.problem import Meter, Positions, Problem, timed
 from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError
 
 Parameters = Mapping[str, Any]
@@ -34,7 +34,8 @@ Root = Callable[[Parameters, Parameters], Any]
 EULER = 0.5772156649015329
 
 
-class FisherRoots(Documented, abc.ABC):
+@documents_subclasses
+class FisherRoots(abc.ABC):
     """Roots of the Fisher information of one host's distributions.
 
     Parameters

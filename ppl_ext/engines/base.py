@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from ppl_ext.arguments import check_callable, nonfinite_arguments
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.engines.judgement import Judgement, Run, judge
 from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.options import check_choice, decisions, describe, described, options_of
@@ -31,7 +31,8 @@ ON_NONFINITE = ("raise", "skip")
 LONGEST_START = 2**18
 
 
-class EngineShell(Documented):
+@documents_subclasses
+class EngineShell:
     """The options of an engine, and what it knows once it has met the model's arguments.
 
     Options are never written over. What is decided when the arguments are met is a plan, which
@@ -172,7 +173,7 @@ class EngineShell(Documented):
         return self._bound
 
     def _require_bound(self) -> Any:
-        if self._known() is None:
+        if self._bound is None and self._known() is None:
             raise RuntimeError(
                 f"{type(self).__name__} has not seen the model's arguments yet. Call "
                 f"{self._first_verbs} with them first."

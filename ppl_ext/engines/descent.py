@@ -6,14 +6,15 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ppl_ext.engines.base import EngineShell
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import NoisyScoreWarning
 from ppl_ext.options import check_count, check_number
 from ppl_ext.running.settling import FEWEST_DRAWS, MOST_DRAWS, NUMBERS
 
 
-class DescentShell(EngineShell):
-    """Base of the engines that fit the parameters of something that is drawn from.
+@documents_subclasses
+class DescentShell:
+    """Part of the engines that fit the parameters of something that is drawn from.
 
     Parameters
     ----------
@@ -50,7 +51,7 @@ class DescentShell(EngineShell):
         total_steps: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(model, **options)
+        super().__init__(model, **options)  # type: ignore[call-arg]
         for name, count in (("num_samples", num_samples), ("total_steps", total_steps)):
             check_count(name, count, optional=True)
         check_number("clip_norm", clip_norm, optional=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from ppl_ext.engines.base import EngineShell
 from ppl_ext.engines.descent import DescentShell
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_number, refuse
@@ -12,7 +13,7 @@ from ppl_ext.running.piece import Piece
 from ppl_ext.start.given import HOST
 
 
-class GuideShell(DescentShell):
+class GuideShell(DescentShell, EngineShell):
     """Base of the engines that fit a guide with a flat log density.
 
     Parameters

@@ -82,7 +82,7 @@ def values_of(
         In standard deviations, and as a share of the standard deviation.
     """
     ess, tail, r_hat = figures
-    chosen = range(flat.shape[1])
+    chosen: Sequence[int] = range(flat.shape[1])
     if len(chosen) > MOST_SHOWN:
         chosen = [int(np.argmin(np.where(moves, ess, math.inf)))]
     with np.errstate(all="ignore"):
@@ -90,10 +90,13 @@ def values_of(
     return tuple(
         Value(
             label(name, shape, k),
-            *map(float, (means[k], deviations[k])),
+            float(means[k]),
+            float(deviations[k]),
             float(deviations[k] * mean_errors[k]),
             float(deviations[k] * sd_errors[k]),
-            *map(float, (ess[k], tail[k], r_hat[k])),
+            float(ess[k]),
+            float(tail[k]),
+            float(r_hat[k]),
         )
         for k in chosen
     )

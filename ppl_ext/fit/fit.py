@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm.auto import tqdm
 
+from ppl_ext.arguments import entry
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.sampler import go_on
 from ppl_ext.diagnostics.fit import evenly_spaced
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import policy
 from ppl_ext.fit.comparison import compared, flat_columns
+from ppl_ext.fit.evidence import LogEvidence, log_evidence
 from ppl_ext.fit.figures import site_figures
 from ppl_ext.fit.ladder import Climbed, climb, staged, with_chains
 from ppl_ext.fit.looks import as_arviz, fit_page, plot, predicted, summary, values_of
 from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.fit.refit import refitted
 from ppl_ext.fit.saved import as_tree, from_tree
 from ppl_ext.fit.verdict import Stage, Verdict
 from ppl_ext.fit.views import Views
@@ -149,6 +152,10 @@ LOAD_DOCUMENTATION = """
 
 #: What is given to :func:`load_fit`: from a seed and a generator to the ways to write a program.
 Ways = Callable[[int, np.random.Generator], Iterable[Problem]]
+#: What is given to a :class:`Fit`, for other arguments: these, a seed and a generator.
+Again = Callable[[tuple[Any, ...], dict[str, Any], int, np.random.Generator], Iterator[Problem]]
+#: Seed of the seed of a fit to other arguments.
+SEED = 46
 
 
 class Fit:
@@ -182,6 +189,7 @@ class Fit:
         generator: np.random.Generator | None = None,
         seed: int = 0,
         unbound: Mapping[str, Any] | None = None,
+        again: Again | None = None,
     ) -> None:
         self.draws, self.verdict, self.num_chains = draws, verdict, num_chains
         self._climbed, self._generator, self._seed = climbed, generator, seed
@@ -189,9 +197,17 @@ class Fit:
         self._arguments = "" if climbed is None else climbed.problem.digest()
         # The rest of a file that was read without its program.
         self._unbound = unbound
+        self._again = again
+        self._log_evidence: LogEvidence | None = None
 
     @classmethod
-    def of(cls, climbed: Climbed, generator: np.random.Generator, seed: int) -> Fit:
+    def of(
+        cls,
+        climbed: Climbed,
+        generator: np.random.Generator,
+        seed: int,
+        again: Again | None = None,
+    ) -> Fit:
         """What a climb ended with."""
         draws, chains = climbed.draws, climbed.positions.shape[1]
         correction = climbed.evidence.correction
@@ -203,7 +219,7 @@ class Fit:
         number = chains if chains > 1 else 0
         verdict = replace(climbed.verdict, by_site=sites, num_chains=number)
         verdict = climbed.problem.observed.judged(verdict)
-        return cls(draws, verdict, chains, climbed, generator, seed)
+        return cls(draws, verdict, chains, climbed, generator, seed, again=again)
 
     @property
     def ordered_draws(self) -> dict[str, Any]:
@@ -249,6 +265,25 @@ class Fit:
                 "load_fit(path, model, *args) the model and its arguments."
             )
         return self._climbed
+
+    @property
+    def log_evidence(self) -> LogEvidence:
+        """Log of the evidence of the program with these data, in nats, with its error.
+
+        The integral of the density as written: observed sites and factors with all their
+        constants, discrete sites summed out. It takes some 1,500 evaluations when it is first asked
+        for. ``value`` is None, with the ``reason``, where draws are not trusted or a prior is
+        improper.
+
+        Raises
+        ------
+        ArgumentError
+            The fit was loaded without its program, or its data were changed since.
+        """
+        if self._log_evidence is None:
+            self.check_data()
+            self._log_evidence = log_evidence(self.climbed, self.verdict, self._seed)
+        return self._log_evidence
 
     @property
     def views(self) -> Views | None:
@@ -447,13 +482,84 @@ class Fit:
                 note = "" if made == wanted else f"{made} of {wanted} draws of each chain"
                 found = with_chains(climbed, longer)
                 found.stages.append(Stage("more chains", meter.evaluations, meter.elapsed, note))
-                made_anew = Fit.of(found, generator, self._seed)
+                made_anew = Fit.of(found, generator, self._seed, self._again)
                 bar.set_description_str(made_anew.verdict.level)
         except BaseException:
             generator.bit_generator.state, problem.evaluate.calls = before
             raise
         vars(self).update(vars(made_anew))
         return self
+
+    @entry
+    def refit(
+        self,
+        *args: Any,
+        budget: int | None = None,
+        seconds: float | None = None,
+        target_ess: float = TARGET_ESS,
+        progress_bar: bool = True,
+        **kwargs: Any,
+    ) -> Fit:
+        """Fit the same program to other arguments, such as more rows, from what this fit knows.
+
+        The draws are reweighted to the new posterior. Where the weights are too uneven, a Normal
+        or a mixture is fitted to them, and its draws are reweighted. Where that does not reach,
+        where there are other latent sites, where labels can be exchanged, or where this fit is not
+        trusted, the program is fitted from anew. Some paths look for modes that the draws lack in
+        any case. The stage "refit" of ``history`` says which way was taken, and so do the verdict's
+        reasons.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            The model's arguments, all of them, with all rows.
+        budget, seconds, target_ess, progress_bar
+            As in ``fit``. Reweighted draws are worth as many as these are, or more than three
+            quarters.
+
+        Returns
+        -------
+        Fit
+            Another one, with its own verdict: "corrected" where draws were reweighted. This fit
+            stays as it is.
+
+        Raises
+        ------
+        ArgumentError
+            The fit was loaded without its program, has its rows from a loader, or is an engine's;
+            or as ``fit`` raises it.
+        ModelCheckError
+            The model cannot be fitted to these arguments.
+        """
+        again = self._again
+        if again is None:
+            _ = self.climbed
+            raise ArgumentError(
+                "Expected a fit of arguments by chains, found one of a loader or of an engine. "
+                "Fit again."
+            )
+        seed = int(np.random.default_rng((SEED, self._seed)).integers(2**31))
+        generator = np.random.default_rng(seed)
+        return fit(
+            lambda: again(args, kwargs, seed, generator),
+            generator,
+            seed,
+            budget=budget,
+            seconds=seconds,
+            target_ess=target_ess,
+            exact=True,
+            progress_bar=progress_bar,
+            again=again,
+            known=self,
+        )
+
+    def _why_not(self) -> str:
+        """Why the draws serve no other fit; empty where they may."""
+        if not self.verdict.trusted:
+            return "its draws are not trusted"
+        if self._arguments != self.climbed.problem.digest():
+            return "its data were changed in place since"
+        return ""
 
     def check_data(self) -> None:
         """See that the arguments are what they were when they were fitted.
@@ -521,7 +627,7 @@ class Fit:
         return fit_page(self)
 
 
-def load_fit(path: str | os.PathLike[str], ways: Ways | None) -> Fit:
+def load_fit(path: str | os.PathLike[str], ways: Ways | None, again: Again | None = None) -> Fit:
     """See the packages' ``load_fit``; ``ways`` to write the program, or None without one."""
     _, state = state_files.load(os.fspath(path), "fit", lambda array, _: array)
     with state_files.reading(path):
@@ -556,8 +662,8 @@ def load_fit(path: str | os.PathLike[str], ways: Ways | None) -> Fit:
         stages = from_tree(rest["stages"], {})
         climbed = Climbed(problem, positions, sampled, evidence, stages, symmetry)
         if sampled is None:
-            return Fit(draws, verdict, chains, climbed, generator, seed)
-        return Fit.of(climbed, generator, seed)
+            return Fit(draws, verdict, chains, climbed, generator, seed, again=again)
+        return Fit.of(climbed, generator, seed, again)
 
 
 def _check_draws(draws: Mapping[str, np.ndarray], gaps: Sequence[str], verdict: Verdict) -> None:
@@ -626,11 +732,14 @@ def fit(
     progress_bar: bool,
     has_engine: bool = False,
     clock: Callable[[], float] = time.perf_counter,
+    again: Again | None = None,
+    known: Fit | None = None,
 ) -> Fit:
     """Fit what ``problems`` makes of a program; see the packages' ``fit``.
 
     ``has_engine`` tells whether the draws are to be those of the problems' own engine, and
-    ``clock`` by which seconds are counted, where several processes have to decide alike.
+    ``clock`` by which seconds are counted, where several processes have to decide alike. ``again``
+    makes problems of other arguments, for ``Fit.refit``, which has a ``known`` fit.
     """
     check_count("budget", budget, optional=True)
     check_number("seconds", seconds, optional=True)
@@ -647,8 +756,12 @@ def fit(
         ways = problems()
         written = next(ways)
         written.observed.warn()
-        climbed = climb(written, ways, generator, wanted, meter)
-        found = Fit.of(climbed, generator, seed)
+        if known is None:
+            climbed = climb(written, ways, generator, wanted, meter)
+        else:
+            why = known._why_not()
+            climbed = refitted(known.climbed, why, written, ways, generator, wanted, meter)
+        found = Fit.of(climbed, generator, seed, None if has_engine else again)
         if has_engine and found.num_chains > 1:
             found = _of_engine(written, found, meter)
         bar.set_description_str(found.verdict.level)

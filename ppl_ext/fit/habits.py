@@ -150,7 +150,8 @@ def engine_of(
 def _classes(base: type) -> list[type]:
     """Engines that can be made, below a base."""
     found: list[type] = []
-    for each in base.__subclasses__():
+    below: list[type] = base.__subclasses__()
+    for each in below:
         if not inspect.isabstract(each) and not each.__name__.startswith("_"):
             found.append(each)
         found += _classes(each)

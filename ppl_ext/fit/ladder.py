@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -20,14 +20,15 @@ from ppl_ext.chains.jumps import PAIRS as JUMP_PAIRS
 from ppl_ext.chains.jumps import jump, jumps_from
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Sampled, Window, go_on, sample
-from ppl_ext.chains.symmetry import Symmetry, find_symmetry, ordered_values
+from ppl_ext.chains.symmetry import Symmetry, ordered_values
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import labels, policy
 from ppl_ext.fit.chain_figures import chained_of, endless
+from ppl_ext.fit.modes import LEAST_WEIGHT, MORE, Search, Watched, masses, unexplained
 from ppl_ext.fit.problem import Meter, Problem, timed
 from ppl_ext.fit.verdict import STAGES, Stage, Verdict
-from ppl_ext.start.find import find, is_near, more_modes
+from ppl_ext.start.find import find
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Mode, Start
@@ -35,20 +36,12 @@ from ppl_ext.target.noncentred import difference, points_around
 
 #: Chains side by side, and the fewest draws that are kept of each.
 CHAINS, LEAST_DRAWS = 16, 24
-#: Further paths in each round of the search for modes, rounds at most, and how far their points
-#: lie from the first mode, in its standard deviations.
-MORE_PATHS, ROUNDS, FAR = 8, 12, (2.0, 5.0, 20.0)
-#: Paths in turn, for each mode, that find nothing new before the search ends: of eight modes that
-#: draw paths alike one is missed in one search of fifty or so.
-PATHS_PER_MODE = 4
-#: Modes of less mass than this share of the first are left out; the others are proposed at least
-#: this often.
-LEAST_MASS, LEAST_WEIGHT = 1e-3, 0.02
+#: How often chains run, where they met a mode that none of them started from; Pareto k-hat from
+#: which on the search for modes goes on; and up to which importance weights tell modes' masses.
+TURNS, DOUBTFUL, SURE = 3, 0.3, 0.7
 #: How far from a mode pairs of chains start, in its standard deviations; pairs of chains with
 #: trajectories, and their evaluations as a share of those of the fit before.
 APART, PAIRS, PAIRS_SHARE = 3.0, 32, 0.2
-#: Draws of a mode that tell whether its labels can be told apart.
-OF_MODE = 256
 #: Nats of difference between bounds from which on a way to write the program is the better one.
 BETTER = 0.5
 
@@ -166,60 +159,107 @@ def climb(
         return Climbed(problem, found.positions[:, None], None, evidence, stages)
     assert start is not None
     if policy.next_rung(evidence) == "end":
-        normal = start.draw(policy.DRAWS, generator.integers(2**32, size=4).tolist())
-        return Climbed(problem, normal[:, None], None, evidence, stages)
+        alone = start.draw(policy.DRAWS, generator.integers(2**32, size=4).tolist())
+        return Climbed(problem, alone[:, None], None, evidence, stages)
     evaluate = meter.of(problem.evaluate, leaves=0)
-    is_affordable = policy.chains_refused(evidence) is None
-    symmetry: Symmetry | None = None
-    if is_affordable:
+    search: Search | None = None
+    if policy.chains_refused(evidence) is None:
         with stage("modes") as notes:
-            kept = policy.DRAWS + policy.LEAST_CHAINS
-            limited = meter.of(problem.evaluate, leaves=kept)
-            start, modes, symmetry = _other_modes(limited, problem, start, generator)
-            notes.append(_counted(modes.number))
-            if modes.number > 1 and symmetry is None:
-                modes = replace(modes, exchanged=_labels(problem, start, generator))
-        evidence = replace(evidence, modes=modes)
-    with stage("corrected draws") as notes:
-        proposal, drawn, log_ratios = _ratios(evaluate, start, generator, symmetry)
-        correction, weights = _correction(log_ratios, evidence.program.rounding)
-        notes.append(
-            f"k-hat {correction.khat:.2f}, weights worth {correction.share:.0%} of the draws"
-        )
-    evidence = replace(evidence, correction=correction, left=meter.left)
-    if policy.next_rung(evidence) == "chains":
-        enough = partial(_is_enough, problem, symmetry, wanted, meter, time.perf_counter())
-        sampled: Sampled | None = None
-        coupled: Coupled | None = None
+            search = Search(problem, start.modes, generator)
+            search.go_on(meter.of(problem.evaluate, leaves=policy.DRAWS + policy.LEAST_CHAINS))
+            evidence = replace(evidence, modes=_modes(search, notes, generator))
+    sampled: Sampled | None = None
+    coupled: Coupled | None = None
+    for turn in range(TURNS):
+        symmetry = None if search is None else search.symmetry
+        start = start if search is None else search.start
+        with stage("corrected draws") as notes:
+            proposal, drawn, log_ratios = _ratios(evaluate, start, generator, symmetry)
+            correction, weights = _correction(log_ratios, evidence.program.rounding)
+            notes.append(
+                f"k-hat {correction.khat:.2f}, weights worth {correction.share:.0%} of the draws"
+            )
+            weighted = proposal
+            if search is not None:
+                limited = meter.of(problem.evaluate, leaves=policy.LEAST_CHAINS)
+                found_more = search.look(limited, unexplained(drawn.positions, log_ratios))
+                if correction.khat > DOUBTFUL:
+                    found_more |= search.go_on(limited, MORE)
+                modes = _modes(search, notes, generator)
+                if not found_more and modes.number > 1 and correction.khat < SURE:
+                    shares, errors = masses(proposal, drawn.positions, log_ratios)
+                    weighted = replace(proposal, weights=_proposed(shares))
+                    modes = replace(
+                        modes,
+                        shares=tuple(map(float, shares)),
+                        share_errors=tuple(map(float, errors)),
+                    )
+                evidence = replace(evidence, modes=modes)
+                if found_more and turn < TURNS - 1:
+                    continue
+        evidence = replace(evidence, correction=correction, left=meter.left)
+        if policy.next_rung(evidence) != "chains":
+            break
+        is_enough = partial(_is_enough, problem, symmetry, wanted, meter, time.perf_counter())
+        watched = Watched.beside(evaluate, search, start.modes)
+
+        def may_go_on(watched: Watched = watched) -> bool:
+            return meter.allows() and not watched.has_found()
+
+        sampled = coupled = None
         if policy.may_jump(correction):
             with stage("jumps") as notes, suppress(SpentError):
-                own = jump(evaluate, proposal, drawn, log_ratios, CHAINS, generator, symmetry)
+                own = jump(watched, proposal, drawn, log_ratios, CHAINS, generator, symmetry)
                 starts = _apart(problem, start, JUMP_PAIRS, generator, symmetry)
-                coupled = jumps_from(starts, evaluate, proposal, log_ratios, generator)
+                coupled = jumps_from(starts, watched, proposal, log_ratios, generator)
                 if policy.is_bounded(coupled):
-                    sampled = _longer(own, enough, wanted, generator, meter)
+                    most = int(policy.MOST_JUMPS * wanted.target_ess)
+                    own = _longer(own, is_enough, most, generator, meter)
+                    sampled = own if is_enough(convergence(own.draws), own.window) else None
                 notes.append(coupled.told)
-        if sampled is None:
+        if sampled is None and may_go_on():
             with stage("chains") as notes, suppress(SpentError):
-                weighted = generator.choice(len(weights), CHAINS, p=_softened(weights, log_ratios))
-                first = drawn.positions[weighted]
+                chosen = generator.choice(len(weights), CHAINS, p=_softened(weights, log_ratios))
+                first = drawn.positions[chosen]
                 sampled = sample(
-                    evaluate, proposal, first, generator, enough, meter.allows, symmetry
+                    watched, weighted, first, generator, is_enough, may_go_on, symmetry
                 )
                 notes.append(f"{sampled.window.transitions} transitions of {CHAINS} chains kept")
-            if sampled is not None:
+            if sampled is not None and may_go_on():
                 with stage("pairs of chains") as notes:
                     coupled = _coupled(problem, start, sampled, generator, meter)
                     notes.append(coupled.told)
+                if not policy.is_bounded(coupled):
+                    is_sure = partial(is_enough, is_sure=True)
+                    with stage("more chains") as notes:
+                        sampled = _longer(sampled, is_sure, None, generator, meter)
+                        notes.append(f"{sampled.window.transitions} transitions kept")
         if sampled is not None:
-            evidence = replace(evidence, coupled=coupled)
-            climbed = Climbed(problem, sampled.draws, sampled, evidence, stages, symmetry)
-            return with_chains(climbed, sampled)
-        evidence = replace(evidence, left=meter.left)
-    chosen = drawn.positions[_resampled(weights, policy.DRAWS, generator)][:, None]
+            sampled.kernel.evaluate = evaluate
+        if search is None or evidence.modes is None:
+            break
+        left = watched.has_found()
+        evidence = replace(evidence, modes=replace(evidence.modes, left=left))
+        if not left:
+            break
+    if sampled is not None:
+        evidence = replace(evidence, coupled=coupled)
+        climbed = Climbed(problem, sampled.draws, sampled, evidence, stages, symmetry)
+        return with_chains(climbed, sampled)
+    evidence = replace(evidence, left=meter.left)
+    rows = drawn.positions[_resampled(weights, policy.DRAWS, generator)][:, None]
     if symmetry is not None:
-        chosen = symmetry.shuffled(chosen)
-    return Climbed(problem, chosen, None, evidence, stages, symmetry)
+        rows = symmetry.shuffled(rows)
+    return Climbed(problem, rows, None, evidence, stages, symmetry)
+
+
+def _modes(search: Search, notes: list[str], generator: np.random.Generator) -> policy.Modes:
+    """What a search found, with the sites whose labels change places; it is noted."""
+    found = search.found
+    notes.append(f"{_counted(found.number)} after {found.paths} paths")
+    if found.number > 1 and search.symmetry is None:
+        return replace(found, exchanged=_labels(search.problem, search.start, generator))
+    return found
 
 
 def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
@@ -251,30 +291,34 @@ def _is_enough(
     wanted: policy.Wanted,
     meter: Meter,
     began: float,
-    found: Convergence,
+    figures: Convergence,
     window: Window,
+    *,
+    is_sure: bool = False,
 ) -> bool:
-    """Whether chains have done what was asked."""
+    """Whether chains have done what was asked, or all that is asked of those that do not meet."""
     if len(window.draws) < LEAST_DRAWS:
         return False
-    chained = chained_of(problem, window, found, symmetry)
+    chained = chained_of(problem, window, figures, symmetry)
     meter.shows(chained.ess_bulk, wanted.target_ess, time.perf_counter() - began)
-    return policy.enough(chained, wanted)
+    return policy.enough(chained, wanted, is_sure=is_sure)
 
 
 def _longer(
     sampled: Sampled,
     is_enough: Callable[[Convergence, Window], bool],
-    wanted: policy.Wanted,
+    most: int | None,
     generator: np.random.Generator,
     meter: Meter,
-) -> Sampled | None:
-    """Chains of jumps that go on until they are enough; None where they are not worth it."""
-    while not is_enough(convergence(sampled.draws), sampled.window):
+) -> Sampled:
+    """Chains that go on until they are enough, or so many draws, or the end of the budget."""
+    while not is_enough(convergence(sampled.kernel.ordered(sampled.draws)), sampled.window):
         number = len(sampled.draws)
-        if CHAINS * number > policy.MOST_JUMPS * wanted.target_ess or not meter.allows():
-            return None
+        if (most is not None and CHAINS * number > most) or not meter.allows():
+            break
         sampled = go_on(sampled, number // 2, generator, meter.allows)
+        if len(sampled.draws) == number:
+            break  # What is left buys no transition.
     return sampled
 
 
@@ -291,6 +335,8 @@ def _coupled(
         told = f"jumps, in which chains meet, are seldom taken ({accepted:.1%})"
         return Coupled(0, reason=told)
     most = min(meter.budget, int((1.0 + PAIRS_SHARE) * meter.evaluations))
+    if most - meter.evaluations < 4 * PAIRS or not meter.allows():
+        return Coupled(0, reason="the budget ended before there were pairs of chains")
     starts = _apart(problem, start, PAIRS, generator, sampled.kernel.symmetry)
     return coupled_by(
         sampled.kernel,
@@ -464,73 +510,6 @@ def _start_of(problem: Problem, generator: np.random.Generator, meter: Meter) ->
     return find(evaluate, problem.starting_points, generator, problem.epsilon)
 
 
-def _other_modes(
-    evaluate: Evaluate, problem: Problem, start: Start, generator: np.random.Generator
-) -> tuple[Start, policy.Modes, Symmetry | None]:
-    """Paths from further away, round by round, until they find nothing new.
-
-    Modes that are one another with labels exchanged count once.
-    """
-    modes, new, idle = start.modes, 0.0, 0
-    symmetry, is_known, cut = None, False, False
-    for _ in range(ROUNDS):
-        try:
-            if len(modes) > 1 and not is_known:
-                symmetry, is_known = _symmetry(evaluate, problem, modes[0], generator), True
-                modes = _distinct(modes, (), symmetry, problem.epsilon)
-            near = problem.starting_points(MORE_PATHS // 2)
-            reach = np.resize(FAR, MORE_PATHS - len(near))[:, None] * modes[0].deviations
-            far = modes[0].mean + reach * generator.normal(size=(len(reach), problem.dim))
-            points = np.concatenate([near, far])
-            found = more_modes(evaluate, points, modes, generator, problem.epsilon)
-        except SpentError:
-            cut = True
-            break
-        heaviest = max(mode.log_mass for mode in (*modes, *found))
-        weighty = _distinct(
-            [m for m in found if m.log_mass > heaviest + np.log(LEAST_MASS)],
-            modes,
-            symmetry,
-            problem.epsilon,
-        )
-        modes, new = (*modes, *weighty), len(weighty) / MORE_PATHS
-        idle = 0 if weighty else idle + MORE_PATHS
-        if idle >= PATHS_PER_MODE * len(modes):
-            break
-    ordered = sorted(modes, key=lambda mode: mode.log_mass, reverse=True)
-    least = ordered[0].log_mass + np.log(LEAST_MASS)
-    kept = Start(tuple(m for m in ordered if m is ordered[0] or m.log_mass > least), 0)
-    alike = () if symmetry is None else symmetry.alike
-    shares = tuple(map(float, kept.weights))
-    return kept, policy.Modes(len(kept.modes), new, shares, alike=alike, cut=cut), symmetry
-
-
-def _symmetry(
-    evaluate: Evaluate, problem: Problem, mode: Mode, generator: np.random.Generator
-) -> Symmetry | None:
-    """Labels whose exchange leaves the density as it is."""
-    if problem.maps is None:
-        return None
-    drawn = mode.at(generator.normal(size=(OF_MODE, problem.dim)))
-    found = find_symmetry(evaluate, *problem.maps, problem.coordinates, drawn, problem.epsilon)
-    names = tuple((latent, site) for site, latent in problem.latents.items())
-    return None if found is None else replace(found, names=names)
-
-
-def _distinct(
-    modes: Sequence[Mode], known: Sequence[Mode], symmetry: Symmetry | None, epsilon: float
-) -> tuple[Mode, ...]:
-    """Modes with their labels in order, without those that are known ones then."""
-    if symmetry is None:
-        return tuple(modes)
-    found: list[Mode] = []
-    for mode in modes:
-        moved = symmetry.moved(mode, epsilon)
-        if not any(is_near(other, moved.mean) for other in (*known, *found)):
-            found.append(moved)
-    return tuple(found)
-
-
 def _labels(
     problem: Problem, start: Start, generator: np.random.Generator
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -550,9 +529,7 @@ def _ratios(
     symmetry: Symmetry | None,
 ) -> tuple[Proposal, Chains, Float[np.ndarray, " S"]]:
     """Draws of the approximation, and logs of their importance ratios."""
-    weights = np.maximum(start.weights, LEAST_WEIGHT)
-    modes: tuple[Mode, ...] = start.modes
-    proposal = Proposal(modes, weights / weights.sum())
+    proposal = Proposal(start.modes, _proposed(start.weights))
     drawn = Chains.at(proposal.draw(policy.DRAWS, generator), evaluate)
     log_ratios = drawn.values - proposal.log_density(drawn.positions)
     counts = np.isfinite(log_ratios) & np.isfinite(drawn.scores).all(-1)
@@ -560,6 +537,13 @@ def _ratios(
         # Those with labels in order stand for all.
         counts &= symmetry.is_ordered(drawn.positions)
     return proposal, drawn, np.where(counts, log_ratios, -np.inf)
+
+
+def _proposed(shares: Float[np.ndarray, " modes"]) -> Float[np.ndarray, " modes"]:
+    """Weights of modes in a proposal."""
+    weights = np.maximum(shares, LEAST_WEIGHT)
+    found: Float[np.ndarray, " modes"] = weights / weights.sum()
+    return found
 
 
 def _correction(

@@ -39,6 +39,10 @@ JUMP_KHAT, JUMP_SHARE, OPEN, MOST_JUMPS, LEAST_JUMPS = 0.3, 0.5, 0.15, 6.0, 0.05
 #: draws have 1.02 by chance. Share of divergent trajectories and of stuck chains at most, and
 #: effective numbers of the tails as a share of those of the middle.
 R_HAT, MOST_R_HAT, DIVERGENT, STUCK, TAIL_SHARE = 1.02, 1.03, 0.005, 0.0, 0.25
+#: The same of chains of which pairs do not meet, and standard errors of standard deviations, as a
+#: share of them, that these run for: nothing but their agreement tells that they have come to rest.
+#: R-hat is that of chains with heavy tails as well, which an improper posterior has at first.
+SURE_R_HAT, MOST_SURE_R_HAT, SURE_DEVIATION = 1.0035, 1.005, 0.03
 #: Standard error of standard deviations at most, as a share of what was asked for: the error of 16
 #: chains is itself known to 18 % only, and this is two of those more.
 MOST_DEVIATION = 4.0 / 3.0
@@ -51,6 +55,8 @@ GOOD_JUMPS = 0.2
 ROUNDING, GRAIN = 0.1, 0.02
 #: Share of the last paths that found new modes at most.
 NEW_MODES = 0.25
+#: Modes up to which the verdict names the share of each.
+MOST_SHARES = 6
 #: Share of the posterior in orders of labels that draws do not have, at most: labels ten standard
 #: deviations apart shift a mean by a twentieth of one then, as 400 draws leave it uncertain.
 MISSING = 0.005
@@ -93,7 +99,10 @@ class Modes:
     do on the first axis; ``orders`` tells which orders of their labels draws have. ``alike`` names
     the sites of labels whose exchange leaves the density as it is, and after them the site that
     orders the labels: modes that differ by them count once, and draws have them in random orders.
-    ``cut`` tells that the budget ended before the search did.
+    ``cut`` tells that the budget ended before the search did. ``paths`` are those that were
+    followed, ``from_prior`` those of them that started at draws of the prior, and ``no_prior`` is
+    why there are none of these. ``share_errors`` are standard errors of the shares, where these are
+    by importance weights. ``left`` tells that the last chains still met another mode.
     """
 
     number: int
@@ -103,6 +112,11 @@ class Modes:
     orders: Orders = field(default_factory=Orders)
     alike: tuple[tuple[tuple[str, ...], str], ...] = ()
     cut: bool = False
+    paths: int = 0
+    from_prior: int = 0
+    no_prior: str = ""
+    left: bool = False
+    share_errors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -262,17 +276,35 @@ def is_bounded(coupled: Coupled) -> bool:
     return coupled.bound is not None and coupled.bound < OPEN
 
 
-def enough(found: Chained, wanted: Wanted) -> bool:
-    """Whether chains have done what was asked."""
+def enough(found: Chained, wanted: Wanted, *, is_sure: bool = False) -> bool:
+    """Whether chains have done what was asked, and ``is_sure`` what is asked without a bound."""
     asked = wanted.deviation_error
+    if is_sure:
+        asked = min(SURE_DEVIATION, asked or SURE_DEVIATION)
     is_certain = asked is None or found.deviation_error <= asked
-    return is_certain and found.r_hat < R_HAT and not _of_chains(found, wanted)
+    is_agreed = found.r_hat < (SURE_R_HAT if is_sure or found.heavy else R_HAT)
+    return is_certain and is_agreed and not _of_chains(found, wanted)
 
 
 def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     """The level, and the reasons for it."""
     level, reasons = _judge(evidence)
-    return level, (*reasons, *evidence.dropped)
+    return level, (*reasons, *words_of_search(evidence.modes), *evidence.dropped)
+
+
+def words_of_search(modes: Modes | None) -> tuple[str, ...]:
+    """What was searched for modes, and what was found."""
+    if modes is None or not modes.paths:
+        return ()
+    found = "one mode" if modes.number == 1 else f"{modes.number} modes"
+    if 1 < modes.number <= MOST_SHARES and modes.share_errors:
+        pairs = zip(modes.shares, modes.share_errors, strict=True)
+        found += f" (shares {', '.join(f'{share:.2f} ± {error:.2f}' for share, error in pairs)})"
+    prior = f"{modes.from_prior} of them from draws of the prior"
+    if not modes.from_prior:
+        prior = "none of them from the prior"
+        prior += f", {modes.no_prior}" if modes.no_prior else ""
+    return (f"Searched for modes: {found} after {modes.paths} paths, {prior}.",)
 
 
 def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
@@ -281,7 +313,8 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     against = [*_of_modes(evidence), *of_rounding(evidence.program)]
     if evidence.chains is not None:
         found = evidence.chains
-        against += _of_chains(found, evidence.wanted, rested=evidence.rested)
+        bounded = evidence.coupled is None or is_bounded(evidence.coupled)
+        against += _of_chains(found, evidence.wanted, rested=evidence.rested, is_sure=not bounded)
         figures = (
             f"Least certain is '{found.worst_site}': R-hat {found.r_hat:.3f}, ESS "
             f"{found.ess_bulk:.0f} (tails {found.ess_tail:.0f}). {_words_of_deviations(found)}"
@@ -405,6 +438,11 @@ def _of_modes(evidence: Evidence) -> list[str]:
             f"{modes.number} separate modes were found, and the last paths still found new ones: "
             "others may be missing. Look for labels that can be exchanged, and order them."
         )
+    if modes.left:
+        reasons.append(
+            "The chains met a mode that none of them started from, again and again: others may be "
+            "missing. Narrow the priors, or write the model so that its modes are alike in width."
+        )
     found = modes.orders
     if found.missing > MISSING:
         names = ", ".join(f"'{name}'" for name, _ in modes.exchanged)
@@ -438,8 +476,14 @@ def _words_of_deviations(found: Chained) -> str:
     return f"Standard deviations are known to {found.deviation_error:.1%}."
 
 
-def _of_chains(found: Chained, wanted: Wanted, *, rested: bool = False) -> list[str]:
-    """What speaks against chains; of those that had ``rested`` before they went on what is sure."""
+def _of_chains(
+    found: Chained, wanted: Wanted, *, rested: bool = False, is_sure: bool = False
+) -> list[str]:
+    """What speaks against chains; of those that had ``rested`` before they went on what is sure.
+
+    ``is_sure`` asks more, of chains of which pairs did not meet.
+    """
+    most = MOST_SURE_R_HAT if is_sure or found.heavy else MOST_R_HAT
     least = wanted.target_ess * (STILL if rested else 1.0)
     reasons = []
     if found.endless:
@@ -453,10 +497,10 @@ def _of_chains(found: Chained, wanted: Wanted, *, rested: bool = False) -> list[
             f"Chains still drift away from where they started, most in '{found.worst_site}'. The "
             "posterior may be unbounded there: look for a prior that is missing or improper."
         )
-    if not found.r_hat < MOST_R_HAT:
+    if not found.r_hat < most:
         other = f", or write '{found.worst_site}' non-centred" if found.has_other_form else ""
         reasons.append(
-            f"Chains disagree: R-hat {found.r_hat:.3f}, expected below {MOST_R_HAT}. Give a larger "
+            f"Chains disagree: R-hat {found.r_hat:.3f}, expected below {most}. Give a larger "
             f"budget{other}."
         )
     if found.ess_bulk < least or found.ess_tail < TAIL_SHARE * least:
@@ -465,6 +509,8 @@ def _of_chains(found: Chained, wanted: Wanted, *, rested: bool = False) -> list[
             f"{found.ess_tail:.0f}) before the budget was spent. Give a larger budget."
         )
     asked = wanted.deviation_error
+    if is_sure:
+        asked = min(SURE_DEVIATION, asked or SURE_DEVIATION)
     if asked is not None and found.deviation_error > MOST_DEVIATION * asked:
         reasons.append(
             f"{_words_of_deviations(found)[:-1]}, expected {asked:.1%}, and at most "

@@ -60,6 +60,8 @@ class Approximated:
 
 
 Approximate = Callable[["Start | None", "Meter"], Approximated]
+#: So many draws of the prior, by a seed.
+Prior = Callable[[int, int], Positions]
 #: From positions to values by site, and back.
 Maps = tuple[
     Callable[[Positions], dict[str, np.ndarray]], Callable[[Mapping[str, np.ndarray]], Positions]
@@ -113,6 +115,9 @@ class Problem:
         Sites that another way to write the program has in another form, such as non-centred.
     observed : Observed
         What of the data the program sees.
+    prior : callable, optional
+        Of a number and a seed: positions of so many draws of the prior. Raises
+        ``NotImplementedError`` where a site has none.
     views : Views, optional
         What a fit of it shows of the program.
     """
@@ -138,6 +143,7 @@ class Problem:
     latents: Mapping[str, str] = field(default_factory=dict)
     other_forms: tuple[str, ...] = ()
     observed: Observed = field(default_factory=Observed)
+    prior: Prior | None = None
     views: Views | None = None
 
     @property
@@ -192,6 +198,7 @@ def problem_of(
     approximate: Approximate | None = None,
     latents: Mapping[str, str] | None = None,
     has_loader: bool = False,
+    prior: Prior | None = None,
 ) -> Problem:
     """The problem of a target, which is ``written`` or another way to write the same."""
     points = starting_points(rows.few, target.dim, generator, by_strategy, has_strategy=False)
@@ -216,6 +223,7 @@ def problem_of(
         maps_of(target.layout.names, constrain, unconstrain),
         latents=latents or {},
         observed=Observed(written.sees_data, {} if has_loader else dict(written.batch_plates)),
+        prior=prior,
     )
 
 

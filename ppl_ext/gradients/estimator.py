@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from jaxtyping import Float, Int
 
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError
 from ppl_ext.target.scores import tempered
 
@@ -61,10 +60,14 @@ def corrected(
 
 def share_of_rows(plates: Mapping[str, Any]) -> float:
     """The share of all rows that one batch of these plates holds."""
-    return math.prod(plate.subsample_size / plate.size for plate in plates.values())
+    share = 1.0
+    for plate in plates.values():
+        share *= plate.subsample_size / plate.size
+    return share
 
 
-class GradientEstimator(Documented, ABC):
+@documents_subclasses
+class GradientEstimator(ABC):
     """An unbiased estimator of the target's score.
 
     The object holds settings only. What changes from step to step is a state, which the engine

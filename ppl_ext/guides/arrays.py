@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
 
 
-class ArrayFunctions(Documented):
+@documents_subclasses
+class ArrayFunctions:
     """Functions of a framework's arrays, which a package gives to the formulas of this one.
 
     Attributes

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, Literal, NamedTuple
 
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError
 from ppl_ext.start.given import as_array
 from ppl_ext.start.start import Mode, Start
@@ -36,7 +36,8 @@ class Moments(NamedTuple):
     scale: Any
 
 
-class FlatDensityShell(Documented):
+@documents_subclasses
+class FlatDensityShell:
     """Flat log density of an ``AutoContinuous`` guide, by automatic differentiation.
 
     Subclasses give closed forms. All methods are pure functions of ``parameters``, but for

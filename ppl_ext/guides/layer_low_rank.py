@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
 from ppl_ext.guides.flat_density import FlatDensityShell, Moments
 from ppl_ext.guides.layouts import Layer
@@ -121,7 +121,8 @@ class LayerFormulas(ArrayFunctions):
         return self.xp.moveaxis(solved, 0, 1).reshape(inner.shape)
 
 
-class LayerGuide(Documented):
+@documents_subclasses
+class LayerGuide:
     """Normal guide with a low-rank plus diagonal covariance for each layer of a network.
 
     Within a layer the covariance is ``S (I + W W^T) S``, S a diagonal of scales and W of ``rank``

@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
 from ppl_ext.guides.flat_density import FlatDensityShell, Moments
 from ppl_ext.guides.layouts import Blocks
@@ -141,7 +141,8 @@ class MatrixTransform(MatrixFormulas):
         return self.xp.broadcast_to(total, x.shape[:-1])
 
 
-class MatrixGuide(Documented):
+@documents_subclasses
+class MatrixGuide:
     """Normal guide whose covariance is a Kronecker product for each matrix-shaped site.
 
     The covariance over the flat unconstrained vector is block diagonal by site. A site whose

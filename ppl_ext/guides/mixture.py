@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
 from ppl_ext.guides.flat_density import FlatDensityShell, Moments
@@ -200,7 +200,8 @@ class MixtureFormulas(ArrayFunctions):
         return log_weights - log_determinant - 0.5 * (square + dim * LOG_TWO_PI), pull
 
 
-class MixtureGuide(Documented):
+@documents_subclasses
+class MixtureGuide:
     """Mixture of K Normals over the flat unconstrained vector.
 
     q(theta) = sum_k w_k N(theta; mu_k, Sigma_k), a guide for posteriors with several modes or

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
 from ppl_ext.guides.flat_density import FlatDensityShell
 from ppl_ext.options import check_count, check_number
@@ -153,7 +153,8 @@ class PlanarMap(PlanarFormulas):
         return self.xp.log(self._derivative(bend, self.slope))
 
 
-class PlanarGuide(Documented):
+@documents_subclasses
+class PlanarGuide:
     """Guide by planar flows: ``theta = loc + scale * (f_K o ... o f_1)(z)``, z standard Normal.
 
     Each of the K maps ``f(z) = z + u_hat tanh(w . z + b)`` bends the Normal along one direction.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError
 
 
@@ -63,7 +63,8 @@ class LinearUse:
     positions: int
 
 
-class RowNoise(Documented, ABC):
+@documents_subclasses
+class RowNoise(ABC):
     """What takes the place of linear operations in one run of a model."""
 
     #: Name in messages.
@@ -74,7 +75,8 @@ class RowNoise(Documented, ABC):
         """The operation's result, with noise of its own in each row."""
 
 
-class RowNoiseShell(Documented):
+@documents_subclasses
+class RowNoiseShell:
     """An objective of the host in which linear operations of the model have noise by row.
 
     Parameters

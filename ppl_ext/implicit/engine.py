@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ppl_ext.engines.base import EngineShell
 from ppl_ext.engines.descent import DescentShell
 from ppl_ext.errors import ArgumentError
 from ppl_ext.implicit.samplers import PushForward, Sampler
@@ -17,7 +18,7 @@ CLIP_NORM = 10.0
 LENGTHS = (0.3, 1.0)
 
 
-class SteinDiscrepancyVI(DescentShell):
+class SteinDiscrepancyVI(DescentShell, EngineShell):
     """A guide without a density: draws of a sampler, fitted by the kernelised Stein discrepancy.
 
     The sampler turns noise into draws: a network, a Normal whose mean and scale are outputs of a

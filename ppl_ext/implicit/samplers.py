@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Float
 
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError
 from ppl_ext.implicit.noise import Normals, drawn, moments_of
 from ppl_ext.options import check_count, check_number, describe, described
@@ -68,7 +68,8 @@ class Context(NamedTuple):
     networks: tuple[Network, ...] = ()
 
 
-class Sampler(Documented, abc.ABC):
+@documents_subclasses
+class Sampler(abc.ABC):
     """What turns noise into draws."""
 
     #: Standard deviations of the noise that it begins with, in units of the start's.

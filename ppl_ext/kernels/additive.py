@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.kernels.base import Interactions, KernelAtPoints, KernelState
+from ppl_ext.kernels.base import Interactions, Kernel, KernelState, direction_at_points
 from ppl_ext.kernels.coordinates import Coordinates, CoordinatesByMetric
 from ppl_ext.options import check_number
 
@@ -57,7 +57,7 @@ class Bumps:
 
 
 @dataclass(frozen=True, repr=False)
-class OfOneCoordinate(KernelAtPoints):
+class OfOneCoordinate(Kernel):
     """Kernels made of bumps in one coordinate each, at equal distances.
 
     Parameters
@@ -72,6 +72,8 @@ class OfOneCoordinate(KernelAtPoints):
     """
 
     bandwidth: float
+
+    direction = direction_at_points
 
     def __post_init__(self) -> None:
         check_number("bandwidth", self.bandwidth)

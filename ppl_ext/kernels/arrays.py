@@ -8,10 +8,11 @@ from typing import Any
 
 from jaxtyping import Float
 
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 
 
-class KernelArrays(Documented, abc.ABC):
+@documents_subclasses
+class KernelArrays(abc.ABC):
     """What computes on the arrays of one package.
 
     Arrays of both packages share their operators, ``.mT``, ``.T``, ``.ndim``, and ``.sum`` and

@@ -74,7 +74,10 @@ def scaled_pairs(rule: Any, frame: Coordinates) -> ScaledPairs:
         width = arrays.as_array(rule, centred)
     if width.ndim == 0:
         squared = arrays.squared_distances(centred, products)
-        width = _positive(arrays, width, squared)
+        # A number stays as it is, unless this type of numbers takes it for zero.
+        smallest = 4.0 * arrays.functions.finfo(width.dtype).tiny
+        if not isinstance(rule, int | float) or rule <= smallest:
+            width = _positive(arrays, width, squared)
         return ScaledPairs(squared / width, width)
     # Scaling the points before the product keeps the cancellation relative to the scaled
     # distances, however different the coordinates' units are.

@@ -16,6 +16,7 @@ this folder.
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from jaxtyping import Float
 
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError
 from ppl_ext.kernels.arrays import KernelArrays
 from ppl_ext.kernels.coordinates import CoordinatesByMetric
@@ -59,7 +60,8 @@ class Interactions(NamedTuple):
         return (self.gram.T @ scores + self.repulsion()) / len(scores)
 
 
-class Kernel(Documented, abc.ABC):
+@documents_subclasses
+class Kernel(abc.ABC):
     """A positive definite kernel with its Stein direction.
 
     Kernels are immutable descriptions. What a kernel has to remember between steps, if
@@ -83,6 +85,13 @@ class Kernel(Documented, abc.ABC):
         """The kernel for a flat vector in which ``sites`` take these ranges.
 
         Only kernels that treat sites apart differ from themselves.
+        """
+        return self
+
+    def for_shape(self, num: int, dim: int) -> Any:
+        """The kernel for ``num`` particles in ``dim`` dimensions, for all steps of a run.
+
+        Only kernels that choose by these numbers differ from themselves, and what holds them.
         """
         return self
 
@@ -185,22 +194,15 @@ class Kernel(Documented, abc.ABC):
             )
 
 
-class KernelAtPoints(Kernel):
-    """Base of the kernels that find their direction from what the terms of a sum have in common."""
-
-    def direction(
-        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
-    ) -> tuple[Float[Any, "P D"], KernelState]:
-        return self.direction_at(state, CoordinatesByMetric(self.arrays, particles), scores)
-
-    @abc.abstractmethod
-    def direction_at(
-        self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
-    ) -> tuple[Float[Any, "P D"], KernelState]: ...
+def direction_at_points(
+    kernel: Kernel, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+) -> tuple[Float[Any, "P D"], KernelState]:
+    """``direction`` of the kernels that find it by :meth:`Kernel.direction_at`."""
+    return kernel.direction_at(state, CoordinatesByMetric(kernel.arrays, particles), scores)
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class Sum(KernelAtPoints):
+class Sum(Kernel):
     """Sum of kernels, k = sum_m k_m; written ``RBF() + Linear()``.
 
     Parameters
@@ -210,6 +212,8 @@ class Sum(KernelAtPoints):
     """
 
     kernels: tuple[Any, ...]
+
+    direction = direction_at_points
 
     def __init__(self, kernels: Iterable[Any]) -> None:
         terms: list[Any] = []
@@ -248,6 +252,14 @@ class Sum(KernelAtPoints):
         """The sum of the terms for these sites."""
         return type(self)(kernel.with_sites(sites) for kernel in self.kernels)
 
+    def for_shape(self, num: int, dim: int) -> Self:
+        """The sum of the terms for so many particles and dimensions."""
+        found = copy.copy(self)
+        # A term that becomes a sum stays one term, with its own state.
+        terms = tuple(kernel.for_shape(num, dim) for kernel in self.kernels)
+        object.__setattr__(found, "kernels", terms)
+        return found
+
     def init(self, particles: Float[Any, "P D"]) -> KernelState:
         """States of the terms, under their positions."""
         return {str(i): kernel.init(particles) for i, kernel in enumerate(self.kernels)}
@@ -258,7 +270,11 @@ class Sum(KernelAtPoints):
         """Direction phi, shape (P, D): the sum of the terms' directions."""
         total, states = self.arrays.functions.zeros_like(points.particles), {}
         for i, kernel in enumerate(self.kernels):
-            phi, states[str(i)] = kernel.direction_at(state[str(i)], points, scores)
+            # Most terms are multiples, whose own method would be one call more.
+            scaled = isinstance(kernel, Scaled)
+            term = kernel.kernel if scaled else kernel
+            phi, states[str(i)] = term.direction_at(state[str(i)], points, scores)
+            phi = kernel.factor * phi if scaled else phi
             total = total + phi
         return total, states
 
@@ -302,7 +318,7 @@ class Sum(KernelAtPoints):
 
 
 @dataclass(frozen=True, repr=False)
-class Scaled(KernelAtPoints):
+class Scaled(Kernel):
     """Positive multiple of a kernel; written ``0.5 * Linear()``.
 
     Parameters
@@ -316,6 +332,8 @@ class Scaled(KernelAtPoints):
     kernel: Any
     factor: float
 
+    direction = direction_at_points
+
     def __post_init__(self) -> None:
         self.check(self.kernel)
         check_factor(self.factor)
@@ -323,6 +341,10 @@ class Scaled(KernelAtPoints):
     def with_sites(self, sites: Mapping[str, slice]) -> Self:
         """The multiple of the kernel for these sites."""
         return type(self)(self.kernel.with_sites(sites), self.factor)
+
+    def for_shape(self, num: int, dim: int) -> Self:
+        """The multiple of the kernel for so many particles and dimensions."""
+        return type(self)(self.kernel.for_shape(num, dim), self.factor)
 
     def init(self, particles: Float[Any, "P D"]) -> KernelState:
         """State of the scaled kernel."""

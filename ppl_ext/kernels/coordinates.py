@@ -49,6 +49,8 @@ class Coordinates:
         """W (z - c) times a factor, or one for each coordinate of u, shape (P, D)."""
         if self.weighted is not None:
             return self.weighted * factor
+        if self.root is None:
+            return self.points * factor
         return self.pulled_back(self.points * factor)
 
     def pulled_back(self, gradients: Float[Any, "P D"]) -> Float[Any, "P D"]:

@@ -28,13 +28,13 @@ from typing import Any, Self
 
 from jaxtyping import Float
 
-from ppl_ext.kernels.base import Interactions, KernelAtPoints, KernelState
+from ppl_ext.kernels.base import Interactions, Kernel, KernelState, direction_at_points
 from ppl_ext.kernels.coordinates import CoordinatesByMetric
 from ppl_ext.kernels.rules import ProductMetric, are_few, are_many
 
 
 @dataclass(frozen=True, repr=False)
-class ByParticleCount(KernelAtPoints):
+class ByParticleCount(Kernel):
     """A kernel for P particles in D dimensions, by these numbers.
 
     Parameters
@@ -51,12 +51,17 @@ class ByParticleCount(KernelAtPoints):
     some: Any
     few: Any
 
+    direction = direction_at_points
+
     def chosen(self, particles: Float[Any, "P D"]) -> Any:
         """The kernel for particles (P, D)."""
-        number, dim = len(particles), self.arrays.num_coordinates(particles)
-        if are_few(number, dim):
+        return self.for_shape(len(particles), self.arrays.num_coordinates(particles))
+
+    def for_shape(self, num: int, dim: int) -> Any:
+        """The kernel for ``num`` particles in ``dim`` dimensions."""
+        if are_few(num, dim):
             return self.few
-        return self.many if are_many(number, dim) else self.some
+        return self.many if are_many(num, dim) else self.some
 
     def init(self, particles: Float[Any, "P D"]) -> KernelState:
         """State of the kernel for these particles."""

@@ -50,11 +50,6 @@ class IMQ(MetricKernel):
         check_metric(self.metric)
         check_exponent(self.exponent)
 
-    def _power(self, base: Any) -> Any:
-        # A power of any other exponent takes a logarithm and an exponential.
-        usual = self.exponent == -0.5
-        return self.arrays.inverse_root(base) if usual else base**self.exponent
-
     def direction_at(
         self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
@@ -68,7 +63,9 @@ class IMQ(MetricKernel):
         """k and the slopes of its gradient at all pairs, (P, P) each, and the bandwidth h."""
         pairs = scaled_pairs(self.bandwidth, frame)
         base = 1.0 + pairs.ratios
-        values = self._power(base)
+        # A power of any other exponent takes a logarithm and an exponential.
+        usual = self.exponent == -0.5
+        values = self.arrays.inverse_root(base) if usual else base**self.exponent
         # grad_{z_j} k = (2 exponent / h) W (z_j - z_i) k / (1 + (z_j - z_i)' W (z_j - z_i) / h).
         slopes = values / base * (-self.exponent)
         return values, slopes, pairs.bandwidth

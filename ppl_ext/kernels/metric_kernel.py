@@ -8,16 +8,18 @@ from typing import Any, Self, cast
 
 from jaxtyping import Float
 
-from ppl_ext.kernels.base import Interactions, KernelAtPoints
+from ppl_ext.kernels.base import Interactions, Kernel, direction_at_points
 from ppl_ext.kernels.coordinates import Coordinates, CoordinatesByMetric, coordinates
 from ppl_ext.kernels.rules import ProductMetric
 from ppl_ext.options import is_number
 
 
-class MetricKernel(KernelAtPoints):
+class MetricKernel(Kernel):
     """Base of the kernels that have a metric: dataclasses with a field ``metric``."""
 
     metric: Any
+
+    direction = direction_at_points
 
     def coordinates(self, particles: Float[Any, "P D"]) -> Coordinates:
         """Particles (P, D) in the coordinates of the metric."""

@@ -22,14 +22,15 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 
 #: Dimension up to which a diagonal with rows has a triangular factor even where the rows are fewer:
 #: it takes less than a tenth of a second, and the diagonal may be zero in places.
 TRIANGULAR_UP_TO = 500
 
 
-class Algebra(Documented, ABC):
+@documents_subclasses
+class Algebra(ABC):
     """Functions of a framework's arrays.
 
     Attributes

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 
 from ppl_ext.batches.passes import Passes
 from ppl_ext.curvature.program_curvature import GaussNewton, RowStructure
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 
 #: Numbers of rows of ``"full"`` above which they are summed up to a matrix, where that is smaller:
 #: 80 MB in single precision. A matrix has lost digits that the rows have.
@@ -34,7 +34,8 @@ class Rows(Protocol):
         """All rows, (R, D')."""
 
 
-class LikelihoodShell(Documented):
+@documents_subclasses
+class LikelihoodShell:
     """The Gauss-Newton matrix of a program's likelihood over all rows.
 
     Parameters

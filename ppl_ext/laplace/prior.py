@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from ppl_ext.curvature.program_curvature import DENSE_PRIOR_UP_TO, GaussNewton
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError
 
 
-class PriorShell(Documented, ABC):
+@documents_subclasses
+class PriorShell(ABC):
     """What is found once about the log prior: where its curvature is diagonal.
 
     Parameters

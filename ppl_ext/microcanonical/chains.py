@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from ppl_ext.microcanonical.dynamics import (
     settled,
     with_spare,
 )
+from ppl_ext.microcanonical.functions import Functions
 from ppl_ext.microcanonical.tuning import (
     FIRST,
     FIRST_STEPS,
@@ -33,6 +33,9 @@ from ppl_ext.microcanonical.tuning import (
     scaled,
 )
 
+#: Refreshes in a decoherence length, at least, where steps are short enough; and steps from one to
+#: the next, at most. Noise for each step would take as long as a gradient of a small network.
+OFTEN, MOST_SELDOM = 4.0, 8.0
 #: Length of an adjusted trajectory, in the mean, by the root of the number of dimensions: a quarter
 #: of a period of a Normal whose deviations are one.
 QUARTER = 0.5 * math.pi
@@ -42,48 +45,6 @@ MOST_LONGER = 10.0
 LEAST_KEPT = 20
 #: Steps that an adjusted trajectory has at most: where the step length is found still.
 MOST_STEPS = 1_000
-
-
-class Functions(ABC):
-    """What moves need of a framework besides the functions of ``xp``."""
-
-    #: ``numpy``, ``torch`` or ``jax.numpy``.
-    xp: Any
-
-    @abstractmethod
-    def cond(
-        self, truth: Any, then: Callable[..., Any], other: Callable[..., Any], *of: Any
-    ) -> Any:
-        """What one of two functions gives."""
-
-    @abstractmethod
-    def loop(self, count: Any, body: Callable[[Any], Any], value: Any) -> Any:
-        """A function applied again and again."""
-
-    @abstractmethod
-    def put(self, records: Any, place: Any, value: Any) -> Any:
-        """Records with one of them replaced; the others may be the same memory."""
-
-
-class Eager(Functions):
-    """The same where operations are done at once."""
-
-    def __init__(self, xp: Any) -> None:
-        self.xp = xp
-
-    def cond(
-        self, truth: Any, then: Callable[..., Any], other: Callable[..., Any], *of: Any
-    ) -> Any:
-        return then(*of) if truth else other(*of)
-
-    def loop(self, count: Any, body: Callable[[Any], Any], value: Any) -> Any:
-        for _ in range(int(count)):
-            value = body(value)
-        return value
-
-    def put(self, records: Any, place: Any, value: Any) -> Any:
-        records[int(place)] = value
-        return records
 
 
 class Dynamics(NamedTuple):
@@ -199,7 +160,7 @@ class Microcanonical:
         coordinates = xp.zeros_like(noise[0]) if own else xp.zeros_like(traced)
         rows = xp.zeros_like(z[:, self.traced])
         return Dynamics(
-            direction=refreshed(xp.zeros_like(noise), noise, 1.0, xp),
+            direction=refreshed(xp.zeros_like(noise), noise, 1.0, self.functions),
             score=score,
             log_density=log_density,
             spare=spare,
@@ -219,7 +180,7 @@ class Microcanonical:
         z: Float[Any, "C D"],
         number: Any,
         total: Any,
-        noise: Float[Any, "C E"],
+        noise: Callable[[], Float[Any, "C E"]],
         log_uniform: Float[Any, " C"],
         share: Any,
         evaluate: Evaluate,
@@ -232,8 +193,8 @@ class Microcanonical:
         z : array (C, D)
         number, total : int or array ()
             Moves so far, and those of the warm-up.
-        noise : array (C, D + E)
-            Standard Normal.
+        noise : callable
+            Gives standard Normal numbers (C, D + E); called once at most.
         log_uniform : array (C,)
             Logarithms of uniform numbers, by which adjusted moves are accepted.
         share : array ()
@@ -250,7 +211,11 @@ class Microcanonical:
         xp = self.functions.xp
         evaluate = self._evaluate(evaluate)
         step_size, length = dynamics.step.value, dynamics.length
-        amount = forgetting(step_size, length, self.whole, xp)
+        every = xp.floor(length / (OFTEN * step_size))
+        every = xp.where(every > MOST_SELDOM, MOST_SELDOM * xp.ones_like(every), every)
+        every = xp.where(every > 1.0, every, xp.ones_like(every))
+        amount = forgetting(every * step_size, length, self.whole, xp)
+        due = number % every < 1.0
         before = Point(
             self._joined(z, dynamics.spare),
             dynamics.direction,
@@ -262,21 +227,30 @@ class Microcanonical:
             # Until the scale is known moves are single steps, all of which are taken.
             free = number < Schedule(total).moving
             held = 1.0 * free
+            due = due | (held < 1.0)
             direction, amount = held * direction, held * amount + (1.0 - held)
             steps = xp.ceil(2.0 * share * length / step_size)
             steps = xp.where(steps > MOST_STEPS, MOST_STEPS * count, steps)
             count = self.functions.cond(free, lambda: count, lambda: steps)
             taken = -math.inf * xp.ones_like(log_uniform)
             chances = self.functions.cond(free, lambda: taken, lambda: log_uniform)
-        before = before._replace(direction=refreshed(direction, noise, amount, xp))
+        direction = self.functions.cond(
+            due,
+            lambda direction: refreshed(direction, noise(), amount, self.functions),
+            lambda direction: direction,
+            direction,
+        )
+        before = before._replace(direction=direction)
 
         def step(carried: tuple[Point, Any]) -> tuple[Point, Any]:
-            point, gained = leapfrog(carried[0], evaluate, step_size, dynamics.scale, xp)
+            point, gained = leapfrog(
+                carried[0], evaluate, step_size, dynamics.scale, self.functions
+            )
             return point, carried[1] + gained
 
         first = (before, xp.zeros_like(before.log_density))
         after, error = step(first) if not self.adjusted else self.functions.loop(count, step, first)
-        point, _, diverged, chance = settled(before, after, error, chances, xp)
+        point, _, diverged, chance = settled(before, after, error, chances, self.functions)
         z, spare = point.position[:, : self.dim], point.position[:, self.dim :]
         moved = dynamics._replace(
             direction=point.direction,
@@ -320,7 +294,7 @@ class Microcanonical:
             return dynamics.step.accepted(chance, number - schedule.moving, xp)
 
         step = cond(free, by_energy, by_chance) if self.adjusted else by_energy()
-        return cond(  # type: ignore[no-any-return]
+        return cond(
             free,
             lambda dynamics: self._moving(dynamics, z, number, schedule),
             lambda dynamics: self._remembering(dynamics, z, number, schedule),
@@ -342,7 +316,7 @@ class Microcanonical:
         ends = number + 1 == first
         for end in others:
             ends = ends | (number + 1 == end)
-        return self.functions.cond(ends, self._rescaled, lambda same: same, dynamics)  # type: ignore[no-any-return]
+        return self.functions.cond(ends, self._rescaled, lambda same: same, dynamics)
 
     def _rescaled(self, dynamics: Dynamics) -> Dynamics:
         """The same at the end of a window, in the coordinates that it shows."""
@@ -354,6 +328,7 @@ class Microcanonical:
         factor = xp.sqrt((old * old).mean() / (scale * scale).mean())
         return dynamics._replace(
             scale=scale,
+            score=dynamics.score * (scale / old),
             moments=moments.cleared(xp),
             step=dynamics.step.rescaled(factor, xp),
         )
@@ -400,7 +375,7 @@ class Microcanonical:
         return dynamics._replace(length=length)
 
     def _as_trajectories(self, dynamics: Dynamics) -> Dynamics:
-        """The same where trajectories begin: their length, and a step length that is to be tuned."""
+        """The same where trajectories begin, with their length and a step to be tuned."""
         step = dynamics.step
         mean = self.functions.xp.log(step.value)
         return dynamics._replace(
@@ -429,4 +404,4 @@ class Microcanonical:
         return self.functions.xp.concatenate((z, spare), -1) if self.spare else z
 
 
-__all__ = ["Dynamics", "Eager", "Functions", "Microcanonical"]
+__all__ = ["Dynamics", "Microcanonical"]

@@ -1,8 +1,7 @@
 """Moves of microcanonical Langevin dynamics, as pure functions of arrays.
 
 A chain has a position z and a direction u, a unit vector of D numbers: speed is constant, and the
-score turns the direction. ``xp`` is ``numpy``, ``torch`` or ``jax.numpy``. All functions take C
-chains at once.
+score turns the direction. All functions take C chains at once, of the arrays of ``functions``.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from jaxtyping import Bool, Float
+
+from ppl_ext.microcanonical.functions import Functions
 
 #: Log densities (C,) and scores (C, D) at positions (C, D).
 Evaluate: TypeAlias = Callable[[Any], tuple[Any, Any]]
@@ -29,7 +30,7 @@ class Point(NamedTuple):
     log_density : array (C,)
         At the position.
     score : array (C, D)
-        Its gradient there.
+        Its gradient there, in the coordinates of the scale: the scale times that by the position.
     """
 
     position: Float[Any, "C D"]
@@ -39,7 +40,7 @@ class Point(NamedTuple):
 
 
 def turned(
-    direction: Float[Any, "C D"], score: Float[Any, "C D"], time: Any, xp: Any
+    direction: Float[Any, "C D"], score: Float[Any, "C D"], time: Any, functions: Functions
 ) -> tuple[Float[Any, "C D"], Float[Any, " C"]]:
     """The direction after the score, held where it is, has turned it for a time, exactly.
 
@@ -67,11 +68,11 @@ def turned(
     Carlo", JMLR 2023, https://arxiv.org/abs/2212.08549; J. Robnik and U. Seljak, "Fluctuation
     without dissipation: microcanonical Langevin Monte Carlo", https://arxiv.org/abs/2303.18221.
     """
-    dim = direction.shape[-1]
-    norm = xp.sqrt((score * score).sum(-1))
+    xp, dim = functions.xp, direction.shape[-1]
+    norm = xp.sqrt(functions.dot(score, score))
     # Without a score there is nothing to turn by.
     divisor = xp.where(norm > 0.0, norm, xp.ones_like(norm))
-    along = (score * direction).sum(-1) / divisor
+    along = functions.dot(score, direction) / divisor
     decay = xp.exp(-time * norm / (dim - 1))
     less = xp.expm1(-2.0 * time * norm / (dim - 1))
     # Both sides of the fraction by 2 exp(-δ): cosh is 1 + decay², sinh is 1 - decay².
@@ -79,11 +80,11 @@ def turned(
     kept = 2.0 * decay / denominator
     gained = (along * (2.0 + less - 2.0 * decay) - less) / (denominator * divisor)
     kinetic = time * norm + (dim - 1) * xp.log1p(0.5 * less * (1.0 - along))
-    return kept[:, None] * direction + gained[:, None] * score, kinetic
+    return functions.combined(kept, direction, gained, score), kinetic
 
 
 def refreshed(
-    direction: Float[Any, "C D"], noise: Float[Any, "C D"], amount: Any, xp: Any
+    direction: Float[Any, "C D"], noise: Float[Any, "C D"], amount: Any, functions: Functions
 ) -> Float[Any, "C D"]:
     """The direction with some noise added, of length 1: (u + ν ξ) / |u + ν ξ|.
 
@@ -95,7 +96,7 @@ def refreshed(
         ν; see :func:`forgetting`.
     """
     moved = direction + amount * noise
-    return moved / xp.sqrt((moved * moved).sum(-1))[:, None]
+    return moved / functions.xp.sqrt(functions.dot(moved, moved))[:, None]
 
 
 def forgetting(time: Any, length: Any, dim: int, xp: Any) -> Any:
@@ -113,7 +114,7 @@ def forgetting(time: Any, length: Any, dim: int, xp: Any) -> Any:
 
 
 def leapfrog(
-    point: Point, evaluate: Evaluate, step_size: Any, scale: Any, xp: Any
+    point: Point, evaluate: Evaluate, step_size: Any, scale: Any, functions: Functions
 ) -> tuple[Point, Float[Any, " C"]]:
     """Half a turn, a step along the direction, half a turn: one evaluation of the score.
 
@@ -134,10 +135,11 @@ def leapfrog(
         kinetic energy less that of the log density.
     """
     half = 0.5 * step_size
-    direction, first = turned(point.direction, scale * point.score, half, xp)
-    position = point.position + step_size * scale * direction
+    direction, first = turned(point.direction, point.score, half, functions)
+    position = functions.moved(point.position, step_size, scale, direction)
     log_density, score = evaluate(position)
-    direction, second = turned(direction, scale * score, half, xp)
+    score = scale * score
+    direction, second = turned(direction, score, half, functions)
     error = first + second - (log_density - point.log_density)
     return Point(position, direction, log_density, score), error
 
@@ -147,7 +149,7 @@ def settled(
     after: Point,
     error: Float[Any, " C"],
     log_uniform: Float[Any, " C"] | None,
-    xp: Any,
+    functions: Functions,
 ) -> tuple[Point, Bool[Any, " C"], Bool[Any, " C"], Float[Any, " C"]]:
     """Where chains are after a move: there, or where they were, with the direction turned round.
 
@@ -167,19 +169,16 @@ def settled(
     chance : array (C,)
         min(1, exp(-error)), 0 where the move has diverged.
     """
-    # A score that is not finite would turn the next direction into NaN; the error sees but one
-    # turn of it.
-    finite = xp.isfinite(error + (after.score.sum(-1) + after.direction.sum(-1)))
-    diverged = ~(finite & (error < DIVERGED))
+    xp = functions.xp
+    # Where a score is not finite, the turn by it makes the error so.
+    diverged = ~(xp.isfinite(error) & (error < DIVERGED))
     chance = xp.where(diverged, xp.zeros_like(error), xp.exp(-xp.where(error > 0.0, error, 0.0)))
     accepted = ~diverged if log_uniform is None else ~diverged & (log_uniform < -error)
-    rows = accepted[:, None]
-    point = Point(
-        xp.where(rows, after.position, before.position),
-        xp.where(rows, after.direction, -before.direction),
-        xp.where(accepted, after.log_density, before.log_density),
-        xp.where(rows, after.score, before.score),
-    )
+
+    def turned_round() -> Point:
+        return before._replace(direction=-before.direction)
+
+    point = Point(*functions.select(accepted, after, turned_round))
     return point, accepted, diverged, chance
 
 

@@ -13,8 +13,9 @@ from jaxtyping import Float, Int
 from ppl_ext.chains.convergence import split_r_hat
 from ppl_ext.engines.judgement import Judgement
 from ppl_ext.errors import ArgumentError, DivergenceWarning
-from ppl_ext.microcanonical.chains import Functions, Microcanonical
+from ppl_ext.microcanonical.chains import Microcanonical
 from ppl_ext.microcanonical.dynamics import DIVERGED
+from ppl_ext.microcanonical.functions import Functions
 from ppl_ext.microcanonical.tuning import ACCEPTANCE, DOUBTFUL_VARIANCE, ENERGY_VARIANCE
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.sgmcmc.kernels import StochasticGradientShell
@@ -92,7 +93,7 @@ class MCLMCShell(StochasticGradientShell):
     """
 
     #: The exact score.
-    _full: ClassVar[Callable[[], Any]]
+    _full: ClassVar[type]
 
     def __init__(
         self,
@@ -164,7 +165,7 @@ class MCLMCShell(StochasticGradientShell):
         if number and not self.adjusted:
             warnings.warn(
                 f"{number} moves of {type(self).__name__} or more have diverged after the warm-up "
-                f"and were not taken: the energy was off by {DIVERGED:,.0f} nats or was not finite. "
+                f"and were not taken: the energy was off by {DIVERGED:,.0f} nats or not finite. "
                 "The density bends more sharply there than steps can follow. Take a longer "
                 "warm-up or a smaller energy_variance, and write sites of a latent scale "
                 "non-centred.",

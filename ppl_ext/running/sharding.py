@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice, check_number, described
 
@@ -32,7 +32,8 @@ FIRST_BATCH = "first batch"
 TIMEOUT = 50.0
 
 
-class ShardingShell(Documented, ABC):
+@documents_subclasses
+class ShardingShell(ABC):
     """How positions and rows are split over the devices of a mesh.
 
     Parameters

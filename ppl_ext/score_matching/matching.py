@@ -38,7 +38,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.engines.guide_engine import GuideShell
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError, ConvergenceWarning
 from ppl_ext.options import refuse
 from ppl_ext.running.piece import Piece
@@ -121,8 +121,9 @@ def bam_moments(
     return new_mean, scale
 
 
-class MatchingShell(GuideShell, ABC):
-    """Base of the engines that update a full Normal guide in closed form.
+@documents_subclasses
+class MatchingShell(ABC):
+    """Part of the engines that update a full Normal guide in closed form.
 
     A subclass fills in ``_matched``. A covariance that is not positive definite is not taken: the
     guide stays as it was in that step, and ``info["rejected"]`` is 1; so is one from scores that
@@ -149,6 +150,8 @@ class MatchingShell(GuideShell, ABC):
     #: The host's guide, and its estimator of exact scores.
     _normal_guide: ClassVar[type]
     _exact: ClassVar[type]
+    #: Of the engine that this is a part of.
+    _warn_of_noise: Any
 
     def __init__(
         self, model: Callable[..., Any], guide: Any = None, num_samples: int = 2, **options: Any
@@ -162,7 +165,7 @@ class MatchingShell(GuideShell, ABC):
                 "ProximalScoreVI, which takes every guide with a flat log density."
             )
         refuse(type(self), options, "optim", "clip_norm", "initial_scale", "total_steps")
-        super().__init__(model, guide, None, num_samples, **options)
+        super().__init__(model, guide, None, num_samples, **options)  # type: ignore[call-arg]
 
     @abstractmethod
     def _matched(self, moments: Any, theta: Any, score: Any, step: Any) -> Any:

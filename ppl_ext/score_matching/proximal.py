@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 
 from jaxtyping import Float
 
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.engines.guide_engine import GuideShell
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import refuse
@@ -50,8 +50,9 @@ def blended_target(
     return (score + weight * present_score) / (1.0 + weight)
 
 
+@documents_subclasses
 @dataclass(frozen=True)
-class GradientExecutor(Documented):
+class GradientExecutor:
     """Carries out :class:`~ppl_ext.score_matching.options.GradientSteps`.
 
     Parameters
@@ -66,8 +67,9 @@ class GradientExecutor(Documented):
     learning_rate: float
 
 
+@documents_subclasses
 @dataclass(frozen=True)
-class RegressionExecutor(Documented):
+class RegressionExecutor:
     """Carries out :class:`~ppl_ext.score_matching.options.Regression`.
 
     Parameters

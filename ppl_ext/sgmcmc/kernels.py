@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.arguments import check_callable
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError, ConvergenceWarning
 from ppl_ext.options import check_count, check_number
 from ppl_ext.running.sharding import ShardingShell, check_sharding
@@ -30,7 +30,8 @@ from ppl_ext.start.given import check_start
 ON_THE_WAY = 0.8
 
 
-class StochasticGradientShell(Documented):
+@documents_subclasses
+class StochasticGradientShell:
     """Base of the stochastic gradient MCMC kernels.
 
     Use with the host's ``MCMC``. Rows of a plate with ``subsample_size`` are drawn by the kernel,
@@ -81,8 +82,7 @@ class StochasticGradientShell(Documented):
     _host: ClassVar[str]
     #: What says how chains and rows are split over devices.
     _sharding_class: ClassVar[type[ShardingShell]]
-    #: Whether something is a guide of the host with its parameters, and how it is given.
-    _is_guide: ClassVar[Callable[[Any], bool]]
+    #: How a guide of the host is given with its parameters.
     _guide_form: ClassVar[str]
 
     #: Of the replicas of a chain, of which the first gives the draws.
@@ -106,7 +106,7 @@ class StochasticGradientShell(Documented):
                 "Expected estimator to be a GradientEstimator, such as Minibatch() or Full(), "
                 f"found {type(estimator).__name__}."
             )
-        check_start(start, type(self)._is_guide, self._guide_form)
+        check_start(start, self._is_guide, self._guide_form)
         self._model = model
         self.start = start
         self.step_size = as_schedule(step_size)
@@ -122,6 +122,11 @@ class StochasticGradientShell(Documented):
         self.sharding = sharding
         self._target: Any = None
         self._signature: Any = None
+
+    @staticmethod
+    def _is_guide(given: Any) -> bool:
+        """Whether this is a guide of the host with its parameters."""
+        raise NotImplementedError
 
     @property
     def model(self) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from typing import Any, Generic, Self
 
 from jaxtyping import Float
 
-from ppl_ext.documented import Documented
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.stan.compilation import compiled
 from ppl_ext.stan.density import StanDensity
 from ppl_ext.stan.inputs import read_data, read_program
@@ -18,7 +18,8 @@ from ppl_ext.target.scores import Array
 POSITION, LOG_DENSITY = "unconstrained__", "lp__"
 
 
-class StanProgramShell(Documented, Generic[Array]):
+@documents_subclasses
+class StanProgramShell(Generic[Array]):
     """A Stan program with data, as a program of the host; see ``stan.model``.
 
     Parameters

@@ -34,8 +34,12 @@ DRAWS = 16
 GOOD, GOOD_PER_DIMENSION = 0.5, 0.02
 #: Two ends are one mode when no point between them lies so many nats below the lower of them.
 DIP, BETWEEN = 1.0, 3
-#: Squared distance from a Normal's mean, beside the dimensions, up to which an end is its own.
-NEAR = 9.0
+#: Squared distance from a Normal's mean, beside the dimensions, up to which an end is its own, and
+#: nats by which the density may exceed the Normal's there: more is a narrower mode within it.
+NEAR, EXCESS = 9.0, 3.0
+#: Nats, and share of the fall from a Normal's top, by which a density may differ from the Normal's
+#: where the Normal explains it.
+AGREES, SHARE = 2.0, 0.05
 #: Spread in nats of the best Normal at a path's end, and points of the path, from which on others
 #: on its way are tried: in single precision a path down a funnel may end by rounding.
 FALSE_END, LONG = 2.5, 50
@@ -121,19 +125,30 @@ def more_modes(
     generator: np.random.Generator,
     epsilon: float,
 ) -> tuple[Mode, ...]:
-    """The modes that paths from further points (P, D) find beside these."""
+    """The modes that paths from further points (P, D) find beside these.
+
+    A path is left where a known mode explains density and score: most that lead to a mode whose
+    Normal is a good picture take one evaluation.
+    """
     values, scores = evaluate(points)
     finite = np.isfinite(values) & np.isfinite(scores).all(-1)
     if not finite.any():
         return ()
-    paths = side_by_side(evaluate, points[finite], values[finite], scores[finite], epsilon)
+
+    def is_known(point: Vector, value: float, score: Vector) -> bool:
+        return any(explains(mode, point, value, score) for mode in modes)
+
+    paths = side_by_side(
+        evaluate, points[finite], values[finite], scores[finite], epsilon, is_known
+    )
     noise = generator.normal(size=(DRAWS, points.shape[1]))
 
     def normal(point: Vector, guess: float) -> Mode | None:
         return local_normal(evaluate, point, guess, noise, epsilon)
 
-    found = _at_ends(evaluate, [path for path in paths if path.settled], normal, modes)
-    return tuple(found[len(modes) :])
+    ends = [path for path in paths if path.settled and not path.known]
+    found = _at_ends(evaluate, ends, normal, modes)[len(modes) :]
+    return tuple(mode for mode in found if gain(mode, modes, noise) > 1.0)
 
 
 def is_good(mode: Mode) -> bool:
@@ -151,7 +166,7 @@ def _at_ends(
     modes = list(known)
     for path in paths:
         end = path.positions[-1]
-        if any(is_near(mode, end) or _is_joined(evaluate, mode, path) for mode in modes):
+        if any(_is_of(mode, path) or _is_joined(evaluate, mode, path) for mode in modes):
             continue
         found = normal(end, path.scales[-1])
         if found is not None:
@@ -161,19 +176,44 @@ def _at_ends(
 
 def is_near(mode: Mode, point: Vector) -> bool:
     """Whether a point lies where a Normal has its mass."""
-    difference = point - mode.mean
-    if mode.factor.ndim == 1:
-        white = difference / mode.factor
-    else:
-        white = np.linalg.solve(mode.factor, difference)
+    white = mode.whitened(point)
     return float(white @ white) < NEAR + len(point)
 
 
+def explains(mode: Mode, point: Vector, value: float, score: Vector) -> bool:
+    """Whether density and score at a point, however far away, are those of a mode's Normal.
+
+    A Newton step with the Normal's covariance ends at its mean then.
+    """
+    white = mode.whitened(point)
+    pull = score * mode.factor if mode.factor.ndim == 1 else score @ mode.factor
+    left, fall = white + pull, 0.5 * float(white @ white)
+    agrees = abs(value - (mode.log_top - fall)) < AGREES + SHARE * fall
+    return bool(agrees and float(left @ left) < NEAR + len(point))
+
+
+def gain(mode: Mode, others: tuple[Mode, ...], noise: Float[np.ndarray, "S D"]) -> float:
+    """Nats by which the density exceeds others' Normals, on average over a mode's own draws."""
+    own = mode.log_top - 0.5 * np.square(noise).sum(-1)
+    drawn = mode.at(noise)
+    theirs = [each.log_top - 0.5 * np.square(each.whitened(drawn)).sum(-1) for each in others]
+    return float(np.mean(own - np.logaddexp.reduce(theirs, axis=0)))
+
+
+def _is_of(mode: Mode, path: Path) -> bool:
+    """Whether the end of a path lies where a Normal has its mass, and is no higher than that."""
+    white = mode.whitened(path.positions[-1])
+    square = float(white @ white)
+    most = mode.log_top - 0.5 * square + EXCESS + 2.0 * mode.spread
+    return square < NEAR + len(white) and path.values[-1] < most
+
+
 def _is_joined(evaluate: Evaluate, mode: Mode, path: Path) -> bool:
-    """Whether the density has no dip between a mode and the end of a path."""
+    """Whether the density has no dip between a mode and the end of a path, nor a peak there."""
     end, shares = path.positions[-1], np.arange(BETWEEN + 1) / (BETWEEN + 1)
     values, _ = evaluate(mode.mean + shares[:, None] * (end - mode.mean))
-    return bool(values.min() > min(values[0], path.values[-1]) - DIP)
+    has_dip = values.min() <= min(values[0], path.values[-1]) - DIP
+    return not has_dip and bool(path.values[-1] < values[0] + EXCESS + 2.0 * mode.spread)
 
 
 def _on_the_way(path: Path, normal: Normal) -> list[Mode]:

@@ -53,6 +53,8 @@ class Path:
     settled : bool
         Whether the last iterations gained next to nothing; False where the path went on and on,
         as it does where the density has no highest point.
+    known : bool
+        Whether it was left where a mode that is known explains it.
     """
 
     positions: list[Vector] = field(default_factory=list)
@@ -60,6 +62,7 @@ class Path:
     values: list[float] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
     settled: bool = False
+    known: bool = False
 
     def add(self, position: Vector, value: float, score: Vector, variance: float | None) -> None:
         """Go on to a position."""
@@ -105,18 +108,30 @@ class InverseHessian:
         return found
 
 
+#: Whether known modes explain the density at a position, of that, log density and score there.
+IsKnown = Callable[[Vector, float, Vector], bool]
 Wish = Generator[Vector, tuple[float, Vector], None]
 
 
-def follow(path: Path, start: Vector, value: float, score: Vector, epsilon: float) -> Wish:
+def follow(
+    path: Path,
+    start: Vector,
+    value: float,
+    score: Vector,
+    epsilon: float,
+    is_known: IsKnown | None = None,
+) -> Wish:
     """Walk a path, given value and score at its start; yields positions to evaluate.
 
-    ``epsilon`` is the relative precision of values.
+    ``epsilon`` is the relative precision of values. The path ends where ``is_known`` says so.
     """
     path.add(start, value, score, None)
     known, idle = InverseHessian(), 0
     for _ in range(ITERATIONS):
         position, value, score = path.positions[-1], path.values[-1], path.scores[-1]
+        if is_known is not None and is_known(position, value, score):
+            path.settled = path.known = True
+            return
         if known.variance is None:
             direction = score / max(1.0, float(np.linalg.norm(score)))
         else:
@@ -159,6 +174,7 @@ def side_by_side(
     values: Float[np.ndarray, " P"],
     scores: Float[np.ndarray, "P D"],
     epsilon: float,
+    is_known: IsKnown | None = None,
 ) -> list[Path]:
     """Paths from several points, whose evaluations are made together.
 
@@ -170,10 +186,12 @@ def side_by_side(
         Finite, as are the scores.
     epsilon : float
         Relative precision of values.
+    is_known : callable, optional
+        Whether known modes explain the density at a position, where a path ends then.
     """
     paths = [Path() for _ in starts]
     walks = [
-        follow(path, start, float(value), score, epsilon)
+        follow(path, start, float(value), score, epsilon, is_known)
         for path, start, value, score in zip(paths, starts, values, scores, strict=True)
     ]
     wishes = {i: wish for i, walk in enumerate(walks) if (wish := next(walk, None)) is not None}

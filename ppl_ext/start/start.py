@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -39,6 +40,18 @@ class Mode:
         if self.factor.ndim == 1:
             return self.mean + noise * self.factor
         return self.mean + noise @ self.factor.T
+
+    def whitened(self, points: Float[np.ndarray, "*S D"]) -> Float[np.ndarray, "*S D"]:
+        """Points in standard deviations from the mean."""
+        difference = points - self.mean
+        if self.factor.ndim == 1:
+            return difference / self.factor
+        return np.linalg.solve(self.factor, difference.T).T
+
+    @property
+    def log_top(self) -> float:
+        """Log density at the mean, of the Normal with its mass."""
+        return self.log_mass - self.log_scale - 0.5 * len(self.mean) * math.log(2.0 * math.pi)
 
     @property
     def root(self) -> Float[np.ndarray, "D D"]:

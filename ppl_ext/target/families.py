@@ -33,6 +33,31 @@ def family_of(distribution: Any, value_of: Callable[[Any], Any] = np.asarray) ->
     return f"{type(distribution).__name__} on {words[:1].upper()}{words[1:]}{shown}"
 
 
+def is_improper(distribution: Any, mask: Any = None) -> bool:
+    """Whether the density of a latent site has no normaliser: a uniform one, or a masked one.
+
+    Parameters
+    ----------
+    distribution : distribution of either host
+    mask : bool or array, optional
+        What the host's handlers mask beside the distribution's own mask. A mask that cannot be
+        read, as inside of a traced program, counts as one that hides something.
+    """
+    masks = [mask]
+    while type(distribution).__name__ in _WRAPPERS:
+        masks.append(getattr(distribution, "_mask", None))
+        distribution = distribution.base_dist
+    names = {kind.__name__ for kind in type(distribution).__mro__}
+    return "ImproperUniform" in names or any(map(_hides, masks))
+
+
+def _hides(mask: Any) -> bool:
+    try:
+        return mask is not None and not bool(np.all(np.asarray(mask)))
+    except Exception:  # noqa: BLE001 a tracer, whose values nobody knows
+        return True
+
+
 def _end(support: Any, name: str, value_of: Callable[[Any], Any]) -> str:
     """One end of a support; empty where it has none, or none that is known."""
     try:

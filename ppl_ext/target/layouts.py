@@ -32,11 +32,14 @@ class FlatLayout:
     families: dict of str to str
         Family and support of each site's distribution, see
         :func:`ppl_ext.target.families.family_of`.
+    improper : tuple of str
+        Sites whose density has no normaliser, see :func:`ppl_ext.target.families.is_improper`.
     """
 
     names: tuple[str, ...]
     shapes: dict[str, tuple[int, ...]]
     families: dict[str, str] = field(default_factory=dict)
+    improper: tuple[str, ...] = field(default=(), compare=False)
 
     @cached_property
     def sizes(self) -> dict[str, int]:

@@ -26,7 +26,7 @@ from ppl_ext.target.discrete import (
     steering_error,
     values_error,
 )
-from ppl_ext.target.families import family_of
+from ppl_ext.target.families import family_of, is_improper
 from ppl_ext.target.scores import check_not_empty, repeated_plates_error
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.enumeration import is_enumerated, some_values, terms_at
@@ -148,7 +148,12 @@ def check_model(
             if family_of(other, partial(_stated, derived)) != family:
                 # An end of the support depends on a latent site.
                 families[name] = family_of(handler.sites[name]["fn"], _unknown)
-    layout = Layout(tuple(handler.shapes), dict(handler.shapes), families)
+    improper = tuple(
+        name
+        for name in handler.shapes
+        if is_improper(handler.sites[name]["fn"], handler.sites[name]["mask"])
+    )
+    layout = Layout(tuple(handler.shapes), dict(handler.shapes), families, improper)
     observed = tuple(
         name
         for name, site in handler.sites.items()

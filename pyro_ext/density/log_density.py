@@ -182,6 +182,8 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         self.layout: Layout = bound.layout
         self.dtype = bound.dtype
         self.device = bound.device
+        # The last arguments, and the same as functions of one position take them.
+        self._whole: tuple[Data, Any] | None = None
         inputs = Inputs((data.args, data.kwargs, {}))
         self._known: dict[Any, tuple[Inputs, Fingerprint | None]] = {
             inputs.key: (inputs, repeatable_fingerprint(bound, data))
@@ -271,6 +273,13 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         if look or inputs.may_change:
             return known[1] is None or known[1] == fingerprint(self.bound, data)
         return True
+
+    def inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs | None:
+        """What tells whether later arguments are these again, by ``is_of``; None where none can."""
+        inputs = Inputs((args, dict(kwargs), {}))
+        # Those of inference mode are evaluated as copies, and do not count what is written to them.
+        lost = any(each.is_inference() for each in inputs.tensors)
+        return None if lost or not inputs.is_flat else inputs
 
     def constants(self, data: Data) -> str:
         known = self._known.get(Inputs((data.args, data.kwargs, {})).key)
@@ -370,7 +379,9 @@ class LogDensity(LogDensityShell[Tensor, Data]):
                 lambda data, rows: function(z, as_arguments(data.args, data.kwargs, rows)),
             )
         if not self.plates:
-            return function(z, as_arguments(data.args, data.kwargs, {}))
+            if self._whole is None or self._whole[0] is not data:
+                self._whole = data, as_arguments(data.args, data.kwargs, {})
+            return function(z, self._whole[1])
         return sum_over_rows(
             self.sweep(), lambda rows: function(z, as_arguments(data.args, data.kwargs, rows))
         )
@@ -479,6 +490,21 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             found = self.start.positions(num, int(torch.randint(2**62, (), generator=generator)))
             return torch.as_tensor(found, dtype=self.dtype, device=self.device)
         return self._start.positions(num, generator, data)
+
+    def prior_positions(
+        self, num: int, generator: torch.Generator, data: Data
+    ) -> Float[Tensor, "P D"]:
+        """Positions (P, D) of draws of the prior, by a forward run of the model for each.
+
+        Factors have no part in them. Positions may lie where density or score is not finite.
+
+        Raises
+        ------
+        NotImplementedError
+            A latent site has a distribution without draws, as an improper one.
+        """
+        check_count("num", num)
+        return self._start.from_prior(num, generator, data)
 
     # -- observed distributions ---------------------------------------------------------------
 

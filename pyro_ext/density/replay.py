@@ -598,7 +598,8 @@ def _is_same(
         drawn |= {"deterministic", *TERMS}
     for number, place in enumerate(places):
         own = at_draw({name: value[place] for name, value in values.items()}, groups)
-        for one, many in zip(own, together, strict=True):
+        pairs: Any = zip(own, together, strict=True)
+        for one, many in pairs:
             if one.keys() != many.keys():
                 return False
             for key, value in one.items():

@@ -51,6 +51,25 @@ class StartingPositions:
                 rows.append(bound.layout.join(handler.positions))
         return torch.stack(rows).to(bound.dtype)
 
+    @torch.no_grad()
+    def from_prior(self, num: int, generator: torch.Generator, data: Data) -> Float[Tensor, "P D"]:
+        """Positions of draws of the prior, by a forward run of the model for each.
+
+        Raises
+        ------
+        NotImplementedError
+            A latent site has a distribution without draws, as an improper one.
+        """
+        bound, rows = self._bound, []
+        seed = int(torch.randint(2**62, (), generator=generator))
+        with global_generator(seed), without_host_checks():
+            for _ in range(num):
+                indices = bound.rows_for_values()
+                handler = InitializationHandler(_drawn, indices)
+                bound.run(handler, (data.args, data.kwargs, indices), enumerated=False)
+                rows.append(bound.layout.join(handler.positions))
+        return torch.stack(rows).to(bound.dtype)
+
     def _is_finite(self, z: Float[Tensor, "P D"], data: Data) -> Bool[Tensor, " P"]:
         # One batch of rows is enough to tell; a full sweep could be long.
         found = self._evaluation.batch("score", z, data, self._bound.first_rows())
@@ -120,6 +139,12 @@ class StartingPositions:
             "the data for NaN, the supports, and the init_strategy."
             + nonfinite_arguments(self._bound.model, data.args, data.kwargs)
         )
+
+
+def _drawn(site: Any) -> Tensor:
+    """A value of a site from its own distribution."""
+    value: Tensor = site["fn"].sample()
+    return value
 
 
 def _uniform_radius(strategy: Any) -> float | None:

@@ -150,5 +150,9 @@ def predictions(
     known = observing.over(model)
     target, data = target_of_model(known, args, kwargs, dtype=dtype, all_rows=False)
     groups = ("predictive",)
-    options = {"missing": observing.missing, "all_rows": False, "seed": as_seed(seed)}
+    options: dict[str, Any] = {
+        "missing": observing.missing,
+        "all_rows": False,
+        "seed": as_seed(seed),
+    }
     return replay(target, draws, data, groups=groups, **options).predictive

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -27,8 +27,10 @@ class Inputs:
         leaves, self._spec = _flattened(arguments)
         # Identity keys are safe only while the objects live, so whoever keeps the key keeps them.
         self.leaves = leaves
+        #: Whether these are (args, kwargs, row indices) without containers inside.
+        self.is_flat = type(self._spec) is tuple
         self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        self.key: Hashable = (
+        self.key: tuple[Hashable, ...] = (
             str(self._spec) if isinstance(self._spec, pytree.TreeSpec) else self._spec,
             *(
                 (leaf.shape, leaf.dtype, leaf.device)
@@ -42,6 +44,22 @@ class Inputs:
     def may_change(self) -> bool:
         """Whether an argument is an object that may change without being seen from outside."""
         return not all(type(leaf) in _LEAVES or isinstance(leaf, _PLAIN) for leaf in self.leaves)
+
+    def is_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the arguments of a call are these very ones, each of the form that it had.
+
+        Values of tensors may differ. False where one would have to look into containers.
+        """
+        if not self.is_flat or (len(args), tuple(kwargs)) != self._spec[:2]:
+            return False
+        given = (*args, *kwargs.values())
+        for value, leaf, form in zip(given, self.leaves, self.key[1:], strict=False):
+            if value is not leaf:
+                return False
+            # A tensor may be resized in place.
+            if isinstance(leaf, Tensor) and (leaf.shape, leaf.dtype, leaf.device) != form:
+                return False
+        return True
 
     def rebuild(self, tensors: list[Tensor] | tuple[Tensor, ...]) -> Any:
         given = iter(tensors)

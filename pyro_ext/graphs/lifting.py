@@ -13,7 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -52,6 +52,16 @@ _LIFT_FAILURES = (RuntimeError, TypeError, ValueError, AssertionError, KeyError)
 Single = Callable[[Tensor, Any], Any]
 
 
+class _Last(NamedTuple):
+    """A graph and what it was replayed for last."""
+
+    graph: Callable[..., Any]
+    inputs: Inputs
+    arguments: Any
+    in_dims: Any
+    form: tuple[Any, ...]
+
+
 class BatchedFunction:
     """Lift ``single(z, arguments)`` from one flat vector (D,) to particles (P, D).
 
@@ -88,6 +98,8 @@ class BatchedFunction:
         self._around = around
         self.memory = Memory()
         self._graphs: dict[Hashable, tuple[Callable[..., Any], Inputs]] = {}
+        # So that the same arguments, step after step, need not be looked up again.
+        self._last: _Last | None = None
         self._told_many = False
         self._untold: list[str] = []
         self._succeeded = False
@@ -97,6 +109,7 @@ class BatchedFunction:
     def retrace(self) -> None:
         """Forget the traced graphs, for example after changing a tensor the model closes over."""
         self._graphs.clear()
+        self._last = None
         if self.inner is not None:
             self.inner.forget()
 
@@ -106,6 +119,16 @@ class BatchedFunction:
         ``in_dims`` says which of the arguments have a leading axis of particles too, as for
         ``torch.func.vmap``: None or 0 for each; default none, so that all particles share them.
         """
+        last = self._last
+        if (
+            last is not None
+            and last.arguments is arguments
+            and last.in_dims is in_dims
+            and last.form == (z.shape, z.dtype, z.device)
+            and last.inputs.is_of(arguments[0], arguments[1])
+        ):
+            with torch.no_grad():
+                return last.graph(z.detach(), *last.inputs.tensors)
         chunk = self.particle_chunk
         if chunk is None or z.shape[0] <= chunk:
             return self._evaluate(z, arguments, in_dims)
@@ -133,6 +156,9 @@ class BatchedFunction:
                 key = (tuple(z.shape), z.dtype, z.device, inputs.key, in_dims)
                 entry = self._graphs.get(key)
                 if entry is not None:
+                    if inputs.is_flat:
+                        form = z.shape, z.dtype, z.device
+                        self._last = _Last(entry[0], inputs, arguments, in_dims, form)
                     return entry[0](z, *inputs.tensors)
                 try:
                     graph = self._trace(z, inputs, in_dims)
@@ -194,6 +220,7 @@ class BatchedFunction:
         self._untold.append(f"Slower evaluation: {explanation}. Reason: {reason}")
         self.mode = mode
         self._graphs.clear()
+        self._last = None
 
     def _found_writes(self, error: Exception) -> bool:
         """Whether vectorising failed, for the first time, for a write into a tensor of all."""

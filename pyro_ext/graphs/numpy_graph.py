@@ -234,11 +234,11 @@ def _function(
 
 
 def _pieces(array: np.ndarray, places: list[Any]) -> list[np.ndarray]:
-    return [array[place] for place in places]
+    return list(map(array.__getitem__, places))
 
 
-def _as_array(value: Tensor) -> np.ndarray:
-    return value.detach().resolve_neg().numpy()
+#: A tensor as an array on the same memory.
+_as_array: Callable[[Tensor], np.ndarray] = operator.methodcaller("numpy", force=True)
 
 
 def _as_tensor(value: np.ndarray) -> Tensor:

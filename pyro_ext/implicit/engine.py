@@ -23,7 +23,7 @@ from ppl_ext.score_matching.options import DRAWS
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.differentiable import DifferentiableTarget
 from pyro_ext.descent import DescentEngine
-from pyro_ext.engine import Plan, Update
+from pyro_ext.engine import Engine, Plan, Update
 from pyro_ext.guides.arrays import TensorFunctions
 from pyro_ext.networks.modules import take_apart
 from pyro_ext.optim import EngineOptimizer
@@ -69,7 +69,7 @@ class SamplerPlan(Plan):
     clip_norm: float | None
 
 
-class SteinDiscrepancyVI(Shell, DescentEngine):
+class SteinDiscrepancyVI(Shell, DescentEngine, Engine):
     """Examples
     --------
     >>> import pyro, torch

@@ -72,8 +72,8 @@ class KernelTensors(KernelArrays):
     def identity(self, size: int, like: Tensor) -> Float[Tensor, "size size"]:
         return torch.eye(size, dtype=like.dtype, device=like.device)
 
-    def inverse_root(self, values: Float[Tensor, " ..."]) -> Float[Tensor, " ..."]:
-        return values.rsqrt()
+    # Torch's own function, without a call of this class around it.
+    inverse_root = staticmethod(torch.rsqrt)  # type: ignore[assignment]
 
     def product(
         self, left: Float[Tensor, "m k"], right: Float[Tensor, "k n"]
@@ -100,7 +100,9 @@ class KernelTensors(KernelArrays):
         self, centred: Float[Tensor, "P D"], products: Float[Tensor, "P P"] | None = None
     ) -> Float[Tensor, "P P"]:
         if products is None:
-            products = self.over_coordinates(centred @ centred.T)
+            products = centred @ centred.T
+            if (divided := _divided.get()) is not None:
+                products = divided.added(products)
         norms = products.diagonal()
         totals = norms.unsqueeze(1) + norms
         squared = torch.add(totals, products, alpha=-2.0)

@@ -35,8 +35,8 @@ from pyro_ext.engine import Plan, on_host
 from pyro_ext.laplace.gaussian import Precision, precision_of
 from pyro_ext.laplace.likelihood import LikelihoodCurvature
 from pyro_ext.laplace.prior import ConditionalPrior
-from pyro_ext.stein import DirectionEngine
-from pyro_ext.stein.direction import DirectionState
+from pyro_ext.stein import ParticleEngine
+from pyro_ext.stein.particles import DirectionState
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LaplacePlan(Plan):
     posterior: _Posterior = field(repr=False, compare=False)
 
 
-class LaplaceGGN(LaplaceShell, DirectionEngine):
+class LaplaceGGN(LaplaceShell, ParticleEngine):
     """Examples
     --------
     >>> import pyro, torch

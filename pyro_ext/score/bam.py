@@ -9,6 +9,7 @@ from torch import Tensor
 from ppl_ext.score_matching.matching import BaMShell, bam_moments
 from pyro_ext.guides.flat_density import Moments
 from pyro_ext.score.gaussian_matching import GaussianMatching
+from pyro_ext.score.guide_engine import GuideEngine
 
 
 def bam_update(
@@ -31,7 +32,7 @@ def _triangular(rows: Float[Tensor, "n D"]) -> Float[Tensor, "D D"]:
     return upper.T * torch.where(upper.diagonal() < 0, -1.0, 1.0).to(upper)
 
 
-class BaM(BaMShell, GaussianMatching):
+class BaM(BaMShell, GaussianMatching, GuideEngine):
     """Examples
     --------
     >>> import pyro, torch

@@ -6,6 +6,7 @@ See :mod:`ppl_ext.score_matching.matching`.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
@@ -17,21 +18,27 @@ from pyro_ext.density import Data, LogDensity
 from pyro_ext.descent import all_finite
 from pyro_ext.engine import Update
 from pyro_ext.gradients import Full
-from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState
+from pyro_ext.score.guide_engine import GuidePlan, GuideState
 from pyro_ext.score.overflow import judged
 
 
-class GaussianMatching(MatchingShell, GuideEngine):
+class GaussianMatching(MatchingShell):
     _normal_guide, _exact = AutoMultivariateNormal, Full
+    # Of the engine that this is a part of.
+    num_steps_taken: int
+    _generator: Generator
+    _score: Any
+    _write: Any
 
     def _plan(self, target: LogDensity, generator: Generator, data: Data) -> GuidePlan:
-        plan = super()._plan(target, generator, data)
+        plan: GuidePlan = super()._plan(target, generator, data)  # type: ignore[misc]
         self._warn_unless_exact(plan)
         return plan
 
     def _initialize(self, plan: GuidePlan, data: Data) -> GuideState:
         # Mean square of the scores seen, whitened by the guide; 0 before there are any.
-        return super()._initialize(plan, data)._replace(method=0.0)
+        state: GuideState = super()._initialize(plan, data)  # type: ignore[misc]
+        return state._replace(method=0.0)
 
     def _update(self, plan: GuidePlan, state: GuideState, data: Data) -> Update:
         density, parameters = plan.density, plan.parameters

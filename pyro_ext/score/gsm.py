@@ -9,6 +9,7 @@ from torch import Tensor
 from ppl_ext.score_matching.matching import GSMShell, gsm_moments
 from pyro_ext.guides.flat_density import Moments
 from pyro_ext.score.gaussian_matching import GaussianMatching
+from pyro_ext.score.guide_engine import GuideEngine
 
 
 def gsm_update(
@@ -28,7 +29,7 @@ def gsm_update(
     return Moments(mean, factor)
 
 
-class GSM(GSMShell, GaussianMatching):
+class GSM(GSMShell, GaussianMatching, GuideEngine):
     """Examples
     --------
     >>> import pyro, torch

@@ -28,7 +28,7 @@ from ppl_ext.running import state_files
 from ppl_ext.score_matching.options import DRAWS, LEARNING_RATE
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.descent import DescentEngine
-from pyro_ext.engine import Plan, on_host
+from pyro_ext.engine import Engine, Plan, on_host
 from pyro_ext.guides.flat_density import (
     FlatDensity,
     Parameters,
@@ -89,7 +89,7 @@ class GuideState(NamedTuple):
     method: Any = None
 
 
-class GuideEngine(GuideShell, DescentEngine):
+class GuideEngine(GuideShell, DescentEngine, Engine):
     _host_guide = AutoGuide
     # Whether the guide had parameters when the engine first met the model's arguments.
     _guide_was_set_up: bool | None = None

@@ -79,7 +79,6 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     estimator_class = GradientEstimator
     _sharding_class = Sharding
     _host = "Pyro"
-    _is_guide = staticmethod(is_guide)
     _guide_form = GUIDE_FORM
 
     #: Draws come out in the supports of their sites: there is nothing for ``MCMC`` to transform.
@@ -103,6 +102,10 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         self._warmup_draws = 0
         self._draws = 0
         self._figures: dict[str, list[Any]] = {}
+
+    @staticmethod
+    def _is_guide(given: Any) -> bool:
+        return is_guide(given)
 
     # -- hooks -------------------------------------------------------------------------------
 
@@ -205,16 +208,16 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         target, layout = self.target, self.target.layout
         if self._start is None:
             found = started(target, self._generator, data, self.start)
-            start = target if found is None else target.with_start(found)
-            return start.initial_positions(num_chains, self._generator, data).detach().clone()
+            own = target if found is None else target.with_start(found)
+            return own.initial_positions(num_chains, self._generator, data).detach().clone()
         start, self._start = self._start, None
-        found = {name: tuple(value.shape) for name, value in start.items()}
+        shapes = {name: tuple(value.shape) for name, value in start.items()}
         single = dict(layout.shapes)
         lead = {name: (num_chains, *layout.shapes[name]) for name in layout.names}
-        if found not in (lead, single if num_chains == 1 else lead):
+        if shapes not in (lead, single if num_chains == 1 else lead):
             raise ArgumentError(
                 "Expected initial_params to hold unconstrained values, in MCMC with a leading "
-                f"axis of chains, of shapes {single}, found {found}."
+                f"axis of chains, of shapes {single}, found {shapes}."
             )
         joined = layout.join({name: start[name].to(target.dtype) for name in layout.names})
         return joined.reshape(num_chains, layout.dim).detach().clone().to(target.device)

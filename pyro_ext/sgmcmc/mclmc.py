@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,27 @@ import torch
 from torch import Tensor
 
 from ppl_ext.engines.judgement import Judgement
-from ppl_ext.microcanonical.chains import Eager
+from ppl_ext.microcanonical.functions import Eager
 from ppl_ext.microcanonical.kernel import MCLMCShell
 from pyro_ext.gradients import Full
 from pyro_ext.sgmcmc.kernel import KernelState, StochasticGradientKernel
 
-FUNCTIONS = Eager(torch)
+
+class Fused(Eager):
+    """The same with operations that need no arrays in between."""
+
+    def dot(self, one: Tensor, other: Tensor) -> Tensor:
+        # Of one long row without an array in between; of several that is slower.
+        return torch.dot(one[0], other[0])[None] if len(one) == 1 else super().dot(one, other)
+
+    def combined(self, first: Tensor, one: Tensor, second: Tensor, other: Tensor) -> Tensor:
+        return (first[:, None] * one).addcmul_(second[:, None], other)
+
+    def moved(self, position: Tensor, length: Tensor, scale: Tensor, direction: Tensor) -> Tensor:
+        return torch.addcmul(position, length * scale, direction)
+
+
+FUNCTIONS = Fused(torch)
 
 
 class MCLMC(MCLMCShell, StochasticGradientKernel):
@@ -96,14 +112,13 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
 
     def _advance(self, state: KernelState) -> KernelState:
         z, moves, total = state.z, self._moves_of_chains, self._warmup_draws * self.num_steps
-        noise = self._normal(z, moves.whole)
         uniform = torch.rand(len(z) + 1, generator=self._generator, dtype=z.dtype).to(z.device)
         z, dynamics, diverged = moves.move(
             state.dynamics,
             z,
             state.step,
             total,
-            noise,
+            partial(self._normal, z, moves.whole),
             uniform[1:].log(),
             uniform[0],
             self._evaluate,

@@ -1,13 +1,15 @@
 """Particle engines: Stein variational gradient descent and Newton, and deep ensembles."""
 
 from pyro_ext.stein.deep_ensemble import DeepEnsemble
-from pyro_ext.stein.direction import DirectionEngine
 from pyro_ext.stein.kernel_engine import KernelEngine
-from pyro_ext.stein.particles import ParticleEngine
-from pyro_ext.stein.svgd import SVGD, annealed
+from pyro_ext.stein.particles import ParticleEngine, annealed
+from pyro_ext.stein.svgd import SVGD
 from pyro_ext.stein.svgd_vr import SVGDVR
 from pyro_ext.stein.svn import SVN, curvature_kernel
 from pyro_ext.stein.wgd import WGD
+
+#: Another name, for engines that fill in a direction.
+DirectionEngine = ParticleEngine
 
 __all__ = [
     "SVGD",

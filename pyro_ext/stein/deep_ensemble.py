@@ -6,10 +6,10 @@ from torch import Tensor
 
 from ppl_ext.start.given import HOST
 from pyro_ext.engine import Plan
-from pyro_ext.stein.direction import DirectionEngine
+from pyro_ext.stein.particles import ParticleEngine
 
 
-class DeepEnsemble(DirectionEngine):
+class DeepEnsemble(ParticleEngine):
     """P independent maximum a posteriori estimates from different starting points.
 
     SVGD without a kernel: each particle follows its own score. The modes are those of the

@@ -1,37 +1,26 @@
-"""Particles that follow a direction that a kernel gives, with what the kernel remembers."""
+"""Particles that follow the direction of any kernel: the base of engines of one's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Generator, Tensor
-
-from ppl_ext.options import describe
-from pyro_ext.density import Data, LogDensity
-from pyro_ext.engine import Plan
-from pyro_ext.kernels import Kernel, KernelState
+from pyro_ext.kernels import Kernel
 from pyro_ext.optim import OptimizerLike
-from pyro_ext.stein.direction import DirectionEngine
+from pyro_ext.stein.particles import ParticleEngine
 
 
-@dataclass(frozen=True)
-class KernelPlan(Plan):
-    """As :class:`~pyro_ext.engine.Plan`, with the kernel for the sites of the target."""
+class KernelEngine(ParticleEngine):
+    """Base of engines of one's own whose direction comes from a kernel.
 
-    kernel: Kernel = field(repr=False, compare=False)
-
-
-class KernelEngine(DirectionEngine):
-    """Base of the engines whose direction comes from a kernel.
+    Unless ``_direction`` says otherwise it is the kernel's Stein direction.
 
     Parameters
     ----------
     model : callable
         Pyro model, used as it is.
     optim : PyroOptim or callable
-        See :class:`~pyro_ext.stein.DirectionEngine`.
+        See :class:`~pyro_ext.stein.ParticleEngine`.
     kernel : Kernel
     num_particles : int, default 32
         Number P of particles.
@@ -47,26 +36,5 @@ class KernelEngine(DirectionEngine):
         num_particles: int = 32,
         **options: Any,
     ) -> None:
+        self._set_kernel(kernel)
         super().__init__(model, optim, num_particles, **options)
-        self.kernel = kernel
-
-    def _undivided(self) -> str | None:
-        if self.kernel.divides_coordinates:
-            return None
-        return (
-            "Expected a kernel whose coordinates can be divided among processes, as "
-            f"exchange='all-to-all' does, found {self.kernel!r}. Use RBF, IMQ, Linear, "
-            "Additive, Dilation or sums and multiples of them, with a named rule or a number for "
-            "the bandwidth and without arrays or functions, or exchange='all-gather'."
-        )
-
-    def _plan(self, target: LogDensity, generator: Generator, data: Data) -> KernelPlan:
-        found = super()._plan(target, generator, data)
-        kernel = self.kernel.with_sites(target.layout.slices)
-        return KernelPlan(target, found.estimator, kernel)
-
-    def _init_direction(self, plan: KernelPlan, particles: Tensor) -> KernelState:
-        return plan.kernel.init(particles.clone())
-
-    def _settings(self) -> dict[str, str]:
-        return {**super()._settings(), "kernel": describe(self.kernel)}

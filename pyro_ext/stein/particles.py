@@ -1,30 +1,87 @@
-"""What the particle engines share: P points in unconstrained space that are the draws."""
+"""Particles: P points in unconstrained space that are the draws.
+
+Unless an engine takes steps of its own, particles follow a direction by a host optimizer. A step is
+then a chain of functions on a (P, D) array: score of the particles by the estimator, the direction
+phi, and the optimizer's descent along -phi. Where particles are split over processes, each keeps
+its own with their optimizer, and a direction that sees all gathers them.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Generator, Tensor
+from torch.utils._pytree import tree_map
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count
+from ppl_ext.options import check_count, describe
 from ppl_ext.running import state_files
-from pyro_ext.density import Data
-from pyro_ext.engine import Engine
-from pyro_ext.optim import EngineOptimizer, OptimizerLike
+from pyro_ext.density import Data, LogDensity
+from pyro_ext.engine import Engine, Plan, Update
+from pyro_ext.kernels import Kernel
+from pyro_ext.kernels.arrays import divided_coordinates
+from pyro_ext.optim import EngineOptimizer, OptimizerLike, Undo
+
+Annealing = Callable[[int], float]
+_NAME = "particles"
+
+
+@dataclass(frozen=True)
+class KernelPlan(Plan):
+    """As :class:`~pyro_ext.engine.Plan`, with the kernel for the sites of the target."""
+
+    kernel: Kernel = field(repr=False, compare=False)
 
 
 class ParticleState(NamedTuple):
-    """State of an engine of particles, shape (P, D)."""
+    """State of an engine that takes steps of its own: particles of shape (P, D)."""
 
     particles: Float[Tensor, "P D"]
 
 
+class DirectionState(NamedTuple):
+    """State of an engine whose particles follow a direction.
+
+    Parameters
+    ----------
+    particles : tensor (P, D)
+        The optimizer writes into it.
+    optimizer : EngineOptimizer
+    direction : any
+        State of the direction, such as the kernel's: tensors and plain values in containers.
+    split : bool
+        Whether particles and optimizer are those of one process.
+    """
+
+    particles: Float[Tensor, "P D"]
+    optimizer: EngineOptimizer
+    direction: Any
+    split: bool = False
+
+
+def annealed(
+    scores: Float[Tensor, "P D"], annealing: Annealing | None, step: int
+) -> Float[Tensor, "P D"]:
+    """Scores (P, D) times the annealing factor of a step, counted from 0.
+
+    The repulsion of the direction is left as it is (D'Angelo and Fortuin 2021, "Annealed Stein
+    variational gradient descent", https://arxiv.org/abs/2101.09815).
+    """
+    return scores if annealing is None else scores * annealing(step)
+
+
 class ParticleEngine(Engine):
     """Base of the engines whose approximation is a set of particles.
+
+    A subclass fills in one of three: ``_direction``, which the particles then follow by the
+    optimizer; a kernel, by :meth:`_set_kernel`, whose Stein direction they follow; or ``_update``,
+    which takes a step of its own.
 
     Parameters
     ----------
@@ -32,9 +89,10 @@ class ParticleEngine(Engine):
         Pyro model, used as it is.
     optim : PyroOptim, callable or None
         A Pyro optimizer such as ``pyro.optim.Adam({"lr": 0.05})``, or a callable from a list of
-        tensors to a torch optimizer; see :class:`~pyro_ext.optim.EngineOptimizer`.
+        tensors to a torch optimizer; see :class:`~pyro_ext.optim.EngineOptimizer`. None where the
+        engine takes steps of its own.
     num_particles : int, default 32
-        Number P of particles.
+        Number P of particles. One that follows its score is a MAP estimate in unconstrained space.
     **options
         Options of every engine; see :class:`~pyro_ext.engine.Engine`.
 
@@ -44,6 +102,13 @@ class ParticleEngine(Engine):
         The number of particles is not a positive integer, or ``optim`` is no optimizer.
     """
 
+    #: Whether the direction of a particle depends on the others.
+    _sees_all = True
+    # Whether the direction is a kernel's, and what it comes from then.
+    _has_kernel = False
+    kernel: Kernel
+    annealing: Annealing | None
+
     def __init__(
         self,
         model: Callable[..., Any],
@@ -52,31 +117,221 @@ class ParticleEngine(Engine):
         **options: Any,
     ) -> None:
         check_count("num_particles", num_particles)
-        if optim is not None:
+        if optim is not None or self._follows:
             # Fail on a bad optimizer here rather than at the first step.
-            EngineOptimizer(optim, {"particles": torch.zeros(1, 1)})
+            EngineOptimizer(optim, {_NAME: torch.zeros(1, 1)})
         super().__init__(model, optim, **options)
         self.num_particles = int(num_particles)
         if self.sharding is not None and self.num_particles > 1:
             self.sharding.check_positions(self.num_particles)
 
+    def _set_kernel(self, kernel: Kernel, annealing: Annealing | None = None) -> None:
+        """Follow the Stein direction of a kernel, with scores times a factor of the step."""
+        if annealing is not None and not callable(annealing):
+            raise ArgumentError(
+                "Expected annealing to be a callable from the step number to a factor, found "
+                f"{type(annealing).__name__}."
+            )
+        self._has_kernel, self.kernel, self.annealing = True, kernel, annealing
+
     def _settings(self) -> dict[str, str]:
-        return {"num_particles": repr(self.num_particles), **super()._settings()}
+        own = {"num_particles": repr(self.num_particles), **super()._settings()}
+        return {**own, "kernel": describe(self.kernel)} if self._has_kernel else own
+
+    # -- the direction -------------------------------------------------------------------------
 
     @property
-    def particles(self) -> Float[Tensor, "P D"]:
-        """Present particles in unconstrained space, shape (P, D); a copy."""
-        self.target  # noqa: B018 - tells what to do when there are none yet
-        return self._state.particles.detach().clone()
+    def _follows(self) -> bool:
+        """Whether the particles follow a direction."""
+        return self._has_kernel or type(self)._direction is not ParticleEngine._direction
+
+    def _undivided(self) -> str | None:
+        """Why the direction cannot be found for some coordinates of all particles, or None."""
+        if not self._has_kernel:
+            return (
+                "Expected an engine whose direction can be found for some coordinates of all "
+                f"particles, as exchange='all-to-all' does, found {type(self).__name__}. Use "
+                "exchange='all-gather'."
+            )
+        if self.kernel.divides_coordinates:
+            return None
+        return (
+            "Expected a kernel whose coordinates can be divided among processes, as "
+            f"exchange='all-to-all' does, found {self.kernel!r}. Use RBF, IMQ, Linear, "
+            "Additive, Dilation or sums and multiples of them, with a named rule or a number for "
+            "the bandwidth and without arrays or functions, or exchange='all-gather'."
+        )
+
+    def _plan(self, target: LogDensity, generator: Generator, data: Data) -> Plan:
+        divides = self.sharding is not None and self.sharding.exchange == "all-to-all"
+        if divides and self._follows and self._sees_all:
+            undivided = self._undivided()
+            if undivided is not None:
+                raise ArgumentError(undivided)
+        found = super()._plan(target, generator, data)
+        if not self._has_kernel:
+            return found
+        kernel = self.kernel.with_sites(target.layout.slices)
+        kernel = kernel.for_shape(self.num_particles, target.layout.dim)
+        return KernelPlan(target, found.estimator, kernel)
+
+    def _init_direction(self, plan: Any, particles: Float[Tensor, "P D"]) -> Any:
+        """State of the direction before the first step."""
+        return plan.kernel.init(particles.clone()) if self._has_kernel else None
+
+    def _direction(
+        self, plan: Any, state: Any, particles: Float[Tensor, "P D"], scores: Float[Tensor, "P D"]
+    ) -> tuple[Float[Tensor, "P D"], Any]:
+        """Ascent direction phi (P, D), and the direction's next state."""
+        if self.annealing is not None:
+            scores = annealed(scores, self.annealing, self.num_steps_taken)
+        return plan.kernel.direction(state, particles, scores)
 
     def _initialize(self, plan: Any, data: Data) -> Any:
         positions = plan.target.initial_positions(self.num_particles, self._generator, data)
-        return ParticleState(positions.detach().clone())
+        particles = positions.detach().clone()
+        if not self._follows:
+            return ParticleState(particles)
+        optimizer = self._new_optimizer(particles)
+        direction = self._init_direction(plan, particles.detach())
+        sharding = self.sharding
+        split = (
+            sharding is not None
+            and sharding.splits(self.num_particles)
+            # What looks at all particles, such as a bound on a norm, has to have them.
+            and optimizer.entrywise
+            and plan.estimator.position_axes is not None
+        )
+        if split:
+            particles = sharding.own(particles.detach()).clone()
+            optimizer = self._new_optimizer(particles)
+        return DirectionState(particles, optimizer, direction, split)
+
+    def _new_optimizer(self, particles: Float[Tensor, "P D"]) -> EngineOptimizer:
+        assert self.optim is not None
+        return EngineOptimizer(self.optim, {_NAME: particles})
+
+    def _update(self, plan: Any, state: Any, data: Data) -> Update:
+        particles, optimizer, sharding = state.particles.detach(), state.optimizer, self.sharding
+        if state.split:
+            own = plan.target.of_own_positions(self.num_particles)
+            score = self._score(particles, data, own, cost=float(sharding.particle_parts))
+        else:
+            score = self._score(particles, data)
+        with torch.no_grad():
+            log_density = score.log_density(plan.target.likelihood_temperature)
+            phi, direction = self._followed(plan, state, particles, score.score)
+            figures = torch.stack(
+                [-log_density.mean(), phi.square().sum(dim=1).mean(), phi.abs().amax()]
+            )
+            if state.split:
+                every = sharding.of_all(figures)
+                figures = torch.cat([every[:, :2].mean(dim=0), every[:, 2:].amax(dim=0)])
+            figures[1].sqrt_()
+        # One transfer from the device for all figures of the step.
+        loss, force_norm, largest = figures.tolist()
+        # Optimizers keep squares of what they are given. A finite phi whose square is not
+        # would break their state for good.
+        limit = 0.01 * math.sqrt(torch.finfo(particles.dtype).max)
+        finite = math.isfinite(loss) and largest <= limit
+        if finite:
+            with Undo([particles], optimizer) as undo:
+                optimizer.step({_NAME: -phi})
+                # A finite direction can still be multiplied to infinity by the learning rate.
+                finite = bool(torch.isfinite(particles).all())
+                if state.split:
+                    finite = not sharding.any(not finite)
+                if not finite:
+                    undo()
+        following = state._replace(direction=direction)
+        return Update(loss, {"force_norm": force_norm}, finite, following)
+
+    def _followed(
+        self, plan: Any, state: DirectionState, particles: Tensor, scores: Tensor
+    ) -> tuple[Tensor, Any]:
+        """The direction of these particles, and its next state."""
+        if not (state.split and self._sees_all):
+            return self._direction(plan, state.direction, particles, scores)
+        if self.sharding.exchange == "all-to-all":
+            dim = particles.shape[1]
+            some = [self.sharding.exchanged(each) for each in (particles, scores)]
+            divided = self.sharding.over_particles, dim, self.sharding.filled(dim)
+            with divided_coordinates(*divided):
+                phi, direction = self._direction(plan, state.direction, *some)
+            return self.sharding.returned(phi, dim), direction
+        every = (self.sharding.gathered(each, self.num_particles) for each in (particles, scores))
+        phi, direction = self._direction(plan, state.direction, *every)
+        return self.sharding.own(phi), direction
+
+    # -- particles of all processes, and of one -------------------------------------------------
+
+    @property
+    def particles(self) -> Float[Tensor, "P D"]:
+        """Present particles in unconstrained space, shape (P, D); a copy.
+
+        Where they are split over processes, all have to ask for them.
+        """
+        self.target  # noqa: B018 - tells what to do when there are none yet
+        own = self._state.particles.detach().clone()
+        return self._gathered(own) if self._split else own
+
+    @property
+    def _split(self) -> bool:
+        return isinstance(self._state, DirectionState) and self._state.split
+
+    def _replicated_state(self) -> Any:
+        return self._state.direction if self._split else super()._replicated_state()
+
+    def _estimator_of_all(self) -> Any:
+        return self._along_positions(self._estimator_state, self._gathered)
+
+    def _estimator_of_own(self, state: Any) -> Any:
+        return self._along_positions(state, self.sharding.own) if self._split else state
+
+    def _along_positions(self, state: Any, function: Callable[[Tensor], Tensor]) -> Any:
+        """An estimator's state with a function of what it has for each position."""
+        if not self._split:
+            return state
+        axes = dict(self.plan.estimator.position_axes)
+
+        def changed(leaf: Any, axis: int) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            return function(leaf.movedim(axis, 0)).movedim(0, axis).contiguous()
+
+        return {
+            name: tree_map(partial(changed, axis=axes[name]), each) if name in axes else each
+            for name, each in state.items()
+        }
+
+    def _gathered(self, own: Tensor) -> Tensor:
+        return self.sharding.gathered(own, self.num_particles)
 
     def _algorithm_state(self, state: Any) -> dict[str, Any]:
-        return {"particles": state.particles.detach().clone()}
+        found: dict[str, Any] = {"particles": state.particles.detach().clone()}
+        if not isinstance(state, DirectionState):
+            return found
+        found |= {"optimizer": state.optimizer.state_dict(), "direction": state.direction}
+        return (
+            self._of_shape(found, state.particles.shape, self._gathered) if state.split else found
+        )
+
+    @staticmethod
+    def _of_shape(state: Any, shape: torch.Size, function: Callable[[Tensor], Tensor]) -> Any:
+        """A state with a function of the tensors of this shape, which are those of particles."""
+
+        def changed(leaf: Any) -> Any:
+            matches = isinstance(leaf, Tensor) and leaf.shape == shape
+            return function(leaf) if matches else leaf
+
+        own = ("particles", "optimizer")
+        return {name: tree_map(changed, e) if name in own else e for name, e in state.items()}
 
     def _load_algorithm_state(self, plan: Any, state: Any, saved: dict[str, Any]) -> Any:
+        follows = isinstance(state, DirectionState)
+        if follows and state.split:
+            shape = torch.Size((self.num_particles, plan.target.dim))
+            saved = self._of_shape(saved, shape, lambda each: self.sharding.own(each).clone())
         present, found = state.particles, saved["particles"]
         if found.shape != present.shape or found.dtype != present.dtype:
             raise ArgumentError(
@@ -87,7 +342,10 @@ class ParticleEngine(Engine):
         state_files.check_finite({"particles": torch.isfinite(found).all()})
         with torch.no_grad():
             present.copy_(found)
-        return state
+        if not follows:
+            return state
+        state.optimizer.load_state_dict(saved["optimizer"])
+        return state._replace(direction=saved["direction"])
 
     def _draw(self, plan: Any, state: Any, num_samples: int | None) -> Tensor:
         if num_samples not in (None, self.num_particles):

@@ -12,30 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import Float
 from pyro.infer.svgd import SteinKernel
-from torch import Tensor
 
-from ppl_ext.errors import ArgumentError
-from pyro_ext.kernels import Kernel, KernelState, as_kernel
+from pyro_ext.kernels import Kernel, as_kernel
 from pyro_ext.optim import OptimizerLike
-from pyro_ext.stein.kernel_engine import KernelEngine, KernelPlan
-
-Annealing = Callable[[int], float]
+from pyro_ext.stein.particles import Annealing, ParticleEngine
 
 
-def annealed(
-    scores: Float[Tensor, "P D"], annealing: Annealing | None, step: int
-) -> Float[Tensor, "P D"]:
-    """Scores (P, D) times the annealing factor of a step, counted from 0.
-
-    The repulsion of the direction is left as it is (D'Angelo and Fortuin 2021, "Annealed Stein
-    variational gradient descent", https://arxiv.org/abs/2101.09815).
-    """
-    return scores if annealing is None else scores * annealing(step)
-
-
-class SVGD(KernelEngine):
+class SVGD(ParticleEngine):
     """Stein variational gradient descent.
 
     Parameters
@@ -43,7 +27,7 @@ class SVGD(KernelEngine):
     model : callable
         Pyro model, used as it is.
     optim : PyroOptim or callable
-        See :class:`~pyro_ext.stein.DirectionEngine`.
+        See :class:`~pyro_ext.stein.ParticleEngine`.
     kernel : Kernel or pyro.infer.svgd.SteinKernel, optional
         Default: :func:`~pyro_ext.kernels.default_kernel`.
     num_particles : int, default 32
@@ -86,16 +70,5 @@ class SVGD(KernelEngine):
         annealing: Annealing | None = None,
         **options: Any,
     ) -> None:
-        if annealing is not None and not callable(annealing):
-            raise ArgumentError(
-                "Expected annealing to be a callable from the step number to a factor, found "
-                f"{type(annealing).__name__}."
-            )
-        super().__init__(model, optim, as_kernel(kernel), num_particles, **options)
-        self.annealing = annealing
-
-    def _direction(
-        self, plan: KernelPlan, state: KernelState, particles: Tensor, scores: Tensor
-    ) -> tuple[Tensor, KernelState]:
-        scores = annealed(scores, self.annealing, self.num_steps_taken)
-        return plan.kernel.direction(state, particles, scores)
+        self._set_kernel(as_kernel(kernel), annealing)
+        super().__init__(model, optim, num_particles, **options)

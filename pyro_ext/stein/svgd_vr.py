@@ -13,14 +13,12 @@ from pyro_ext.engine import Update
 from pyro_ext.gradients import SVRG
 from pyro_ext.gradients.full_data import FullData
 from pyro_ext.gradients.minibatch import Sampling
-from pyro_ext.kernels import Kernel
+from pyro_ext.kernels import Kernel, as_kernel
 from pyro_ext.optim import OptimizerLike
-from pyro_ext.stein.direction import DirectionState
-from pyro_ext.stein.kernel_engine import KernelPlan
-from pyro_ext.stein.svgd import SVGD, Annealing
+from pyro_ext.stein.particles import Annealing, DirectionState, ParticleEngine
 
 
-class SVGDVR(SVGD):
+class SVGDVR(ParticleEngine):
     """Stein variational gradient descent whose minibatch scores are corrected at anchors.
 
     :class:`~pyro_ext.stein.SVGD` with the estimator :class:`~pyro_ext.gradients.SVRG`. Every
@@ -101,20 +99,13 @@ class SVGDVR(SVGD):
         self.anchor_every = anchor_every
         self.reset_optimizer = reset_optimizer
         estimator = SVRG(anchor_every, sampling, full_data)
-        super().__init__(
-            model,
-            optim,
-            kernel,
-            num_particles,
-            annealing=annealing,
-            estimator=estimator,
-            **options,
-        )
+        self._set_kernel(as_kernel(kernel), annealing)
+        super().__init__(model, optim, num_particles, estimator=estimator, **options)
 
     def _settings(self) -> dict[str, str]:
         return {"reset_optimizer": repr(self.reset_optimizer), **super()._settings()}
 
-    def _update(self, plan: KernelPlan, state: DirectionState, data: Data) -> Update:
+    def _update(self, plan: Any, state: DirectionState, data: Data) -> Update:
         if self.reset_optimizer and self._estimator_state["anchor_age"] >= self.anchor_every:
             state = state._replace(optimizer=self._new_optimizer(state.particles))
         return super()._update(plan, state, data)

@@ -11,10 +11,10 @@ from torch import Tensor
 from ppl_ext.errors import ArgumentError
 from pyro_ext.kernels import RBF, Kernel, KernelState, as_kernel
 from pyro_ext.optim import OptimizerLike
-from pyro_ext.stein.kernel_engine import KernelEngine, KernelPlan
+from pyro_ext.stein.particles import KernelPlan, ParticleEngine
 
 
-class WGD(KernelEngine):
+class WGD(ParticleEngine):
     """Repulsive deep ensembles: each particle follows its score and leaves the others.
 
     The direction is phi(z_i) = s(z_i) - sum_j grad_{z_i} k(z_i, z_j) / sum_j k(z_i, z_j), the score
@@ -27,7 +27,7 @@ class WGD(KernelEngine):
     model : callable
         Pyro model, used as it is.
     optim : PyroOptim or callable
-        See :class:`~pyro_ext.stein.DirectionEngine`.
+        See :class:`~pyro_ext.stein.ParticleEngine`.
     kernel : Kernel, optional
         A function of z_i - z_j: ``RBF``, ``IMQ``, or sums and multiples of them; default
         ``RBF()``, the Gaussian kernel with the median rule of the paper.
@@ -70,8 +70,8 @@ class WGD(KernelEngine):
         num_particles: int = 32,
         **options: Any,
     ) -> None:
-        kernel = RBF() if kernel is None else as_kernel(kernel)
-        super().__init__(model, optim, kernel, num_particles, **options)
+        self._set_kernel(RBF() if kernel is None else as_kernel(kernel))
+        super().__init__(model, optim, num_particles, **options)
         if not self.kernel.translation_invariant:
             raise ArgumentError(
                 "Expected a kernel that is a function of the difference of two particles, as a "

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.posteriordb.programs.sites import SiteMap
 from benchmarks.trust.judge import judge
 from benchmarks.trust.pathologies import FAMILIES, PATHOLOGIES
+from benchmarks.trust.planted.widths import Mixture
 from benchmarks.trust.problems import columns_of
 from benchmarks.trust.target import Target
 from tests.backends import use_float64
@@ -105,3 +106,23 @@ def test_exact_draws_are_right(name: str) -> None:
     )
     found = judge(first, second)
     assert found.right, found.reasons
+
+
+def test_reach_is_the_share_of_ascents_that_end_in_a_mode() -> None:
+    """From draws of a mixture of modes far apart its weights; none of a needle's from outside."""
+    apart = Mixture(np.array([0.3, 0.7]), np.array([[0.0], [20.0]]), np.full((2, 1, 1), 1.0))
+    np.testing.assert_allclose(apart.reach(2_000), [0.3, 0.7], atol=4.0 * np.sqrt(0.21 / 2_000))
+    means, roots = np.array([np.zeros(3), np.ones(3)]), np.array([np.eye(3), 1e-3 * np.eye(3)])
+    hidden = Mixture(np.array([0.5, 0.5]), means, roots, prior=1.0)
+    np.testing.assert_array_equal(hidden.reach(200), [1.0, 0.0])
+    assert hidden.least_reach() == 0.0
+
+
+def test_scores_of_mixtures_are_the_slopes_of_their_densities() -> None:
+    roots = np.array([[[1.0, 0.0], [0.5, 0.3]], [[0.2, 0.0], [0.0, 2.0]]])
+    mixture = Mixture(np.array([0.4, 0.6]), np.array([[0.0, 1.0], [2.0, 0.0]]), roots)
+    z, step = np.random.default_rng(0).normal(size=(5, 2)), 1e-5
+    _, scores = mixture.evaluate(z)
+    for axis, move in enumerate(step * np.eye(2)):
+        slope = (mixture.evaluate(z + move)[0] - mixture.evaluate(z - move)[0]) / (2.0 * step)
+        np.testing.assert_allclose(scores[:, axis], slope, rtol=1e-6, atol=1e-6)

@@ -60,6 +60,54 @@ def test_trajectories_leave_the_density_as_it_is(factor: np.ndarray) -> None:
     assert np.abs(squares.mean(0) - 1.0).max() < 4.0 * squares.std() / math.sqrt(number)
 
 
+def test_metrics_that_are_chosen_by_place_leave_the_density_as_it_is() -> None:
+    """Two metrics of unlike widths around one place: which one is chosen depends on where."""
+    generator, number = np.random.default_rng(7), 20_000
+    modes = (normal_mode([MEAN] * 2, DEVIATION), normal_mode([MEAN] * 2, 0.2 * DEVIATION))
+    proposal = Proposal(modes, np.array([0.5, 0.5]))
+    factors = [mode.factor for mode in modes]
+    kernel = Kernel(log_gamma, proposal, factors, np.array([0.5, 0.5]), 0.7, jumps=0)
+    chains = Chains.at(exact(number, generator), log_gamma)
+    for _ in range(3):
+        chains, chance, *_ = kernel(chains, generator)
+    assert 0.5 < chance.mean() < 0.99
+    squares = np.square((chains.positions - MEAN) / DEVIATION)
+    assert np.abs(squares.mean(0) - 1.0).max() < 4.0 * squares.std() / math.sqrt(number)
+    near = (squares.sum(1) < 0.1).mean()
+    drawn = np.square((exact(200_000, generator) - MEAN) / DEVIATION)
+    right = (drawn.sum(1) < 0.1).mean()
+    assert abs(near - right) < 4.0 * math.sqrt(right / number)
+
+
+def test_chains_in_a_narrow_mode_move_by_its_own_metric() -> None:
+    """A step that is right for both modes in their own metrics is accepted in both."""
+    generator, widths = np.random.default_rng(8), np.array([1.0, 0.02])
+    means = np.array([[0.0, 0.0], [9.0, 0.0]])
+
+    def density(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        off = (z[:, None] - means) / widths[:, None]
+        logs = -0.5 * np.square(off).sum(-1) - 2.0 * np.log(widths)
+        values = np.logaddexp.reduce(logs, axis=1)
+        shares = np.exp(logs - values[:, None])
+        return values, -(shares[..., None] * off / widths[:, None]).sum(1)
+
+    modes = tuple(normal_mode(mean, width) for mean, width in zip(means, widths, strict=True))
+    proposal = Proposal(modes, np.array([0.5, 0.5]))
+    factors = [mode.factor for mode in modes]
+    for is_mixture in (False, True):
+        kernel = Kernel(density, proposal, factors, np.array([0.5, 0.5]), 0.7, 0)
+        kernel.is_mixture = is_mixture
+        own = np.arange(1_000) % 2
+        noise = generator.normal(size=(1_000, 2))
+        chains = Chains.at(means[own] + widths[own, None] * noise, density)
+        accepted = []
+        for _ in range(12):
+            chains, chance, *_ = kernel(chains, generator)
+            accepted.append(chance[own == 1].mean())
+        # By the wide mode's metric, which half of the transitions have else, none are.
+        assert (np.mean(accepted) > 0.9) == (not is_mixture)
+
+
 def test_jumps_leave_the_density_as_it_is_and_move_between_modes() -> None:
     """Chains that all start in one mode come to hold the other's share."""
     generator = np.random.default_rng(1)
@@ -303,10 +351,10 @@ def test_a_place_that_the_proposal_lacks_is_told() -> None:
     """One of the chains is where no jump takes it from; others jump half of the times."""
     jumped = np.full((20, 16), 0.5)
     window = Window(np.zeros((20, 16, 2)), jumped, jumped[:, 0], jumped)
-    assert not window.lacks
-    jumped[:, 3] = 0.01
-    assert window.lacks
-    assert window.later.transitions == 10 and not replace(window, jumped=0.1 * jumped).lacks
+    assert not window.lacks and window.later.transitions == 10
+    one = np.where(np.arange(16) == 3, 0.01, jumped)
+    assert replace(window, jumped=one).lacks
+    assert not replace(window, jumped=0.1 * one).lacks
 
 
 def student(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

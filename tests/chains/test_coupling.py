@@ -127,10 +127,10 @@ def test_pairs_from_a_mode_that_the_proposal_lacks_do_not_meet() -> None:
     drawn = proposal.draw(1_000, generator)
     ratios = two(drawn)[0] - proposal.log_density(drawn)
     near = tuple(30.0 + 3.0 * generator.normal(size=(2, 64, 2)))
-    met = jumps_from(near, two, proposal, ratios, generator)  # type: ignore[arg-type]
+    met = jumps_from(near, two, proposal, ratios, generator)
     assert met.bound == pytest.approx(1.0 - 0.05 ** (1.0 / 64.0), abs=0.05)
     near[0][0] = -30.0
-    apart = jumps_from(near, two, proposal, ratios, generator)  # type: ignore[arg-type]
+    apart = jumps_from(near, two, proposal, ratios, generator)
     assert apart.bound is None and apart.apart == 1
 
 
@@ -144,7 +144,7 @@ def test_pairs_of_trajectories_and_jumps_meet_and_cost_a_proposal_once() -> None
 
     kernel = Kernel(counted, proposal_of(0.4, 0.9), [0.8 * np.eye(2)], np.ones(1), 0.7)
     starts = tuple(3.0 * generator.normal(size=(2, 32, 2)))
-    found = coupled(kernel, starts, 20, generator, lambda: True)  # type: ignore[arg-type]
+    found = coupled(kernel, starts, 20, generator, lambda: True)
     assert found.bound == pytest.approx(1.0 - 0.05 ** (1.0 / 32.0))
     assert 1 <= found.slowest < 20
     # The same without trajectories, whose only evaluations are of what is proposed, once for both.
@@ -152,9 +152,9 @@ def test_pairs_of_trajectories_and_jumps_meet_and_cost_a_proposal_once() -> None
     jumping = Kernel(
         counted, kernel.proposal, kernel.factors, np.ones(1), 0.7, has_trajectories=False
     )
-    found = coupled(jumping, starts, 1, generator, lambda: spent < 1)  # type: ignore[arg-type]
+    found = coupled(jumping, starts, 1, generator, lambda: spent < 1)
     assert spent == 3 * 32
     # Without jumps that are taken there is nothing to meet at.
     far = Kernel(counted, proposal_of(80.0, 0.1), [0.8 * np.eye(2)], np.ones(1), 0.7)
-    found = coupled(far, starts, 4, generator, lambda: True)  # type: ignore[arg-type]
+    found = coupled(far, starts, 4, generator, lambda: True)
     assert found.bound is None and found.apart == 32 and found.slowest == 9

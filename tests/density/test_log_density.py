@@ -344,6 +344,58 @@ def test_initial_positions_follow_the_init_strategy(backend: Any) -> None:
         assert 0.9 * radius < np.abs(z).max() <= radius
 
 
+def test_prior_positions_are_draws_of_the_prior_in_unconstrained_space(backend: Any) -> None:
+    """Of sites whose supports and distributions depend on each other; data have no part in them."""
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        scale = host.sample("scale", dist.LogNormal(0.5, 0.3))
+        below = host.sample("below", dist.Uniform(0.0, scale))
+        with host.plate("rows", 3):
+            effects = host.sample("effects", dist.Normal(below, 2.0))
+            host.sample("y", dist.Normal(effects, 0.01), obs=y)
+
+    y = backend.array(np.array([50.0, 60.0, 70.0]))
+    (target, data), number = backend.target(model, (y,)), 400
+    z = backend.numpy(target.prior_positions(number, backend.key(1), data))
+    assert z.shape == (number, 5)
+    error = 4.0 / np.sqrt(number)
+    assert abs(z[:, 0].mean() - 0.5) < 0.3 * error
+    assert z[:, 0].std() == pytest.approx(0.3, rel=error)
+    # A uniform share of the interval is a logistic draw.
+    assert abs(z[:, 1].mean()) < np.pi / np.sqrt(3.0) * error
+    effects = z[:, 2:] - (np.exp(z[:, 0]) / (1.0 + np.exp(-z[:, 1])))[:, None]
+    assert np.abs(effects.mean(0)).max() < 2.0 * error
+    np.testing.assert_allclose(effects.std(0), 2.0, rtol=error)
+    again = target.prior_positions(number, backend.key(1), data)
+    np.testing.assert_array_equal(z, backend.numpy(again))
+
+
+def test_prior_positions_draw_discrete_sites_and_need_a_distribution_with_draws(
+    backend: Any,
+) -> None:
+    host, dist = backend.host, backend.dist
+
+    def mixed() -> None:
+        infer = {"enumerate": "parallel"}
+        which = host.sample("which", dist.Categorical(backend.array([0.25, 0.75])), infer=infer)
+        host.sample("x", dist.Normal(10.0 * which, 1.0))
+
+    target, data = backend.target(mixed)
+    z = backend.numpy(target.prior_positions(400, backend.key(1), data))
+    assert z.shape == (400, 1)
+    assert abs((z > 5.0).mean() - 0.75) < 4.0 * np.sqrt(0.1875 / 400)
+
+    def improper() -> None:
+        real = dist.constraints.real
+        x = host.sample("x", dist.ImproperUniform(real, (), ()))
+        host.factor("f", -0.5 * x**2)
+
+    target, data = backend.target(improper)
+    with pytest.raises(NotImplementedError):
+        target.prior_positions(3, backend.key(), data)
+
+
 def test_initial_positions_are_drawn_again_until_finite(backend: Any) -> None:
     host, dist, xp = backend.host, backend.dist, backend.xp
 

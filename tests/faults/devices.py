@@ -156,9 +156,9 @@ def _other_exchange(trial: Trial) -> None:
 
 @fault(GROUP, "`exchange='all-to-all'` and a direction of one's own", numpyro=None)
 def _own_direction(trial: Trial) -> None:
-    from pyro_ext.stein import DirectionEngine
+    from pyro_ext.stein import ParticleEngine
 
-    class Mean(DirectionEngine):
+    class Mean(ParticleEngine):
         def _direction(self, plan: Any, state: Any, particles: Any, scores: Any) -> Any:
             return scores.mean(0).expand_as(scores), None
 

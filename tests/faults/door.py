@@ -73,6 +73,10 @@ ENTRIES: dict[str, tuple[str, Callable[..., Any]]] = {
         "num_samples",
         lambda t, m, y, **k: call(t, "warm_chains", m, _draws(t), y, **k),
     ),
+    "refit": (
+        "seconds",
+        lambda t, m, y, **k: call(t, "fit", m, y, exact=False, progress_bar=False).refit(y, **k),
+    ),
     "calibrate": ("observed", lambda t, m, y, **k: call(t, "calibrate", m, y, **k)),
     "predictive_distribution": (
         "site",
@@ -461,6 +465,44 @@ def _changed(trial: Trial) -> None:
     assert fit.verdict.trusted
     np.testing.assert_array_equal(trial.backend.numpy(fit.draws["mu"]), before)
     assert len(fit.more(64, progress_bar=False).draws["mu"]) > len(before)
+
+
+@fault(OBSERVED, "data changed in place before `Fit.log_evidence`")
+def _changed_evidence(trial: Trial) -> None:
+    y = Y.astype(np.float32)
+    given = trial.backend.array(y) if trial.is_pyro else y
+    fit = call(trial, "fit", mean(trial.backend), given, exact=False, progress_bar=False)
+    given += 0.12
+    with trial.refused("changed in place since"):
+        _ = fit.log_evidence
+
+
+@fault(OBSERVED, "`Fit.log_evidence` under an improper prior", "none, and the reason is said")
+def _improper_evidence(trial: Trial) -> None:
+    host, dist = trial.backend.host, trial.backend.dist
+
+    def model(y: Any) -> None:
+        mu = host.sample("mu", dist.Normal(0.0, 1.0).mask(False))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    found = call(trial, "fit", model, trial.backend.array(Y), progress_bar=False).log_evidence
+    assert found.value is None and "'mu' has no normaliser" in found.reason
+
+
+@fault(OBSERVED, "`compare` of something else than fits by name")
+def _compared(trial: Trial) -> None:
+    for given in ([1.0], {"one": 1.0}, {}):
+        with trial.refused("Expected a mapping of names to fits"):
+            trial.public.compare(given)
+
+
+@fault(OBSERVED, "`Fit.refit` with arguments that the model does not take")
+def _refitted(trial: Trial) -> None:
+    y = trial.backend.array(Y)
+    fit = call(trial, "fit", mean(trial.backend), y, exact=False, progress_bar=False)
+    with trial.refused("do not fit the model"):
+        fit.refit(y, y, y, progress_bar=False)
 
 
 # -- seeds, keys and arrays of another kind -------------------------------------------------------

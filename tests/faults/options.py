@@ -167,6 +167,20 @@ ENGINES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {
     ),
     "PSGLD with `decay=2`": ("PSGLD", (1e-3,), {"decay": 2.0}, "decay < 1"),
     "SGHMC with friction below zero": ("SGHMC", (1e-3,), {"friction": -1.0}, "friction"),
+    "MCLMC with a step size and no length": (
+        "MCLMC",
+        (),
+        {"step_size": 0.1},
+        "step_size and length, or neither",
+    ),
+    "MCLMC with an energy variance of zero": (
+        "MCLMC",
+        (),
+        {"energy_variance": 0.0},
+        "energy_variance",
+    ),
+    "MCLMC with minibatches": ("MCLMC", (), {"estimator": "minibatch"}, "Expected no estimator"),
+    "SGHMC with a start that is none": ("SGHMC", (1e-3,), {"start": 3}, "Expected start to be"),
     "CyclicalSGLD with cycles of no steps": ("CyclicalSGLD", (1e-3, 0), {}, "cycle_length"),
 }
 

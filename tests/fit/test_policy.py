@@ -63,6 +63,19 @@ def test_next_rung(changed: dict[str, Any], rung: str) -> None:
     assert next_rung(replace(EVIDENCE, **changed)) == rung
 
 
+def test_what_was_searched_is_always_said() -> None:
+    searched = replace(MODES, paths=24, from_prior=8)
+    assert judge(replace(EVIDENCE, modes=searched, chains=RESTED))[1][-1] == (
+        "Searched for modes: one mode after 24 paths, 8 of them from draws of the prior."
+    )
+    two = replace(searched, number=2, shares=(0.75, 0.25), share_errors=(0.01, 0.011))
+    told = judge(replace(EVIDENCE, modes=two, correction=BAD))[1][-1]
+    assert "2 modes (shares 0.75 ± 0.01, 0.25 ± 0.01) after 24 paths" in told
+    left = replace(EVIDENCE, modes=replace(two, left=True), chains=RESTED)
+    level, reasons = judge(left)
+    assert level == "not trusted" and "met a mode" in reasons[0]
+
+
 INEXACT = replace(WANTED, exact=False)
 CERTAIN = replace(WANTED, deviation_error=0.03)
 
@@ -101,6 +114,22 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
             {"chains": RESTED, "coupled": Coupled(64, 0, 10, 3, 0.046)},
             "exact",
             "at most 0.046 (95% confidence)",
+        ),
+        (
+            {
+                "chains": replace(RESTED, r_hat=1.012),
+                "coupled": Coupled(32, 2, 12, 25),
+            },
+            "not trusted",
+            "R-hat 1.012, expected below 1.005",
+        ),
+        (
+            {
+                "chains": replace(RESTED, deviation_error=0.05),
+                "coupled": Coupled(0, reason="jumps are rare"),
+            },
+            "not trusted",
+            "known to 5.0%, expected 3.0%",
         ),
         (
             {"chains": RESTED, "coupled": Coupled(32, 2, 12, 25)},
@@ -209,6 +238,13 @@ def test_chains_go_on_for_what_does_not_speak_against_them() -> None:
     assert not enough(replace(RESTED, r_hat=1.025), WANTED)
     uncertain = replace(RESTED, deviation_error=0.0312)
     assert enough(uncertain, WANTED) and not enough(uncertain, CERTAIN)
+    # Where pairs of chains do not meet more is asked.
+    sure = replace(RESTED, r_hat=1.003)
+    assert enough(sure, WANTED, is_sure=True) and not enough(RESTED, WANTED, is_sure=True)
+    assert not enough(replace(sure, deviation_error=0.0312), WANTED, is_sure=True)
+    # Tails that are heavy may be those of an improper posterior.
+    assert enough(replace(sure, heavy=("t",)), WANTED)
+    assert not enough(replace(RESTED, heavy=("t",)), WANTED)
 
 
 def test_jumps_alone_want_a_proposal_that_is_near_and_pairs_that_meet() -> None:

@@ -64,6 +64,7 @@ def test_the_table_has_ten_jobs() -> None:
         assert all(jobs(column).values())
 
 
+@pytest.mark.slow
 def test_the_lines_of_this_package(backend: Any, tmp_path: Path) -> None:
     plt = pytest.importorskip("matplotlib.pyplot")
     known = names(backend, tmp_path)
@@ -79,6 +80,7 @@ def test_the_lines_of_this_package(backend: Any, tmp_path: Path) -> None:
     plt.close("all")
 
 
+@pytest.mark.slow
 def test_the_lines_of_numpyro(backend: Any, tmp_path: Path) -> None:
     if backend.is_pyro:
         pytest.skip("the table has NumPyro's own lines")

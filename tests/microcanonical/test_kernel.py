@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.microcanonical.chains import Eager, Microcanonical
+from ppl_ext.microcanonical.chains import Microcanonical
+from ppl_ext.microcanonical.functions import Eager
 from tests.models import zoo
 from tests.sgmcmc_support import arguments, chains_of
 
@@ -108,14 +109,19 @@ def test_moves_are_those_of_numpy(backend: Any, adjusted: bool) -> None:
         one = ours.first(z, noise, spare, total, normal(std))
         first = (array(z), array(noise), array(spare), total, normal(array(std)))
         two, y = theirs.first(*first), array(z)
-        move = theirs.move if backend.is_pyro else jax.jit(theirs.move, static_argnums=7)
         evaluate = normal(array(std))
+
+        def move(dynamics: Any, z: Any, number: Any, noise: Any, chance: Any, share: Any) -> Any:
+            draw = lambda: noise  # noqa: E731
+            return theirs.move(dynamics, z, number, total, draw, chance, share, evaluate)
+
+        move = move if backend.is_pyro else jax.jit(move)
         for number in range(total + 10):
             noise = generator.normal(size=(count, dim))
             chance, share = np.log(generator.random(count)), np.asarray(generator.random())
-            z, one, _ = ours.move(one, z, number, total, noise, chance, share, normal(std))
-            given = (array(noise), array(chance), array(share), evaluate)
-            y, two, _ = move(two, y, number, total, *given)
+            one_move = (number, total, lambda noise=noise: noise, chance, share, normal(std))
+            z, one, _ = ours.move(one, z, *one_move)
+            y, two, _ = move(two, y, number, array(noise), array(chance), array(share))
             if number < 20 or number == total + 9:
                 np.testing.assert_allclose(backend.numpy(y), z, rtol=1e-5, atol=1e-5)
         found = float(two.step.value), float(two.length), float(two.evaluations)

@@ -586,7 +586,7 @@ def _kernels() -> Iterator[Mutation]:
 def _stein() -> Iterator[Mutation]:
     yield from both(
         "particles move against their direction",
-        "stein/direction.py",
+        "stein/particles.py",
         "self.optim.update(-phi,",
         "self.optim.update(phi,",
         "svgd engine",
@@ -608,7 +608,7 @@ def _stein() -> Iterator[Mutation]:
     )
     yield from both(
         "annealing left out",
-        "stein/svgd.py",
+        "stein/particles.py",
         "annealed(scores, self.annealing,",
         "annealed(scores, None,",
         "svgd",
@@ -655,21 +655,21 @@ def _stein() -> Iterator[Mutation]:
         "if False:",
         "newton",
     )
-    yield from both(
+    yield from neutral(
         "damping left out of the Newton system",
         "stein/newton_system.py",
         "diagonal = found.diagonal + self.damping",
         "diagonal = found.diagonal + 0.0 * self.damping",
         "newton",
     )
-    yield from both(
+    yield from neutral(
         "Newton: repulsion with the wrong sign",
         "stein/newton_system.py",
         "right = self.scores + inverse @ repulsion",
         "right = self.scores - inverse @ repulsion",
         "newton",
     )
-    yield from both(
+    yield from neutral(
         "block system: kernel not squared",
         "stein/newton_system.py",
         "weights = gram**2 / number",
@@ -739,7 +739,7 @@ def _curvature() -> Iterator[Mutation]:
         "gram[:, count:, count:] + across.mT @ inner",
         "curvature newton",
     )
-    yield from both(
+    yield from neutral(
         "Newton: repulsion met by the kernel's inverse from one side",
         "stein/newton_system.py",
         "return damped.product(moves) + (inverse @ back) @ basis",
@@ -1154,7 +1154,114 @@ def _sgmcmc() -> Iterator[Mutation]:
     )
 
 
+def _microcanonical() -> Iterator[Mutation]:
+    for what, file, before, after in (
+        (
+            "a turn by the whole dimension",
+            "dynamics.py",
+            "decay = xp.exp(-time * norm / (dim - 1))",
+            "decay = xp.exp(-time * norm / dim)",
+        ),
+        (
+            "kinetic energy of the other sign",
+            "dynamics.py",
+            "error = first + second - (log_density - point.log_density)",
+            "error = first + second + (log_density - point.log_density)",
+        ),
+        (
+            "a position without its scale",
+            "functions.py",
+            "position + length * scale * direction",
+            "position + length * direction",
+        ),
+        (
+            "a direction forgotten in half its length",
+            "dynamics.py",
+            "xp.sqrt(xp.expm1(2.0 * time / length) / dim)",
+            "xp.sqrt(xp.expm1(4.0 * time / length) / dim)",
+        ),
+        (
+            "moves accepted by their error turned round",
+            "dynamics.py",
+            "(log_uniform < -error)",
+            "(log_uniform < error)",
+        ),
+        (
+            "a refused move that goes on as it went",
+            "dynamics.py",
+            "before._replace(direction=-before.direction)",
+            "before",
+        ),
+        (
+            "the energy's variance of all dimensions together",
+            "tuning.py",
+            "(dim * variance + rounding)",
+            "(variance + rounding)",
+        ),
+        (
+            "autocorrelations without their other side",
+            "tuning.py",
+            "2.0 * (positive * sums).sum() - sums[0]",
+            "(positive * sums).sum()",
+        ),
+        (
+            "means of pieces that do not count",
+            "tuning.py",
+            "+ moved**2 * (self.number * count / number)",
+            "",
+        ),
+        (
+            "a score in coordinates that are no more",
+            "chains.py",
+            "dynamics.score * (scale / old)",
+            "dynamics.score",
+        ),
+        (
+            "a spare coordinate without a density",
+            "dynamics.py",
+            "log_density - 0.5 * (spare * spare).sum(-1)",
+            "log_density",
+        ),
+        (
+            "steps that are too long are not told",
+            "kernel.py",
+            "if variance.max() > max(DOUBTFUL_VARIANCE, 4.0 * self.energy_variance):",
+            "if False:",
+        ),
+    ):
+        yield from neutral(what, f"microcanonical/{file}", before, after, "microcanonical")
+    yield from both(
+        "one number for the acceptance of all chains",
+        "sgmcmc/mclmc.py",
+        "jnp.log(shares[:, 0])",
+        "0.0 * jnp.log(shares[:, 0])",
+        "microcanonical",
+        pyro=("uniform[1:].log()", "0.0 * uniform[1:].log()"),
+    )
+
+
 def _engine() -> Iterator[Mutation]:
+    yield from pyro(
+        "arguments of another form taken for those of the last step",
+        "graphs/arguments.py",
+        "if isinstance(leaf, Tensor) and (leaf.shape, leaf.dtype, leaf.device) != form:",
+        "if isinstance(leaf, Tensor) and leaf.dtype != form[1]:",
+        "svgd",
+    )
+    yield from pyro(
+        "an undone step leaves the optimizer's moments as they became",
+        "optim.py",
+        "optimizer.state.update(state)",
+        "optimizer.state.update({})",
+        "optim",
+    )
+    yield from neutral(
+        "multiples of kernels in a sum count once",
+        "kernels/base.py",
+        "phi = kernel.factor * phi if scaled else phi",
+        "phi = phi",
+        "kernels",
+    )
     yield from numpyro(
         "a search for a start with its rows split over devices",
         "start.py",
@@ -1371,6 +1478,65 @@ def _fit() -> Iterator[Mutation]:
         "log_ratios = drawn.values",
         tests,
     )
+    for name, file, old, new, own in (
+        (
+            "evidence of labels in one order taken for that of all",
+            "fit/evidence.py",
+            "value += _log_orders(symmetry)",
+            "value += 0.0 * _log_orders(symmetry)",
+            "evidence",
+        ),
+        (
+            "draws of a bridge that all count as independent",
+            "fit/evidence.py",
+            "worth = float(effective_number(terms[:, :, None])[0])",
+            "worth = float(terms.size)",
+            "evidence",
+        ),
+        (
+            "a bridge that forgets how many draws there are of each",
+            "fit/evidence.py",
+            "return float(one - other - odds)",
+            "return float(one - other)",
+            "evidence",
+        ),
+        (
+            "evidence under a prior without a normaliser",
+            "fit/evidence.py",
+            "improper = target.layout.improper",
+            "improper = ()",
+            "evidence",
+        ),
+        (
+            "draws reweighted by the new density alone",
+            "fit/refit.py",
+            "ratios = np.where(np.isfinite(new), new - old, -np.inf)",
+            "ratios = np.where(np.isfinite(new), new, -np.inf)",
+            "refit",
+        ),
+        (
+            "draws of an approximation weighted without its density",
+            "fit/refit.py",
+            "values - proposal.log_density(positions), -np.inf)",
+            "values, -np.inf)",
+            "refit",
+        ),
+        (
+            "a refit that looks for no other modes",
+            "fit/refit.py",
+            "return any(mode.log_mass > mass + math.log(LEAST_MASS) for mode in found)",
+            "return False",
+            "refit",
+        ),
+        (
+            "a refit of draws that are not trusted",
+            "fit/fit.py",
+            'return "its draws are not trusted"',
+            'return ""',
+            "refit",
+        ),
+    ):
+        yield from neutral(name, file, old, new, own)
     yield from neutral(
         "a batch of rows taken for all of them",
         "fit/problem.py",
@@ -1419,7 +1585,7 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "chains judged by their coordinates in place of the sites",
-        "fit/figures.py",
+        "fit/chain_figures.py",
         "found = convergence(columns)",
         "found = coordinates",
         tests,
@@ -1680,6 +1846,48 @@ def _fit() -> Iterator[Mutation]:
         "curvature = (scores[dim:] - scores[:dim]) @ factor / (2.0 * step)",
         "curvature = (scores[dim:] - scores[:dim]) @ factor / (4.0 * step)",
         tests,
+    )
+    yield from neutral(
+        "modes that explain densities whose slope is another",
+        "start/find.py",
+        "return bool(agrees and float(left @ left) < NEAR + len(point))",
+        "return bool(agrees)",
+        "search " + tests,
+    )
+    yield from neutral(
+        "needles taken for the mode that they are in",
+        "start/find.py",
+        "return square < NEAR + len(white) and path.values[-1] < most",
+        "return square < NEAR + len(white)",
+        "search " + tests,
+    )
+    yield from neutral(
+        "searches that do not start from the prior",
+        "fit/modes.py",
+        "return np.concatenate([prior, near, first.mean + moves]), len(prior)",
+        "return np.concatenate([prior[:0], near, first.mean + moves]), len(prior)",
+        "search " + tests,
+    )
+    yield from neutral(
+        "masses of modes without the weights",
+        "fit/modes.py",
+        "weights = np.exp(log_ratios - np.max(log_ratios))",
+        "weights = np.ones(len(log_ratios))",
+        "search " + tests,
+    )
+    yield from neutral(
+        "metrics chosen by place without the ratio of their probabilities",
+        "chains/hamiltonian.py",
+        "gain = gain + log_chance(positions) - log_chance(chains.positions)",
+        "gain = gain + 0.0",
+        "chains " + tests,
+    )
+    yield from numpyro(
+        "draws of the prior that are all the same",
+        "density/start.py",
+        "return lax.map(one, bits)",
+        "return lax.map(one, bits[:1].repeat(len(bits), 0))",
+        "density",
     )
     yield from neutral(
         "natural gradients that go down",
@@ -2023,13 +2231,13 @@ def _sharding() -> Iterator[Mutation]:
         ),
         (
             "the optimizer of one process in a file",
-            "stein/direction.py",
+            "stein/particles.py",
             'own = ("particles", "optimizer")',
             'own = ("particles",)',
         ),
         (
             "the loss of one process",
-            "stein/direction.py",
+            "stein/particles.py",
             "[every[:, :2].mean(dim=0), every[:, 2:].amax(dim=0)]",
             "[figures[:2], every[:, 2:].amax(dim=0)]",
         ),
@@ -2297,6 +2505,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_score(),
     *_long_vectors(),
     *_sgmcmc(),
+    *_microcanonical(),
     *_engine(),
     *_diagnostics(),
     *_fit(),

@@ -10,6 +10,7 @@ import torch
 from pyro.infer import SVGD as HostSVGD
 from pyro.infer.svgd import RBFSteinKernel
 
+import pyro_ext as px
 from tests.backends import backend_of
 from tests.models import pyro_models, zoo
 from tests.stein_support import Run, optimizer
@@ -82,3 +83,31 @@ def test_two_engines_do_not_meet():
     second.step()
     np.testing.assert_array_equal(first.particles, before)
     assert len(list(pyro.get_param_store().keys())) == 0
+
+
+def scaled(y: torch.Tensor) -> None:
+    """A model whose graph holds the number of rows."""
+    loc = pyro.sample("loc", dist.Normal(0.0, float(len(y))))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.Normal(loc, 1.0), obs=y)
+
+
+def engine_after(steps: list[torch.Tensor], written: bool) -> torch.Tensor:
+    """Particles after a step with each of these; in one tensor that they are written to."""
+    engine = px.SVGD(scaled, pyro.optim.Adam({"lr": 0.1}), num_particles=5, seed=0)
+    one = steps[0].clone()
+    for number, values in enumerate(steps):
+        if written and values.shape != one.shape:
+            one.data = values.clone()
+        elif written and number:
+            one.copy_(values)
+        engine.step(one if written else values)
+    return engine.particles
+
+
+@pytest.mark.parametrize("rows", [4, 6])
+def test_steps_with_one_tensor_see_what_was_written_to_it(rows: int) -> None:
+    """Other values in the tensor of the step before, and another shape, are as another tensor."""
+    first, other = torch.arange(4.0), torch.linspace(-5.0, 2.0, rows)
+    steps = [first] * 3 + [other] * 3
+    assert torch.equal(engine_after(steps, written=True), engine_after(steps, written=False))

@@ -54,4 +54,11 @@ def switching(order: int, apart: float, count: int) -> Pathology:
     return Pathology(name, "label switching", order, program, exact, (rows,))
 
 
-PROBLEMS = (switching(2, 2.0, 10), switching(2, 6.0, 10), switching(3, 5.0, 8))
+PROBLEMS = (
+    switching(2, 2.0, 10),
+    switching(2, 6.0, 10),
+    switching(3, 5.0, 8),
+    switching(4, 6.0, 8),
+    switching(5, 6.0, 7),
+    switching(6, 6.0, 6),
+)

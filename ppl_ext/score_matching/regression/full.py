@@ -37,7 +37,7 @@ once there are D + 5 pairs.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from jaxtyping import Float
 
@@ -45,7 +45,7 @@ from ppl_ext.guides.flat_density import Moments
 from ppl_ext.guides.normal import log_density
 from ppl_ext.scalars import at_least
 from ppl_ext.score_matching.options import DECAY, TRUST
-from ppl_ext.score_matching.regression.base import ClosedForm, Draws, State
+from ppl_ext.score_matching.regression.base import ClosedForm, Draws
 from ppl_ext.score_matching.regression.overflow import LENIENCE
 from ppl_ext.score_matching.regression.pairs import (
     Count,
@@ -121,9 +121,11 @@ def limited(precision: Float[Any, " n"], noise: Float[Any, " n"], trust: float) 
     return precision.clip(outrun / (outrun + (trust - 1.0))).clip(max=trust)
 
 
-class BlockForm(ClosedForm[State]):
-    """Base of the closed forms that regress a block of coordinates with a covariance."""
+class BlockForm:
+    """Part of the closed forms that regress a block of coordinates with a covariance."""
 
+    #: The module of arrays of the form that this is a part of.
+    xp: ClassVar[Any]
     limited = staticmethod(limited)
 
     @classmethod
@@ -166,7 +168,7 @@ class BlockForm(ClosedForm[State]):
         return move / cls.xp.sqrt(cls.xp.square(move).sum()).clip(min=1.0)
 
 
-class FullForm(BlockForm[FullRegression]):
+class FullForm(BlockForm, ClosedForm[FullRegression]):
     """The closed form for ``AutoMultivariateNormal``. O(D^2) memory, O(D^3) operations."""
 
     @classmethod

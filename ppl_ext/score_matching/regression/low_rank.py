@@ -53,6 +53,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Float
 
+from ppl_ext.score_matching.regression.base import ClosedForm
 from ppl_ext.score_matching.regression.full import (
     SPARE_PAIRS,
     BlockForm,
@@ -124,7 +125,7 @@ class Frame(NamedTuple):
     from_factor: Float[Any, "D r"]
 
 
-class LowRankForm(BlockForm[LowRankRegression]):
+class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
     """The closed form for ``AutoLowRankMultivariateNormal``.
 
     O(D r) memory and O(D r^2) operations. ``update`` has to be called with the parameters that the

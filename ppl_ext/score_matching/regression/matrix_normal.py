@@ -52,6 +52,7 @@ from jaxtyping import Float
 from ppl_ext.guides.layouts import Blocks
 from ppl_ext.guides.matrix_normal import Factors, MatrixFormulas
 from ppl_ext.score_matching.options import DECAY, TRUST
+from ppl_ext.score_matching.regression.base import ClosedForm
 from ppl_ext.score_matching.regression.full import (
     SPARE_PAIRS,
     BlockForm,
@@ -130,7 +131,7 @@ def _moments(d: Float[Any, "K n p"], e: Float[Any, "K n p"]) -> BlockMoments:
     return BlockMoments(product(d, d), product(e, d), product(e, e))
 
 
-class MatrixNormalForm(BlockForm[MatrixNormalRegression], MatrixFormulas):
+class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression], MatrixFormulas):
     """The closed form for ``AutoMatrixNormal``.
 
     O(n^2 + p^2) memory and O((n + p)^3) operations for a matrix.

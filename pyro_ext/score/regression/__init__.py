@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ppl_ext.score_matching.regression import base
 from pyro_ext.guides.flat_density import FlatDensity, check_has_flat_density
 from pyro_ext.guides.mixture import AutoGaussianMixture
-from pyro_ext.score.regression.base import ClosedForm, StepwiseForm
+from pyro_ext.score.regression.base import ClosedForm
 from pyro_ext.score.regression.diagonal import DiagonalForm
 from pyro_ext.score.regression.full import FullForm
 from pyro_ext.score.regression.layer_low_rank import LayerLowRankForm
@@ -28,7 +29,7 @@ CLOSED_FORMS: dict[str, type[ClosedForm]] = {
 }
 
 
-def closed_form(structure: str, density: FlatDensity) -> type[StepwiseForm]:
+def closed_form(structure: str, density: FlatDensity) -> type[base.ClosedForm]:
     """The closed form for a guide of this structure, which is another where it is small."""
     if structure in SMALL_FORMS and is_small(density):
         return SMALL_FORMS[structure]

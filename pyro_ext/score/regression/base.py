@@ -23,8 +23,8 @@ from pyro_ext.score.regression.pairs import antithetic
 T = TypeVar("T")
 
 
-class StepwiseForm(base.ClosedForm[State]):
-    """A closed form that decides by Python's conditions, of tensors or of NumPy's arrays."""
+class StepwiseForm:
+    """Part of a closed form: it decides by Python's conditions, of tensors or of NumPy's arrays."""
 
     judged = staticmethod(judged)
 
@@ -47,7 +47,9 @@ class StepwiseForm(base.ClosedForm[State]):
         raise NotImplementedError
 
 
-class ClosedForm(StepwiseForm[State], TensorFunctions):
+class ClosedForm(StepwiseForm, base.ClosedForm[State], TensorFunctions):
+    """A closed form on tensors, which decides by Python's conditions."""
+
     antithetic = staticmethod(antithetic)
 
     @staticmethod

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppl_ext.score_matching.regression import diagonal, full, low_rank
+from ppl_ext.score_matching.regression import base, diagonal, full, low_rank
 from ppl_ext.score_matching.regression.base import State
 from ppl_ext.score_matching.regression.diagonal import DiagonalRegression
 from ppl_ext.score_matching.regression.full import FullRegression
@@ -57,7 +57,7 @@ class SmallDensity:
     log_prob_and_score = _by_arrays("log_prob_and_score")
 
 
-class SmallForm(StepwiseForm[State]):
+class SmallForm(StepwiseForm, base.ClosedForm[State]):
     """Base of the closed forms in NumPy."""
 
     xp = np

@@ -1,0 +1,109 @@
+"""Runs of the benchmark, and its table."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import warnings
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks import records
+from benchmarks.evidence.problems import Problem, problems
+from benchmarks.records import Record, recorded_run
+from benchmarks.trust.hosts import host_of
+
+#: Stated errors within which a value is right, and nats of error that are small.
+ERRORS, SMALL = 3.0, 0.05
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run all that is chosen and not recorded yet."""
+    path = arguments.out / "evidence.jsonl"
+    done = records.resumed(path, arguments.resume, arguments.retry_failed)
+    known = {(each.backend, each.model, each.seed) for each in done}
+    patterns = arguments.problems or ["*"]
+    chosen = [each for each in problems() if any(fnmatch(each.name, p) for p in patterns)]
+    for backend in arguments.backends:
+        for problem in chosen:
+            for seed in range(arguments.seeds):
+                if (backend, problem.name, seed) in known:
+                    continue
+                record = Record("evidence", "bridge", backend, problem.name, seed)
+                with recorded_run(path, record, go_on_after=(Exception,)) as record:
+                    record.figures |= measured(problem, backend, seed)
+    found = records.read(path)
+    text = table(found)
+    records.write_text(arguments.out / "evidence.md", text)
+    print(text)
+    return int(any(each.failed for each in found))
+
+
+def measured(problem: Problem, backend: str, seed: int) -> dict[str, Any]:
+    """The evidence of a fit beside that which is known."""
+    host = host_of(backend)
+    program = partial(problem.program, host)
+    args = tuple(map(host.array, problem.arguments))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if backend == "pyro":
+            import pyro_ext as px
+
+            fit = px.fit(program, *args, seed=seed, progress_bar=False)
+        else:
+            import jax
+
+            import numpyro_ext as nx
+
+            fit = nx.fit(jax.random.key(seed), program, *args, progress_bar=False)
+        found = fit.log_evidence
+    return {
+        "family": problem.family,
+        "dim": problem.dim,
+        "known": problem.log_evidence,
+        "value": math.nan if found.value is None else found.value,
+        "error": math.nan if found.error is None else found.error,
+        "reason": found.reason,
+        "level": fit.verdict.level,
+        "evaluations": found.evaluations,
+        "evaluations of the fit": fit.verdict.evaluations,
+    }
+
+
+def table(found: Sequence[Record]) -> str:
+    """By family: how many are within three stated errors, and how large these are."""
+    rows = []
+    whole = [each for each in found if not each.failed]
+    families = list(dict.fromkeys(each.figures["family"] for each in whole))
+    for backend in dict.fromkeys(each.backend for each in whole):
+        for family in (*families, "all"):
+            own = [
+                each.figures
+                for each in whole
+                if each.backend == backend and family in (each.figures["family"], "all")
+            ]
+            if own:
+                rows.append({"package": records.LABELS[backend], "family": family, **_row(own)})
+    return records.markdown_table(rows)
+
+
+def _row(own: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    value, error, known = (
+        np.array([each[name] for each in own], float) for name in ("value", "error", "known")
+    )
+    has = np.isfinite(value)
+    scores = np.abs(value - known)[has] / error[has]
+    return {
+        "programs": len(own),
+        "with evidence": int(has.sum()),
+        "within 3 errors": float((scores < ERRORS).mean()) if has.any() else math.nan,
+        "root mean square of errors off": float(np.sqrt(np.mean(np.square(scores)))),
+        f"error below {SMALL} nats": float((error[has] < SMALL).mean()),
+        "median error": float(np.median(error[has])),
+        "largest error": float(error[has].max(initial=0.0)),
+        "evaluations": float(np.median([each["evaluations"] for each in own])),
+    }

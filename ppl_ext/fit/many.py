@@ -1,0 +1,204 @@
+"""``fit_many``: one program fitted to many data sets of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from ppl_ext.calibrate.calibrate import Observations
+from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.evidence import LogEvidence
+from ppl_ext.fit.fit import TARGET_ESS, Fit, fit
+from ppl_ext.fit.problem import Problem
+from ppl_ext.fit.programs import Programs
+from ppl_ext.fit.verdict import Verdict
+from ppl_ext.options import check_choice, described, is_count
+
+MANY_DOCUMENTATION = """
+    Each data set is fitted as ``fit`` does it, with random numbers, draws and a verdict of its own.
+    The program is checked and compiled once for all.
+
+    Parameters
+    ----------
+    $randomness
+    model : callable
+        $host program.
+    *args, **kwargs
+        Its arguments, in which arrays hold the data sets along an axis. All data sets have one
+        shape: pad those that are shorter, and mask what is padded in the program.
+    axis : int or mapping of str to int
+        The axis of the data sets: one for all arrays, or by the names of those arguments that hold
+        data sets; the others are then the same for all.
+    budget, seconds, target_ess, exact
+        Of each data set, as in ``fit``.
+    progress_bar : bool
+        Count the data sets.
+
+    Returns
+    -------
+    Fits
+        ``draws`` by site, first axis = data sets, second = draws; ``verdicts``; each :class:`Fit`
+        by its number.
+
+    Raises
+    ------
+    ModelCheckError
+        The model cannot be fitted.
+    ArgumentError
+        Arguments hold no data sets along the axis, or other numbers of them; or as ``fit`` raises
+        it.
+"""
+
+#: The ways to write a program, from its arguments, a seed and a generator, with ``programs=``.
+Ways = Callable[..., Iterator[Problem]]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Fits:
+    """Fits of one program to many data sets.
+
+    Attributes
+    ----------
+    fits : tuple of Fit
+        By data set; ``fits[number]`` and ``len(fits)`` work on this object as well.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> verdict = Verdict("corrected", ("The weights are even.",))
+    >>> two = [Fit({"mean": np.arange(number)}, verdict, 1) for number in (4.0, 6.0)]
+    >>> found = Fits(tuple(two))  # as the function fit_many gives it
+    >>> print(len(found), found.draws["mean"].shape, found[1].verdict.level)
+    2 (2, 4) corrected
+    """
+
+    fits: tuple[Fit, ...]
+
+    def __len__(self) -> int:
+        return len(self.fits)
+
+    def __getitem__(self, number: int) -> Fit:
+        return self.fits[number]
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """What the draws of each data set are worth."""
+        return tuple(each.verdict for each in self.fits)
+
+    @property
+    def log_evidences(self) -> tuple[LogEvidence, ...]:
+        """Log of the evidence of each data set."""
+        return tuple(each.log_evidence for each in self.fits)
+
+    @property
+    def draws(self) -> dict[str, np.ndarray]:
+        """Latent site to draws (data sets, draws, ...): as many of each as the least has.
+
+        They are evenly spaced. All draws of a data set are those of its own fit.
+        """
+        lengths = [len(next(iter(each.draws.values()))) for each in self.fits]
+        least = min(lengths)
+        return {
+            name: np.stack(
+                [
+                    np.asarray(each.draws[name])[np.arange(least) * length // least]
+                    for each, length in zip(self.fits, lengths, strict=True)
+                ]
+            )
+            for name in self.fits[0].draws
+        }
+
+    def __repr__(self) -> str:
+        trusted = sum(each.trusted for each in self.verdicts)
+        return f"Fits({len(self)} data sets, {trusted} trusted)"
+
+
+def fit_one(ways: Ways, call: Call, seed: int, programs: Programs, **options: Any) -> Fit:
+    """The fit of one data set, with what others have compiled."""
+    generator = np.random.default_rng(seed)
+    given = {"budget": None, "seconds": None, "target_ess": TARGET_ESS, "exact": True, **options}
+    return fit(
+        lambda: ways(*call, seed, generator, programs=programs),
+        generator,
+        seed,
+        again=ways,
+        progress_bar=False,
+        **given,
+    )
+
+
+def fit_many(
+    ways: Ways, calls: Sequence[Call], seed: int, progress_bar: bool, **options: Any
+) -> Fits:
+    """See the packages' ``fit_many``; ``calls`` are the model's arguments by data set."""
+    check_choice("progress_bar", progress_bar, (True, False))
+    programs = Programs()
+    fits = []
+    for number, call in enumerate(tqdm(calls, desc="fit_many", disable=not progress_bar)):
+        own = int(np.random.default_rng((seed, number)).integers(2**31))
+        fits.append(fit_one(ways, call, own, programs, **options))
+    return Fits(tuple(fits))
+
+
+def calls_of(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    axis: Any,
+    as_array: Callable[[Any], Any],
+) -> list[Call]:
+    """A model's arguments by data set.
+
+    Parameters
+    ----------
+    model, args, kwargs
+    axis : int or mapping of str to int
+    as_array : callable
+        An argument as an array that can be indexed; None where it is no array.
+
+    Raises
+    ------
+    ArgumentError
+        There are no data sets along the axis, or other numbers of them.
+    """
+    arguments = Observations(model, args, kwargs, None)
+    arrays = {
+        name: array
+        for name, value in arguments.named.items()
+        if (array := as_array(value)) is not None
+    }
+    places = dict(axis) if isinstance(axis, Mapping) else dict.fromkeys(arrays, axis)
+    for name, place in places.items():
+        if not is_count(place, 0):
+            raise ArgumentError(
+                f"Expected axis to be an int >= 0 or a mapping of arguments to such, found "
+                f"{described(axis)}."
+            )
+        if name not in arrays or arrays[name].ndim <= place:
+            raise ArgumentError(
+                f"Expected argument '{name}' to be an array with data sets along axis {place}, "
+                f"found {_shape(arrays.get(name))}. Name the arguments that hold data sets: "
+                "axis={'name': 0}."
+            )
+    sizes = {name: arrays[name].shape[place] for name, place in places.items()}
+    if len(set(sizes.values())) != 1 or 0 in sizes.values():
+        raise ArgumentError(
+            f"Expected arguments with one number of data sets, found {sizes or 'no arrays'}. Name "
+            "the arguments that hold data sets: axis={'name': 0}."
+        )
+    (number,) = set(sizes.values())
+    return [
+        arguments.with_values(
+            {name: arrays[name][(slice(None),) * place + (k,)] for name, place in places.items()}
+        )
+        for k in range(number)
+    ]
+
+
+def _shape(array: Any) -> str:
+    return "none of that name" if array is None else f"shape {tuple(array.shape)}"

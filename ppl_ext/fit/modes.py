@@ -1,0 +1,285 @@
+"""The search for modes beside those of a fit's start: many short paths, and what else was met.
+
+Paths start at draws of the prior, near the start of all runs, and far from the first mode. Where a
+known mode's Normal explains what is found at a point, the path has ended: so a posterior that is
+one Normal is searched by hundreds of paths for an evaluation each, and others by as many as these
+evaluations buy. Later stages look further from points that no known mode explains: draws of the
+approximation with large importance ratios, and the highest density that chains met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from jaxtyping import Float
+
+from ppl_ext.chains.proposal import Proposal
+from ppl_ext.chains.symmetry import Symmetry, find_symmetry
+from ppl_ext.fit import policy
+from ppl_ext.fit.problem import Positions, Problem
+from ppl_ext.start.find import EXCESS, PATHS, Counted, is_near, more_modes
+from ppl_ext.start.paths import Evaluate, SpentError
+from ppl_ext.start.search import WIDTH
+from ppl_ext.start.start import Mode, Start
+
+#: Rounds at most, of so many paths each: a quarter of the first start near the start of all runs,
+#: half of each round at draws of the prior.
+ROUNDS, ROUND = 24, WIDTH
+#: How far points lie from the first mode, in its standard deviations.
+FAR = (2.0, 5.0, 10.0, 20.0, 50.0)
+#: Paths in turn, for each mode, that find nothing new before the search ends: of eight modes that
+#: draw paths alike one is missed in one search of fifty or so.
+PATHS_PER_MODE = 4
+#: Evaluations that a search goes on for, a fifth of what a fit to a Normal takes, and those that it
+#: goes on for where the modes' Normals are no good picture, so that chains have to run.
+ENOUGH, MORE = 250, 750
+#: Modes of less mass than this share of the first are left out; the others are proposed at least
+#: this often.
+LEAST_MASS, LEAST_WEIGHT = 1e-3, 0.02
+#: Draws of a mode that tell whether its labels can be told apart.
+OF_MODE = 256
+#: Nats above the median from which on an importance ratio tells of what the approximation lacks,
+#: and the draws with the largest that paths start from.
+FAR_RATIO, LOOKED_AT = 5.0, 8
+#: How often the highest point of chains is looked at, at most.
+LOOKS = 5
+
+
+@dataclass
+class Search:
+    """A search for modes, which may go on.
+
+    Parameters
+    ----------
+    problem : Problem
+    modes : tuple of Mode
+        Those that are known.
+    generator : numpy.random.Generator
+
+    Attributes
+    ----------
+    symmetry : Symmetry or None
+        Labels that can be exchanged: modes that differ by them count once.
+    paths, from_prior : int
+        Paths so far, and those of them that started at draws of the prior.
+    no_prior : str
+        Why there are no draws of the prior; empty where there are.
+    """
+
+    problem: Problem
+    modes: tuple[Mode, ...]
+    generator: np.random.Generator
+    symmetry: Symmetry | None = None
+    paths: int = PATHS
+    from_prior: int = 0
+    no_prior: str = ""
+    _is_known: bool = False
+    _cut: bool = False
+    _idle: int = 0
+    _new: float = 0.0
+    _evaluations: int = 0
+    _drawn: list[Positions] = field(default_factory=list)
+
+    def go_on(self, evaluate: Evaluate, enough: int = ENOUGH) -> bool:
+        """Rounds of paths until they find nothing new, and cost enough; whether there were new."""
+        counted, before = Counted(evaluate), len(self.modes)
+        for _ in range(ROUNDS):
+            try:
+                points, of_prior = self._points()
+                self._follow(counted, points)
+            except SpentError:
+                self._cut = self._idle < PATHS_PER_MODE * len(self.modes)
+                break
+            self.from_prior += of_prior
+            spent = self._evaluations + counted.evaluations
+            if self._idle >= PATHS_PER_MODE * len(self.modes) and spent >= enough:
+                break
+        self._evaluations += counted.evaluations
+        return len(self.modes) > before
+
+    def look(self, evaluate: Evaluate, points: Positions) -> bool:
+        """Paths from these points; whether they found something new."""
+        before, last = len(self.modes), self._new
+        with suppress(SpentError):
+            if len(points):
+                self._follow(evaluate, points)
+        # Paths that start where something was seen tell nothing of how much others would find.
+        self._new = last
+        return len(self.modes) > before
+
+    @property
+    def start(self) -> Start:
+        """The modes that have a share of the mass, the one of most first."""
+        ordered = sorted(self.modes, key=lambda mode: mode.log_mass, reverse=True)
+        least = ordered[0].log_mass + np.log(LEAST_MASS)
+        return Start(tuple(m for m in ordered if m is ordered[0] or _most_mass(m) > least), 0)
+
+    @property
+    def found(self) -> policy.Modes:
+        """What the policy asks of it."""
+        start = self.start
+        alike = () if self.symmetry is None else self.symmetry.alike
+        shares = tuple(map(float, start.weights))
+        return policy.Modes(
+            len(start.modes),
+            self._new,
+            shares,
+            alike=alike,
+            cut=self._cut,
+            paths=self.paths,
+            from_prior=self.from_prior,
+            no_prior=self.no_prior,
+        )
+
+    def _follow(self, evaluate: Evaluate, points: Positions) -> None:
+        """Paths from points, and the modes among their ends that are new and have some mass."""
+        problem = self.problem
+        if len(self.modes) > 1 and not self._is_known:
+            self.symmetry, self._is_known = self._find_symmetry(evaluate), True
+            self.modes = _distinct(self.modes, (), self.symmetry, problem.epsilon)
+        found = more_modes(evaluate, points, self.modes, self.generator, problem.epsilon)
+        heaviest = max(mode.log_mass for mode in (*self.modes, *found))
+        weighty = [m for m in found if _most_mass(m) > heaviest + np.log(LEAST_MASS)]
+        new = _distinct(weighty, self.modes, self.symmetry, problem.epsilon)
+        self.modes = (*self.modes, *new)
+        self.paths += len(points)
+        self._new = len(new) / len(points)
+        self._idle = 0 if new else self._idle + len(points)
+
+    def _points(self) -> tuple[Positions, int]:
+        """Where the paths of a round start, and how many of them at draws of the prior."""
+        prior = self._of_prior(ROUND // 2)
+        # The start of all runs is looked at by the first round; what lies near it is known then.
+        number = ROUND // 4 if self.paths == PATHS else 0
+        near = self.problem.starting_points(number) if number else prior[:0]
+        far = ROUND - len(near) - len(prior)
+        first = self.modes[0]
+        reach = self.generator.choice(FAR, far)[:, None] * first.deviations
+        moves = reach * self.generator.normal(size=(far, self.problem.dim))
+        return np.concatenate([prior, near, first.mean + moves]), len(prior)
+
+    def _of_prior(self, number: int) -> Positions:
+        """Draws of the prior; none where it has none."""
+        none = np.zeros((0, self.problem.dim))
+        if self.no_prior or self.problem.prior is None:
+            return none
+        try:
+            if not self._drawn:
+                # As many as a piece has, so that one program serves all.
+                drawn = self.problem.prior(WIDTH, int(self.generator.integers(2**31)))
+                self._drawn = [drawn[first : first + number] for first in range(0, WIDTH, number)]
+        except NotImplementedError:
+            self.no_prior = "which is improper, or has no draws"
+            return none
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the fit.
+            self.no_prior = f"whose draws failed ({type(error).__name__})"
+            return none
+        drawn = self._drawn.pop(0)
+        return drawn[np.isfinite(drawn).all(1)]
+
+    def _find_symmetry(self, evaluate: Evaluate) -> Symmetry | None:
+        """Labels whose exchange leaves the density as it is."""
+        problem = self.problem
+        if problem.maps is None:
+            return None
+        drawn = self.modes[0].at(self.generator.normal(size=(OF_MODE, problem.dim)))
+        found = find_symmetry(evaluate, *problem.maps, problem.coordinates, drawn, problem.epsilon)
+        names = tuple((latent, site) for site, latent in problem.latents.items())
+        return None if found is None else replace(found, names=names)
+
+
+@dataclass
+class Watched:
+    """The log density that chains see, whose highest points are looked at.
+
+    Chains that come upon a narrow mode that no path has found stay there, or never come back. So a
+    path starts where a log density is higher by some nats than those of all known modes and of what
+    was looked at before.
+
+    Parameters
+    ----------
+    evaluate : callable
+    search : Search
+    top : float
+        Log density from which on a point is looked at.
+    left : int
+        How often there may still be a look.
+    found : bool
+        Whether a look found a new mode.
+    """
+
+    evaluate: Evaluate
+    search: Search | None
+    top: float
+    left: int = LOOKS
+    found: bool = False
+    _point: Float[np.ndarray, " D"] | None = None
+
+    @classmethod
+    def beside(cls, evaluate: Evaluate, search: Search | None, modes: Sequence[Mode]) -> Watched:
+        """Points count that are higher by some nats than all of these modes."""
+        return cls(evaluate, search, max(mode.log_top for mode in modes) + EXCESS)
+
+    def __call__(
+        self, positions: Positions
+    ) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, "P D"]]:
+        values, scores = self.evaluate(positions)
+        finite = np.isfinite(values) & np.isfinite(scores).all(-1)
+        highest = int(np.where(finite, values, -np.inf).argmax())
+        if finite[highest] and values[highest] > self.top:
+            self.top, self._point = float(values[highest]) + EXCESS, positions[highest].copy()
+        return values, scores
+
+    def has_found(self) -> bool:
+        """Look at the highest point, if there is one; whether a look has found a new mode."""
+        point, self._point = self._point, None
+        if point is not None and self.search is not None and self.left > 0:
+            self.left -= 1
+            self.found |= self.search.look(self.evaluate, point[None])
+        return self.found
+
+
+def unexplained(drawn: Positions, log_ratios: Float[np.ndarray, " S"]) -> Positions:
+    """Draws whose importance ratios tell of mass that the proposal lacks, the largest first."""
+    finite = np.isfinite(log_ratios)
+    if not finite.any():
+        return drawn[:0]
+    most = np.median(log_ratios[finite]) + FAR_RATIO
+    rows = [row for row in np.argsort(-log_ratios) if log_ratios[row] > most]
+    return drawn[rows[:LOOKED_AT]]
+
+
+def masses(
+    proposal: Proposal, drawn: Positions, log_ratios: Float[np.ndarray, " S"]
+) -> tuple[Float[np.ndarray, " modes"], Float[np.ndarray, " modes"]]:
+    """Shares of the modes in the mass by importance weights of draws, and their standard errors.
+
+    A draw is of the mode that most likely made it. Errors are those of a ratio of two means.
+    """
+    weights = np.exp(log_ratios - np.max(log_ratios))
+    own = proposal.nearest(drawn) == np.arange(len(proposal.modes))[:, None]
+    shares = (own * weights).sum(1) / weights.sum()
+    off = weights * (own - shares[:, None])
+    return shares, np.sqrt(np.square(off).sum(1)) / weights.sum()
+
+
+def _most_mass(mode: Mode) -> float:
+    """Log mass of a mode with what its bound may lack, as if ratios were Normal."""
+    return mode.log_mass + min(0.5 * mode.spread**2, mode.spread)
+
+
+def _distinct(
+    modes: Sequence[Mode], known: Sequence[Mode], symmetry: Symmetry | None, epsilon: float
+) -> tuple[Mode, ...]:
+    """Modes with their labels in order, without those that are known ones then."""
+    if symmetry is None:
+        return tuple(modes)
+    found: list[Mode] = []
+    for mode in modes:
+        moved = symmetry.moved(mode, epsilon)
+        if not any(is_near(other, moved.mean) for other in (*known, *found)):
+            found.append(moved)
+    return tuple(found)

@@ -1,0 +1,342 @@
+"""A fit of the same program to other arguments, from what a fit before it knows.
+
+Draws of the posterior before are reweighted to the new one, which is exact as far as the weights
+go. Where they are too uneven for that, they still tell where the new posterior lies: a Normal, or a
+mixture where there are several modes, is fitted to the weighted draws, and its draws are reweighted
+(O. Cappé and others, "Population Monte Carlo", 2004). What neither reaches is fitted from anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from jaxtyping import Float
+
+from ppl_ext.chains.mixture import fitted
+from ppl_ext.chains.proposal import Proposal
+from ppl_ext.diagnostics.importance import LogRatios, pareto_khat, smoothed_weights
+from ppl_ext.fit import policy
+from ppl_ext.fit.ladder import Climbed, climb, staged
+from ppl_ext.fit.modes import FAR, LEAST_MASS
+from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.fit.verdict import Stage, Verdict
+from ppl_ext.start.find import more_modes
+from ppl_ext.start.given import normal_of
+from ppl_ext.start.paths import Evaluate, SpentError
+from ppl_ext.statistics.effective import effective_number
+
+#: Draws of the fit before that are looked at first, and at most where a proposal is made of them.
+FIRST, MOST = 128, 512
+#: Evaluations of the fit before up to which an approximation made of it costs no less than another.
+CHEAP = 2_000
+#: Draws of a proposal that judge it, and how often one is made.
+JUDGED, ROUNDS = 400, 4
+#: Share of the effective draws that are wanted with which a refit is content: weights are known
+#: before they are all computed only about.
+CONTENT = 0.75
+#: Independent draws that a proposal is made of, and for each dimension; weights to these powers
+#: leave them, one after the other.
+EFFECTIVE, EFFECTIVE_PER_DIMENSION = 20, 10
+POWERS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
+#: Paths that look for modes which the draws lack: half from near 0, half from far off.
+PATHS = 16
+Positions = Float[np.ndarray, "S D"]
+Values = Float[np.ndarray, " S"]
+
+
+@dataclass
+class Reweighted(Climbed):
+    """Draws that were reweighted to new arguments.
+
+    Attributes
+    ----------
+    told : str
+        How, with figures.
+    values : array (S,)
+        Log densities at the draws.
+    """
+
+    told: str = ""
+    values: Values = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the draws are worth: no others than good ones are kept."""
+        reasons = [self.told]
+        if self.problem.name != "as written":
+            reasons.append(f"Fitted {self.problem.name}; draws are of the sites as written.")
+        return Verdict("corrected", tuple(reasons), {}, tuple(self.stages))
+
+
+@dataclass(frozen=True)
+class _Weighed:
+    """Positions with log densities, log ratios to what they are draws of, and weights."""
+
+    positions: Positions
+    values: Values
+    log_ratios: Values
+    rounding: float
+
+    @property
+    def khat(self) -> float:
+        if np.isneginf(self.log_ratios).all():
+            return math.inf
+        return pareto_khat(LogRatios(self.log_ratios, self.rounding)).khat
+
+    @property
+    def weights(self) -> Values:
+        if np.isneginf(self.log_ratios).all():
+            return np.full(len(self.log_ratios), 1.0 / len(self.log_ratios))
+        return smoothed_weights(LogRatios(self.log_ratios, self.rounding))
+
+    @property
+    def share(self) -> float:
+        """Independent draws that these are worth, as a share of them."""
+        if np.isneginf(self.log_ratios).all():
+            return 0.0
+        return float(1.0 / np.square(self.weights).sum() / len(self.weights))
+
+    @property
+    def is_good(self) -> bool:
+        return self.khat < policy.BEST_KHAT and self.share > policy.BEST_SHARE
+
+    @property
+    def told(self) -> str:
+        return f"Pareto k-hat {self.khat:.2f}, effective share {self.share:.0%}"
+
+    def joined(self, other: _Weighed) -> _Weighed:
+        """These and others, of one proposal."""
+        return _Weighed(
+            np.concatenate([self.positions, other.positions]),
+            np.concatenate([self.values, other.values]),
+            np.concatenate([self.log_ratios, other.log_ratios]),
+            self.rounding,
+        )
+
+    def resampled(self, generator: np.random.Generator) -> np.ndarray:
+        """As many rows in proportion to the weights, as evenly as can be, in random order."""
+        return _rows(self.weights, len(self.weights), generator)
+
+    def spread(self, least: float, generator: np.random.Generator) -> np.ndarray:
+        """As many rows as weights leave draws, which are softened until these are so many."""
+        for power in POWERS:
+            weights = np.power(self.weights, power)
+            weights /= weights.sum()
+            left = 1.0 / np.square(weights).sum()
+            if left >= least:
+                break
+        return _rows(weights, math.ceil(left), generator)
+
+
+def _rows(weights: Values, number: int, generator: np.random.Generator) -> np.ndarray:
+    points = (np.arange(number) + generator.uniform()) / number
+    rows = np.searchsorted(np.cumsum(weights), points)
+    return generator.permutation(np.minimum(rows, len(weights) - 1))
+
+
+def refitted(
+    before: Climbed,
+    why: str,
+    written: Problem,
+    others: Iterator[Problem],
+    generator: np.random.Generator,
+    wanted: policy.Wanted,
+    meter: Meter,
+) -> Climbed:
+    """Fit a program to other arguments than a fit before, from its draws where they serve.
+
+    Parameters
+    ----------
+    before : Climbed
+    why : str
+        Why its draws do not serve; empty where they may.
+    written, others, generator, wanted, meter
+        As :func:`~ppl_ext.fit.ladder.climb` takes them, with the new arguments.
+
+    Raises
+    ------
+    ArgumentError
+        The budget buys no start.
+    """
+    stages: list[Stage] = []
+    found: Reweighted | None = None
+    seen = [] if before.problem.name == written.name else list(itertools.islice(others, 1))
+    with staged(stages, meter, "refit") as notes:
+        problem = next((p for p in (written, *seen) if p.name == before.problem.name), None)
+        why = why or _difference(before, problem)
+        if not why:
+            assert problem is not None
+            try:
+                with np.errstate(all="ignore"):
+                    found, why = _reweighted(before, problem, generator, wanted, meter)
+            except SpentError:
+                why = "the budget ended before its draws were reweighted"
+        notes.append(f"from anew: {why}" if found is None else found.told)
+    if found is not None:
+        found.stages = stages
+        return found
+    climbed = climb(written, itertools.chain(seen, others), generator, wanted, meter)
+    climbed.stages[:0] = stages
+    told = f"Fitted from anew, without the fit before: {why}."
+    climbed.evidence = replace(climbed.evidence, dropped=(*climbed.evidence.dropped, told))
+    return climbed
+
+
+def _difference(before: Climbed, problem: Problem | None) -> str:
+    """Why the draws of a fit tell nothing of a problem; empty if they may."""
+    if problem is None or problem.own.layout.shapes != before.problem.own.layout.shapes:
+        return "the program has other latent sites with these arguments"
+    if not (problem.is_whole and before.problem.is_whole):
+        return "all rows are too many"
+    if before.symmetry is not None:
+        return "labels can be exchanged"
+    return ""
+
+
+def _reweighted(
+    before: Climbed,
+    problem: Problem,
+    generator: np.random.Generator,
+    wanted: policy.Wanted,
+    meter: Meter,
+) -> tuple[Reweighted | None, str]:
+    evaluate = meter.of(problem.evaluate, leaves=0)
+    is_dear = sum(stage.evaluations for stage in before.stages) > CHEAP
+    found, told, number = _by_draws(before, problem, generator, wanted, meter, is_dear)
+    way = "Draws of the fit before were reweighted to these arguments"
+    if number == 0.0 and is_dear:
+        modes = before.evidence.modes
+        has_modes = modes is not None and modes.number > 1
+        found, told, number = _by_proposal(found, evaluate, problem, generator, wanted, has_modes)
+        way = "Draws of an approximation, made of the fit before, were reweighted"
+    if number == 0.0:
+        return None, f"its draws are too far away ({told})"
+    chosen = found.resampled(generator)
+    positions, values = found.positions[chosen], found.values[chosen]
+    rounding = problem.epsilon * float(np.abs(values).max())
+    program = replace(before.evidence.program, rounding=rounding)
+    if against := policy.of_rounding(program):
+        return None, against[0].rstrip(".").lower()
+    if _has_more_modes(evaluate, problem, positions, values, generator):
+        return None, "a mode was found that its draws do not have"
+    share = number / len(positions)
+    evidence = policy.Evidence(
+        program, replace(wanted, exact=False), before.evidence.modes, policy.Correction(0.0, share)
+    )
+    return Reweighted(
+        problem, positions[:, None], None, evidence, told=f"{way}: {told}.", values=values
+    ), ""
+
+
+def _by_draws(
+    before: Climbed,
+    problem: Problem,
+    generator: np.random.Generator,
+    wanted: policy.Wanted,
+    meter: Meter,
+    is_dear: bool,
+) -> tuple[_Weighed, str, float]:
+    """Draws of the fit before with weights, what they are worth in words and in independent draws.
+
+    Worth nothing where they are not good enough.
+    """
+    number, chains, dim = before.positions.shape
+    total, flat = number * chains, before.positions.reshape(-1, dim)
+    effective = float(effective_number(before.positions).min())
+    if chains == 1 and before.evidence.correction is not None:
+        effective = total * before.evidence.correction.share
+    order = generator.permutation(total)
+    known = _values_before(before)
+    taken, old, new = 0, np.zeros(0), np.zeros(0)
+    evaluate, again = (meter.of(each.evaluate, leaves=0) for each in (problem, before.problem))
+
+    def look(count: int) -> _Weighed:
+        nonlocal taken, old, new
+        rows = order[taken:count]
+        own = again(flat[rows])[0] if known is None else known[rows]
+        old, new = np.concatenate([old, own]), np.concatenate([new, evaluate(flat[rows])[0]])
+        taken = count
+        ratios = np.where(np.isfinite(new), new - old, -np.inf)
+        rounding = 4.0 * problem.epsilon * float(np.abs(old).max(initial=1.0))
+        return _Weighed(flat[order[:count]], new, ratios, rounding)
+
+    def worth(share: float, count: float) -> float:
+        # A random part of draws that depend on each other.
+        return share / (1.0 / effective + 1.0 / count - 1.0 / total)
+
+    found = look(min(FIRST, total))
+    most = worth(found.share, total)
+    if found.is_good and most > CONTENT * wanted.target_ess:
+        missing = found.share / min(wanted.target_ess, most) - 1.0 / effective + 1.0 / total
+        found = look(max(taken, min(total, math.ceil(1.0 / max(missing, 1.0 / total)))))
+        independent = worth(found.share, taken)
+        if found.is_good and independent > CONTENT * wanted.target_ess:
+            return found, found.told, independent
+    if is_dear:
+        found = look(max(taken, min(MOST, total)))
+    return found, found.told, 0.0
+
+
+def _values_before(before: Climbed) -> Values | None:
+    """Log densities at all draws of a fit, where they were kept."""
+    if before.sampled is not None:
+        return before.sampled.window.values.ravel()
+    return before.values if isinstance(before, Reweighted) else None
+
+
+def _by_proposal(
+    known: _Weighed,
+    evaluate: Evaluate,
+    problem: Problem,
+    generator: np.random.Generator,
+    wanted: policy.Wanted,
+    has_modes: bool,
+) -> tuple[_Weighed, str, float]:
+    """The same of draws of a Normal or a mixture that is fitted to weighted draws, in rounds."""
+
+    def drawn(proposal: Proposal, number: int) -> _Weighed:
+        positions = proposal.draw(number, generator)
+        values, _ = evaluate(positions)
+        ratios = np.where(np.isfinite(values), values - proposal.log_density(positions), -np.inf)
+        return _Weighed(positions, values, ratios, known.rounding)
+
+    least = EFFECTIVE + EFFECTIVE_PER_DIMENSION * problem.dim
+    for _ in range(ROUNDS):
+        rows = known.spread(least, generator)
+        proposal = Proposal((normal_of(known.positions[rows]),), np.ones(1))
+        if has_modes:
+            proposal = Proposal(*fitted(known.positions[rows], generator))
+        known = drawn(proposal, JUDGED)
+        if not known.is_good:
+            continue
+        missing = math.ceil(wanted.target_ess / known.share) - JUDGED
+        known = known.joined(drawn(proposal, missing)) if missing > 0 else known
+        independent = known.share * len(known.positions)
+        if known.is_good and independent > CONTENT * wanted.target_ess:
+            return known, known.told, independent
+    return known, known.told, 0.0
+
+
+def _has_more_modes(
+    evaluate: Evaluate,
+    problem: Problem,
+    positions: Positions,
+    values: Values,
+    generator: np.random.Generator,
+) -> bool:
+    """Whether paths from elsewhere find a mode of any mass that equally weighted draws lack."""
+    modes, weights = fitted(positions, generator)
+    # At least the log mass that the draws stand for.
+    mass = float(np.mean(values - Proposal(modes, weights).log_density(positions)))
+    near = problem.starting_points(PATHS // 4)
+    reach = np.resize(FAR, PATHS // 4)[:, None] * positions.std(0)
+    far = reach * generator.normal(size=(len(reach), problem.dim))
+    mean = positions.mean(0)
+    # On both sides, so that chance does not choose one.
+    points = np.concatenate([near, -near, mean + far, mean - far])
+    found = more_modes(evaluate, points, modes, generator, problem.epsilon)
+    return any(mode.log_mass > mass + math.log(LEAST_MASS) for mode in found)

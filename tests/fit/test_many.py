@@ -1,0 +1,95 @@
+"""``fit_many``: data sets of one shape, each with a fit of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.fit import Fit
+from ppl_ext.fit.many import Fits, calls_of
+from ppl_ext.fit.programs import Programs
+from ppl_ext.fit.verdict import Verdict
+
+X = np.linspace(0.5, 2.0, 12)
+#: Three data sets of slopes -1, 0 and 2 as columns.
+Y = np.outer(X, [-1.0, 0.0, 2.0]) + 0.5 * np.random.default_rng(0).normal(size=(12, 3))
+
+
+def slope(backend: Any) -> Any:
+    host, dist, array = backend.host, backend.dist, backend.array
+
+    def model(x: Any, y: Any) -> None:
+        slope = host.sample("slope", dist.Normal(array(0.0), array(10.0)))
+        with host.plate("rows", len(x)):
+            host.sample("y", dist.Normal(slope * x, array(0.5)), obs=y)
+
+    return model
+
+
+def test_each_data_set_has_its_own_posterior(backend: Any) -> None:
+    many, options = backend.public.fit_many, {"axis": {"y": 1}, "progress_bar": False}
+    model, args = slope(backend), (backend.array(X), backend.array(Y))
+    found = many(model, *args, **options) if backend.is_pyro else many(
+        backend.key(), model, *args, **options
+    )  # fmt: skip
+    assert len(found) == 3 and all(each.level == "exact" for each in found.verdicts)
+    draws = found.draws["slope"]
+    assert draws.shape[0] == 3 and draws.shape[1] >= 400
+    precision = 0.01 + (X**2).sum() / 0.25
+    means, deviation = X @ Y / 0.25 / precision, precision**-0.5
+    # Four errors of 400 effective draws.
+    np.testing.assert_allclose(draws.mean(1), means, atol=4.0 * deviation / 20.0)
+    np.testing.assert_allclose(draws.std(1), deviation, rtol=4.0 / 800.0**0.5)
+    # What is compiled is shared, and random numbers are not.
+    targets = {id(each.target) for each in found.fits}
+    assert len(targets) == 1
+    noise = (draws - draws.mean(1, keepdims=True)) / deviation
+    assert abs(np.corrcoef(noise)[0, 1]) < 0.5
+    # Evidence is that of each data set.
+    covariance = 100.0 * np.outer(X, X) + 0.25 * np.eye(12)
+    for column, evidence in zip(Y.T, found.log_evidences, strict=True):
+        known = -0.5 * (
+            column @ np.linalg.solve(covariance, column)
+            + np.linalg.slogdet(2.0 * np.pi * covariance).logabsdet
+        )
+        assert abs(evidence.value - known) < 4.0 * evidence.error < 0.2
+
+
+def test_draws_are_as_many_of_each_as_the_least_has() -> None:
+    verdict = Verdict("exact", ())
+    one, other = np.arange(6.0), np.arange(4.0)
+    found = Fits((Fit({"x": one}, verdict, 1), Fit({"x": other}, verdict, 1)))
+    np.testing.assert_array_equal(found.draws["x"], [[0.0, 1.0, 3.0, 4.0], other])
+    assert repr(found) == "Fits(2 data sets, 2 trusted)" and found[1].draws["x"] is other
+
+
+def test_arguments_by_data_set() -> None:
+    def model(x: Any, y: Any = None, scale: float = 1.0) -> None: ...
+
+    def as_array(value: Any) -> Any:
+        return value if isinstance(value, np.ndarray) else None
+
+    (first, _), (_, _) = calls_of(model, (np.eye(2),), {"y": np.ones((2, 3))}, 0, as_array)
+    np.testing.assert_array_equal(first[0], [1.0, 0.0])
+    assert first[1].shape == (3,)
+    calls = calls_of(model, (np.eye(2),), {"y": np.ones((2, 3))}, {"y": 1}, as_array)
+    assert len(calls) == 3 and calls[2][0][0].shape == (2, 2)
+    for axis, words in (
+        (-1, "Expected axis to be an int >= 0"),
+        ({"y": 2}, "argument 'y' to be an array with data sets along axis 2, found shape"),
+        ({"scale": 0}, "argument 'scale' to be an array .* found none of that name"),
+        ({"x": 0, "y": 1}, "one number of data sets, found {'x': 2, 'y': 3}"),
+        ({}, "one number of data sets, found no arrays"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            calls_of(model, (np.eye(2),), {"y": np.ones((2, 3))}, axis, as_array)
+
+
+def test_parts_of_a_program_are_made_once() -> None:
+    once, made = Programs(), []
+    for name in ("a", "b", "a"):
+        assert once(name, lambda name=name: made.append(name) or name) == name  # type: ignore[misc]
+    assert made == ["a", "b"]

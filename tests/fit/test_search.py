@@ -1,0 +1,271 @@
+"""The search for modes: what known modes explain, where paths start, and what chains meet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.trust.planted.widths import Mixture
+from ppl_ext.chains.proposal import Proposal
+from ppl_ext.fit import policy
+from ppl_ext.fit.ladder import Climbed, climb
+from ppl_ext.fit.modes import ENOUGH, Search, Watched, masses, unexplained
+from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.start.find import explains, find, gain, more_modes
+from ppl_ext.start.search import InPieces, starting_points
+from ppl_ext.start.start import Mode
+from tests.fit.test_fit import fit_of, numbers
+
+EPSILON = float(np.finfo(np.float64).eps)
+
+
+def mixture(
+    dim: int, weights: Any, places: Any, widths: Any, prior: float | None = None
+) -> Mixture:
+    """Round Normals on a diagonal, so far from 0."""
+    means = np.array([np.full(dim, place / math.sqrt(dim)) for place in places])
+    roots = np.array([width * np.eye(dim) for width in widths])
+    return Mixture(np.array(weights), means, roots, prior)
+
+
+def mode_of(target: Mixture, number: int) -> Mode:
+    """A component as a mode with its mass."""
+    dim = target.means.shape[1]
+    mass = math.log(target.weights[number]) + 0.5 * dim * math.log(2.0 * math.pi)
+    return Mode(target.means[number], target.roots[number], mass, 0.0)
+
+
+def problem_of(target: Mixture, generator: np.random.Generator, **changes: Any) -> Problem:
+    """NumPy's own problem, whose prior is that of the mixture."""
+    dim = target.means.shape[1]
+    evaluate = InPieces(lambda z, _: target.evaluate(z))
+    points = starting_points(
+        evaluate, dim, generator, lambda number: np.zeros((number, dim)), has_strategy=False
+    )
+
+    def prior(number: int, seed: int) -> np.ndarray:
+        return target.of_prior(number, np.random.default_rng(seed))
+
+    options: dict[str, Any] = {
+        "name": "as written",
+        "evaluate": evaluate,
+        "dim": dim,
+        "epsilon": EPSILON,
+        "starting_points": points,
+        "coordinates": {"z": slice(0, dim)},
+        "values": lambda z: {"z": z},
+        "target": None,
+        "own": None,
+        "data": None,
+        "digest": str,
+        "prior": prior,
+    }
+    return Problem(**{**options, **changes})
+
+
+def searched(target: Mixture, seed: int = 0, **changes: Any) -> tuple[Search, int]:
+    """A search from the usual start, and its evaluations."""
+    generator = np.random.default_rng(seed)
+    problem = problem_of(target, generator, **changes)
+    start = find(problem.evaluate, problem.starting_points, generator, EPSILON)
+    search, meter = Search(problem, start.modes, generator), Meter(100_000, math.inf)
+    search.go_on(meter.of(problem.evaluate))
+    return search, meter.evaluations
+
+
+def climbed(target: Mixture, seed: int = 0) -> Climbed:
+    generator = np.random.default_rng(seed)
+    nothing: Iterator[Problem] = iter(())
+    wanted, meter = policy.Wanted(400.0, True, math.inf), Meter(100_000, math.inf)
+    return climb(problem_of(target, generator), nothing, generator, wanted, meter)
+
+
+def share_in(target: Mixture, draws: np.ndarray, number: int) -> float:
+    flat = draws.reshape(-1, draws.shape[-1])
+    logs = target.log_tops - 0.5 * np.square(target.whitened(flat)).sum(-1)
+    return float((logs.argmax(1) == number).mean())
+
+
+def test_a_normal_explains_its_density_however_far_away_and_no_other() -> None:
+    """Newton's step ends at the mean from anywhere; density and score have to agree."""
+    root = np.array([[2.0, 0.0], [1.5, 0.1]])
+    mean, precision = np.array([1.0, -3.0]), np.linalg.inv(root @ root.T)
+    mode = Mode(mean, root, 0.4 + math.log(2.0 * math.pi * 0.2), 0.0)  # 0.4 is the density's top
+    points = mean + np.array([[0.0, 0.0], [3.0, 1.0], [-500.0, 800.0]])
+    for point in points:
+        score = -precision @ (point - mean)
+        value = 0.4 + 0.5 * float((point - mean) @ score)
+        assert explains(mode, point, value, score)
+        assert not explains(mode, point, value + 4.0 + 0.1 * abs(value), score)
+        far = np.linalg.norm(point - mean) > 100.0
+        assert explains(mode, point, value, -score) == (not score.any())
+        # A pull that is a tenth too strong does not lead to the mean from far away.
+        assert explains(mode, point, value, 1.1 * score) == (not far)
+    diagonal = Mode(mean, np.array([2.0, 0.5]), math.log(2.0 * math.pi), 0.0)
+    assert explains(diagonal, mean + np.array([4.0, 1.0]), -4.0, np.array([-1.0, -4.0]))
+
+
+def test_what_a_mode_gains_on_others_is_the_ratio_of_masses() -> None:
+    noise = np.random.default_rng(0).normal(size=(4, 2))
+    one = Mode(np.zeros(2), np.eye(2), math.log(3.0), 0.0)
+    assert gain(one, (Mode(np.zeros(2), np.eye(2), 0.0, 0.0),), noise) == pytest.approx(math.log(3))
+    assert gain(one, (one, one), noise) == pytest.approx(-math.log(2.0))
+    within = Mode(np.zeros(2), 0.1 * np.eye(2), math.log(3.0), 0.0)
+    expected = math.log(300.0) - 0.5 * (1.0 - 0.01) * np.square(noise).sum(1).mean()
+    assert gain(within, (Mode(np.zeros(2), np.eye(2), 0.0, 0.0),), noise) == pytest.approx(expected)
+
+
+def test_a_needle_within_a_mode_is_a_mode_of_its_own() -> None:
+    """Paths end in both; the end in the wide one, and one near its middle, are nothing new."""
+    target = mixture(3, [0.6, 0.4], [0.0, 1.0], [1.0, 0.02])
+    wide, needle = mode_of(target, 0), mode_of(target, 1)
+    near = wide.mean + np.array([[0.5, -0.8, 0.1], [-2.0, 0.3, 0.0]])
+    points = np.concatenate([near, needle.mean[None]])
+    generator = np.random.default_rng(1)
+    (found,) = more_modes(target.evaluate, points, (wide,), generator, EPSILON)
+    np.testing.assert_allclose(found.mean, needle.mean, atol=1e-3)
+    assert found.log_mass == pytest.approx(needle.log_mass, abs=0.05)
+    assert not more_modes(target.evaluate, points, (wide, needle), generator, EPSILON)
+
+
+def test_a_normal_is_searched_by_hundreds_of_paths_of_an_evaluation_each() -> None:
+    search, evaluations = searched(mixture(5, [1.0], [2.0], [0.7], prior=50.0))
+    assert len(search.modes) == 1 and ENOUGH <= evaluations < ENOUGH + 20
+    assert search.paths > 200 and search.from_prior > 100
+    (said,) = policy.words_of_search(search.found)
+    assert said.startswith(f"Searched for modes: one mode after {search.paths} paths, ")
+    assert f"{search.from_prior} of them from draws of the prior" in said
+
+
+@pytest.mark.parametrize(("dim", "width"), [(2, 0.5), (10, 0.5), (10, 0.1)])
+def test_narrow_modes_are_found_from_draws_of_the_prior(dim: int, width: float) -> None:
+    """From the start of all runs, and from far away, paths lead into the wide one."""
+    target = mixture(dim, [0.4, 0.6], [0.0, 16.0], [1.0, width])
+    search, _ = searched(target)
+    assert len(search.modes) == 2
+    np.testing.assert_allclose(search.start.weights, [0.6, 0.4], atol=0.03)
+    if dim == 10:
+        assert len(searched(target, prior=None)[0].modes) == 1
+
+
+def _no_draws(number: int, seed: int) -> np.ndarray:
+    raise NotImplementedError
+
+
+def _fails(number: int, seed: int) -> np.ndarray:
+    raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("prior", "said"),
+    [
+        (None, "none of them from the prior."),
+        (_no_draws, "none of them from the prior, which is improper, or has no draws."),
+        (_fails, "none of them from the prior, whose draws failed (RuntimeError)."),
+    ],
+)
+def test_a_prior_without_draws_is_said(prior: Callable[..., np.ndarray] | None, said: str) -> None:
+    search, _ = searched(mixture(2, [1.0], [0.0], [1.0]), prior=prior)
+    assert policy.words_of_search(search.found)[0].endswith(said)
+
+
+def test_a_search_that_the_budget_ends_says_so() -> None:
+    target = mixture(2, [1.0], [0.0], [1.0])
+    generator = np.random.default_rng(0)
+    problem = problem_of(target, generator)
+    search = Search(problem, (mode_of(target, 0),), generator)
+    assert not search.go_on(Meter(10, math.inf).of(problem.evaluate, leaves=0))
+    assert search.found.cut
+    search.go_on(Meter(1_000, math.inf).of(problem.evaluate, leaves=0))
+    assert search.found.paths > 100
+
+
+def test_the_highest_point_of_chains_is_looked_at() -> None:
+    target = mixture(3, [0.6, 0.4], [0.0, 1.0], [1.0, 0.02])
+    generator = np.random.default_rng(0)
+    wide, needle = mode_of(target, 0), mode_of(target, 1)
+    search = Search(problem_of(target, generator), (wide,), generator)
+    watched = Watched.beside(target.evaluate, search, search.modes)
+    watched(wide.mean + generator.normal(size=(16, 3)))
+    assert not watched.has_found() and search.found.last_new == 0.0
+    watched(np.stack([wide.mean, needle.mean + 0.01, wide.mean + 1.0]))
+    assert watched.has_found() and len(search.modes) == 2
+    # One path from where something was seen is no share of paths that find something.
+    assert search.found.last_new == 0.0
+    # What has been looked at is not looked at again.
+    paths = search.paths
+    watched(needle.mean[None] + 0.01)
+    assert watched.has_found() and search.paths == paths
+
+
+def test_draws_with_large_ratios_are_looked_at() -> None:
+    drawn, log_ratios = np.arange(20.0)[:, None], np.zeros(20)
+    assert not len(unexplained(drawn, log_ratios))
+    log_ratios[[3, 7]], log_ratios[11] = [6.0, 9.0], -np.inf
+    np.testing.assert_array_equal(unexplained(drawn, log_ratios).ravel(), [7.0, 3.0])
+    assert not len(unexplained(drawn, np.full(20, -np.inf)))
+
+
+def test_masses_of_modes_have_errors_that_hold() -> None:
+    """Over 200 repetitions: no bias, and the errors are those that there are."""
+    target = mixture(2, [0.3, 0.7], [0.0, 12.0], [1.0, 0.5])
+    proposal = Proposal((mode_of(target, 0), mode_of(target, 1)), np.array([0.8, 0.2]))
+    generator, found = np.random.default_rng(0), []
+    for _ in range(200):
+        drawn = proposal.draw(400, generator)
+        log_ratios = target.evaluate(drawn)[0] - proposal.log_density(drawn)
+        found.append(masses(proposal, drawn, log_ratios))
+    shares, errors = (np.array([each[k][0] for each in found]) for k in (0, 1))
+    assert abs(shares.mean() - 0.3) < 4.0 * shares.std() / math.sqrt(200)
+    # The standard deviation of 200 is known to 5 %.
+    assert errors.mean() == pytest.approx(shares.std(), rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        mixture(5, [0.4, 0.6], [0.0, 8.0], [1.0, 0.25]),
+        mixture(2, [0.6, 0.4], [0.0, 1.0], [1.0, 0.02]),
+    ],
+)
+def test_chains_hold_modes_of_unlike_widths(target: Mixture) -> None:
+    found = climbed(target)
+    assert found.verdict.level == "exact" and found.verdict.evaluations < 40_000
+    share, right = share_in(target, found.positions, 1), target.weights[1]
+    assert abs(share - right) < 4.0 * math.sqrt(right * (1.0 - right) / 400.0)
+    told = next(reason for reason in found.verdict.reasons if "Searched" in reason)
+    assert "2 modes (shares 0." in told and "±" in told
+
+
+@pytest.mark.slow
+def test_a_mode_that_chains_meet_is_sampled() -> None:
+    """No path from the prior leads into the needle, but chains fall into it."""
+    target = mixture(5, [0.6, 0.4], [0.0, 1.0], [1.0, 0.1], prior=1.0)
+    assert target.least_reach() < 0.01
+    for seed in range(2):
+        found = climbed(target, seed)
+        share = share_in(target, found.positions, 1)
+        assert found.verdict.level == "exact"
+        assert abs(share - 0.4) < 4.0 * math.sqrt(0.24 / 400.0)
+
+
+def test_programs_are_searched_from_their_prior(backend: Any) -> None:
+    """A narrow mode eight deviations off in five dimensions, in both packages."""
+    host, dist = backend.host, backend.dist
+    target = mixture(5, [0.4, 0.6], [0.0, 8.0], [1.0, 0.5])
+
+    def model() -> None:
+        parts = dist.MultivariateNormal(
+            backend.array(target.means), scale_tril=backend.array(target.roots)
+        )
+        shares = dist.Categorical(backend.array(target.weights))
+        host.sample("z", dist.MixtureSameFamily(shares, parts))
+
+    fit = fit_of(backend, model, exact=False)
+    share = share_in(target, numbers(backend, fit)["z"], 1)
+    assert abs(share - 0.6) < 4.0 * math.sqrt(0.24 / 400.0)
+    assert any("of them from draws of the prior" in reason for reason in fit.verdict.reasons)

@@ -1,0 +1,24 @@
+"""Bounds on the figures of the house: `python -m tests.house` prints them all."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("jax")
+
+from tests.house import running
+
+#: A class, and the project's classes above it in one line.
+DEEPEST = 4
+#: Own calls of a warm step of Pyro's ``SVGD``, each of which costs as much as a small operation.
+CALLS = 60
+
+
+def test_no_class_has_more_than_three_above_it() -> None:
+    deep = {name: running.depth(kind) for name, kind in running.classes().items()}
+    assert not {name: depth for name, depth in deep.items() if depth > DEEPEST}
+
+
+def test_a_warm_step_looks_little_up() -> None:
+    assert running.calls_of_a_step()[0] <= CALLS
