@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from benchmarks.network_truth.outputs import Floats
 from benchmarks.trust.methods import Draws, Fitted, Size, judged_by_itself, run_fit
 from benchmarks.trust.problems import Program
 from benchmarks.trust.target import PACKAGES
+from ppl_ext.errors import ConvergenceWarning, DivergenceWarning
 
 #: Chains of the hosts' NUTS, their warm-up and draws.
 NUTS_CHAINS, NUTS_WARM_UP, NUTS_DRAWS = 2, 300, 300
@@ -171,7 +173,19 @@ def is_there(name: str, backend: str) -> bool:
 
 
 def run_method(name: str, backend: str, program: Program, seed: int, size: Size) -> Answer:
-    """Run a method on a network."""
+    """Run a method on a network; what it warns of its convergence is what it says of itself."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = _run(name, backend, program, seed, size)
+    doubts = (ConvergenceWarning, DivergenceWarning)
+    told = [str(each.message) for each in caught if issubclass(each.category, doubts)]
+    if not told:
+        return found
+    reasons = tuple(dict.fromkeys([*found.fitted.reasons, *told]))
+    return replace(found, fitted=replace(found.fitted, trusted=False, reasons=reasons))
+
+
+def _run(name: str, backend: str, program: Program, seed: int, size: Size) -> Answer:
     if name == "fit":
         return Answer(run_fit(backend, program, seed))
     recipe = METHODS[name]

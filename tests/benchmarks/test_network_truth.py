@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from scipy.stats import norm
 
 from benchmarks import __main__ as command_line
 from benchmarks import datasets, records
-from benchmarks.network_truth import REFERENCES, report, study
+from benchmarks.network_truth import REFERENCES, methods, report, study
 from benchmarks.network_truth.figures import (
     agreement,
     figures,
@@ -23,6 +24,7 @@ from benchmarks.network_truth.figures import (
 )
 from benchmarks.network_truth.methods import (
     METHODS,
+    Answer,
     flat_and_thinned,
     length_of,
     run_method,
@@ -31,7 +33,9 @@ from benchmarks.network_truth.methods import (
 from benchmarks.network_truth.networks import NETWORKS, Network, bound
 from benchmarks.network_truth.outputs import LEVELS, Outputs, Reference, outputs_of, predicted
 from benchmarks.trust.methods import Fitted, Size
+from benchmarks.trust.problems import Program
 from benchmarks.trust.target import Target
+from ppl_ext.errors import ConvergenceWarning
 from tests.backends import PACKAGES
 
 #: Independent outputs, Normals of these means and standard deviations.
@@ -297,6 +301,7 @@ def test_chains_are_asked_of_outputs_and_doubts_are_added() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # so few steps are too few, as some methods say
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_recipe_runs(name: str, package: str, line: str) -> None:
@@ -307,6 +312,17 @@ def test_every_recipe_runs(name: str, package: str, line: str) -> None:
     assert found.values.shape == (int(np.prod(shape)), 5)
     assert answer.fitted.evaluations is not None and answer.fitted.evaluations > 0
     assert answer.fitted.chains is (name == "NUTS" or METHODS[name].kernel != "")
+
+
+def test_warnings_of_convergence_are_what_a_method_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warned(*_: Any) -> Answer:
+        warnings.warn("still on their way", ConvergenceWarning, stacklevel=1)
+        warnings.warn("something of the host's", UserWarning, stacklevel=1)
+        return Answer(Fitted({}, 1, chains=True))
+
+    monkeypatch.setattr(methods, "_run", warned)
+    fitted = run_method("SGLD", "pyro", Program(len), 0, Size()).fitted
+    assert fitted.reasons == ("still on their way",) and fitted.trusted is False
 
 
 # -- whole runs -------------------------------------------------------------------------------
@@ -339,13 +355,13 @@ def test_a_reference_is_made_and_methods_are_judged_by_it(
     # The posterior mean of the line, with a standard error below 0.1, is near the truth.
     np.testing.assert_allclose(reference.mean[:4], [-1.5, -0.17, 1.17, 2.5], atol=0.6)
 
-    methods = ["--methods", "NUTS", "ADVI", "DeepEnsemble"]
-    given += ["--resume", *methods, "--small", "--backend"]
+    names = ["NUTS", "ADVI", "DeepEnsemble"]
+    given += ["--resume", "--methods", *names, "--small", "--backend"]
     assert command_line.main([*given, "both"]) == 0, capsys.readouterr()
     path = tmp_path / "network-truth.jsonl"
     found = report.judged(records.read(path))
     assert [(run.backend, run.method) for run in found] == [
-        (backend, method) for backend in ("numpyro", "pyro") for method in methods[1:]
+        (backend, method) for backend in ("numpyro", "pyro") for method in names
     ]
     for run in found:
         assert run.error is None
