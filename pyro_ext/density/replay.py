@@ -585,7 +585,8 @@ def _put_together(
                 _seed([seeds[0][0], begin, chunk, draws.stop - begin])
                 found = every({name: value[draws] for name, value in values.items()})
                 rows = torch.as_tensor(places[own] - begin)
-                computed, outside = ({key: of[rows] for key, of in part.items()} for part in found)
+                computed = {key: value[rows] for key, value in found[0].items()}
+                outside = {key: value[rows] for key, value in found[1].items()}
                 put((computed, outside), slice(int(own[0]), int(own[-1]) + 1), True)
         except Exception as error:  # noqa: BLE001 - a fault of the model is told draw by draw
             first = str(error).strip().partition("\n")[0]
