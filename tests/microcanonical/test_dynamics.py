@@ -333,8 +333,7 @@ def test_tuned_chains_have_the_bias_that_is_stated(dim: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adjusted", [False, True])
-@pytest.mark.parametrize("condition", [1.0, 1e2, 1e4])
-@pytest.mark.parametrize("dim", [2, 30])
+@pytest.mark.parametrize(("dim", "condition"), [(2, 1.0), (2, 1e2), (2, 1e4), (30, 1.0)])
 def test_correlated_normals(adjusted: bool, condition: float, dim: int) -> None:
     """Whose principal axes are not the coordinates, so that no scale of these helps."""
     generator = np.random.default_rng(3)
