@@ -24,7 +24,6 @@ from ppl_ext.calibrate.calibrate import (
     CALIBRATE_DOCUMENTATION,
     DATA_SETS,
     DRAWS,
-    Observations,
     Simulated,
 )
 from ppl_ext.calibrate.calibration import Calibration
@@ -34,6 +33,7 @@ from ppl_ext.errors import HeldParameterWarning
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.many import fit_one
 from ppl_ext.fit.programs import Programs
+from ppl_ext.target.observations import Observations
 
 
 @documented(

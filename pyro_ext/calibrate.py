@@ -17,7 +17,6 @@ from ppl_ext.calibrate.calibrate import (
     CALIBRATE_DOCUMENTATION,
     DATA_SETS,
     DRAWS,
-    Observations,
     Simulated,
 )
 from ppl_ext.calibrate.calibration import Calibration
@@ -27,6 +26,7 @@ from ppl_ext.errors import HeldParameterWarning
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.many import fit_one
 from ppl_ext.fit.programs import Programs
+from ppl_ext.target.observations import Observations
 from pyro_ext.check import of_host
 from pyro_ext.density import LogDensity
 from pyro_ext.density.replay import replay

@@ -7,12 +7,14 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("jax")
 
-from tests.house import running
+from tests.house import running, source
 
 #: A class, and the project's classes above it in one line.
 DEEPEST = 4
 #: Own calls of a warm step of Pyro's ``SVGD``, each of which costs as much as a small operation.
 CALLS = 60
+#: Files of ``ppl_ext`` that stand in no room.
+LOOSE = 6
 
 
 def test_no_class_has_more_than_three_above_it() -> None:
@@ -22,3 +24,12 @@ def test_no_class_has_more_than_three_above_it() -> None:
 
 def test_a_warm_step_looks_little_up() -> None:
     assert running.calls_of_a_step()[0] <= CALLS
+
+
+def test_nothing_imports_in_a_circle() -> None:
+    assert not source.circles()
+    assert not source.room_circles()
+
+
+def test_files_stand_in_rooms() -> None:
+    assert source.loose_files() <= LOOSE

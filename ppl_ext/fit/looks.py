@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from jaxtyping import Shaped
@@ -13,14 +13,13 @@ from jaxtyping import Shaped
 from ppl_ext.diagnostics.tables import block, paragraph
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.figures import site_figures
-from ppl_ext.fit.verdict import STAGES
+from ppl_ext.fit.verdict import STAGES, Stage, Verdict
+from ppl_ext.fit.views import Views
 from ppl_ext.options import check_choice, check_number
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ppl_ext.fit.fit import Fit
-    from ppl_ext.fit.views import Views
 
 #: Groups of ArviZ that a table of the posterior does without.
 _POSTERIOR_ALONE = dict.fromkeys(
@@ -39,6 +38,28 @@ _PICTURES = {
     "predictive": ("plot_ppc", "plot_ppc_dist"),
 }
 KINDS = (*_PICTURES, "history")
+
+
+class Fit(Protocol):
+    """What is looked at of a :class:`~ppl_ext.fit.fit.Fit`, which stands above this file."""
+
+    draws: dict[str, Any]
+    verdict: Verdict
+    num_chains: int
+
+    @property
+    def views(self) -> Views | None: ...
+    @property
+    def climbed(self) -> Any: ...
+    @property
+    def has_program(self) -> bool: ...
+    @property
+    def ordered_draws(self) -> dict[str, Any]: ...
+    @property
+    def history(self) -> tuple[Stage, ...]: ...
+    def check_data(self) -> None: ...
+    def predict(self, *args: Any, **kwargs: Any) -> dict[str, Any]: ...
+    def get_samples(self, *_: Any, num_samples: int | None = None, **__: Any) -> dict[str, Any]: ...
 
 
 def as_arviz(fit: Fit, **options: Any) -> Any:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ppl_ext.calibrate.calibrate import Observations
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.evidence import LogEvidence
 from ppl_ext.fit.fit import TARGET_ESS, Fit, fit
@@ -17,6 +16,7 @@ from ppl_ext.fit.problem import Problem
 from ppl_ext.fit.programs import Programs
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.options import check_choice, described, is_count
+from ppl_ext.target.observations import Observations
 
 MANY_DOCUMENTATION = """
     Each data set is fitted as ``fit`` does it, with random numbers, draws and a verdict of its own.

@@ -1356,7 +1356,7 @@ def _diagnostics() -> Iterator[Mutation]:
     )
     yield from neutral(
         "data of other parameters than those that are ranked",
-        "calibrate/calibrate.py",
+        "target/observations.py",
         "like(drawn[site][number],",
         "like(drawn[site][number - 1],",
         tests,
