@@ -8,9 +8,11 @@ Sountsov, L. Riou-Durand, A. Vehtari and A. Gelman, "Nested R-hat: assessing the
 Markov chain Monte Carlo when running many short chains" (2024), of four groups of chains, averaged
 over all ways to form such groups.
 
-Effective numbers of draws come from autocorrelations up to a window (A. Sokal, "Monte Carlo methods
-in statistical mechanics", 1997), and from how far the means of the chains lie apart, where these
-tell significantly more.
+Effective numbers of draws are the least of three estimates: from autocorrelations up to a window
+(A. Sokal, "Monte Carlo methods in statistical mechanics", 1997), from how far the means of chains
+lie apart, where these tell significantly more, and from halves of chains and Geyer's sequences
+(:mod:`ppl_ext.statistics.effective`). The last one sees the long stays of single chains in a tail,
+which fast moves of all others hide from a short window.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import chdtri, ndtri, stdtr
 
+from ppl_ext.statistics.effective import effective_number
 from ppl_ext.statistics.pareto import pareto_shape
 
 #: Probability of each end at which the tails' effective number is taken.
@@ -52,7 +55,8 @@ class Convergence:
         The larger of rank-normalised split R-hat and that of distances from the median, of
         groups of chains.
     ess_bulk, ess_tail : array (D,)
-        Effective numbers of draws, for the middle and for the less certain of both tails.
+        Effective numbers of draws, for the middle, as ranks and as a mean, and for the less certain
+        of both tails.
     deviation_error : array (D,)
         Standard error of the standard deviation, as a share of it.
     is_heavy : bool array (D,)
@@ -101,9 +105,11 @@ def convergence(draws: Draws) -> Convergence:
     bulk, folded = _normal_scores(draws), _normal_scores(centered)
     low, high = np.quantile(draws, [TAIL, 1.0 - TAIL], axis=(0, 1))
     tails = [_effective_number((draws <= low) * 1.0), _effective_number((draws >= high) * 1.0)]
-    errors = _deviation_errors(draws)
-    white = (draws - draws.mean((0, 1))) / draws.std((0, 1))
-    fourth = np.power(white, 4).mean((0, 1))
+    squares = np.square((draws - draws.mean((0, 1))) / draws.std((0, 1)))
+    fourth = np.square(squares).mean((0, 1))
+    # The spread of few chains is small where none of them has seen a tail.
+    by_draws = 0.5 * np.sqrt(np.maximum(fourth - 1.0, 0.0) / effective_number(squares))
+    errors = np.fmax(_deviation_errors(draws), by_draws)
     is_heavy = np.array(
         [
             error > UNCERTAIN
@@ -114,9 +120,11 @@ def convergence(draws: Draws) -> Convergence:
     shifts, ratios = zip(*map(_drift, (bulk, folded)), strict=True)
     chains, dim = draws.shape[1:]
     p_value = 2.0 * stdtr(chains - 1, -np.max(ratios)) * 2 * dim
+    # Ranks do not see how far a tail reaches; a mean does, where there is one.
+    of_means = np.where(is_heavy, np.inf, effective_number(draws))
     return Convergence(
         np.maximum(_nested_r_hat(bulk), _nested_r_hat(folded)),
-        _effective_number(bulk),
+        np.minimum(_effective_number(bulk), of_means),
         np.minimum(*tails),
         errors,
         is_heavy,
@@ -178,6 +186,7 @@ def _effective_number(draws: Draws) -> Float[np.ndarray, " D"]:
     own = most / _autocorrelation_times(draws)
     # What means of so many chains that are at rest fall short of by chance, in the worst column.
     chance = float(chdtri(chains - 1, LEVEL / dim)) / (chains - 1) if chains > 1 else np.inf
+    own = np.minimum(own, effective_number(draws))
     return np.where(chance * of_means < own, of_means, own)
 
 

@@ -96,7 +96,7 @@ class Climbed:
         if self.problem.name != "as written":
             reasons = (*reasons, f"Fitted {self.problem.name}; draws are of the sites as written.")
         coupled = self.evidence.coupled
-        bound = None if coupled is None else coupled.bound
+        bound = None if coupled is None or level == "not trusted" else coupled.bound
         return Verdict(level, reasons, {}, tuple(self.stages), total_variation=bound)
 
 
@@ -305,7 +305,8 @@ def _is_enough(
     chained = chained_of(problem, window, figures, symmetry)
     meter.shows(chained.ess_bulk, wanted.target_ess, time.perf_counter() - began)
     is_heavy = policy.is_doubtful(chained, correction)
-    return policy.enough(chained, wanted, is_sure=is_sure, is_heavy=is_heavy)
+    is_far = policy.is_far(correction)
+    return policy.enough(chained, wanted, is_sure=is_sure, is_heavy=is_heavy, is_far=is_far)
 
 
 def _longer(

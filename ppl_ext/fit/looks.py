@@ -128,6 +128,8 @@ def summary(fit: Fit, sites: Sequence[str] | None, probability: float) -> pd.Dat
             (value,) = figures.values
             names.append(row)
             errors = (value.mean_error, value.sd_error) if trusted else (np.nan, np.nan)
+            if figures.is_heavy:
+                errors = (errors[0], np.nan)
             rows.append(
                 [
                     *(value.mean, value.sd, *np.quantile(column, ends), *errors),

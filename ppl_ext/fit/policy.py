@@ -43,6 +43,8 @@ R_HAT, MOST_R_HAT, DIVERGENT, STUCK, TAIL_SHARE = 1.02, 1.03, 0.005, 0.0, 0.25
 #: share of them, that these run for: nothing but their agreement tells that they have come to rest.
 #: R-hat is that of chains with heavy tails as well, which an improper posterior has at first.
 SURE_R_HAT, MOST_SURE_R_HAT, SURE_DEVIATION = 1.0035, 1.005, 0.03
+#: The same standard error where Pareto k-hat says that no approximation is near.
+FAR_KHAT, FAR_DEVIATION = 0.7, 0.05
 #: Standard error of standard deviations at most, as a share of what was asked for: the error of 16
 #: chains is itself known to 18 % only, and this is two of those more.
 MOST_DEVIATION = 4.0 / 3.0
@@ -133,9 +135,10 @@ class Chained:
 
     ``jumped`` is the acceptance of jumps, ``deviation_error`` the standard error of the least
     certain standard deviation as a share of it, ``heavy`` the sites whose tails are too heavy for
-    one, ``endless`` those whose draws come near the largest numbers there are. ``has_other_form``
-    tells whether the worst site may be written non-centred and is not. All these are of the sites
-    as written; ``coordinate_r_hat`` is the largest of the unconstrained coordinates.
+    one, ``endless`` those whose draws come near the largest numbers there are, ``improper`` those
+    whose prior has no normaliser. ``has_other_form`` tells whether the worst site may be written
+    non-centred and is not. All these are of the sites as written; ``coordinate_r_hat`` is the
+    largest of the unconstrained coordinates.
     """
 
     r_hat: float
@@ -152,6 +155,7 @@ class Chained:
     has_other_form: bool = False
     coordinate_r_hat: float = 1.0
     coordinate_site: str = ""
+    improper: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -281,16 +285,29 @@ def is_doubtful(found: Chained, correction: Correction | None) -> bool:
     return bool(found.heavy) and (correction is None or not may_jump(correction))
 
 
+def is_far(correction: Correction | None) -> bool:
+    """Whether no approximation is near."""
+    return correction is None or not correction.khat < FAR_KHAT
+
+
 def enough(
-    found: Chained, wanted: Wanted, *, is_sure: bool = False, is_heavy: bool = False
+    found: Chained,
+    wanted: Wanted,
+    *,
+    is_sure: bool = False,
+    is_heavy: bool = False,
+    is_far: bool = False,
 ) -> bool:
     """Whether chains have done what was asked, and ``is_sure`` what is asked without a bound.
 
-    ``is_heavy`` asks the same agreement.
+    ``is_heavy`` asks the same agreement, and ``is_far``, where no approximation is near, that
+    standard deviations are known: chains may not have been to all parts then.
     """
     asked = wanted.deviation_error
     if is_sure:
         asked = min(SURE_DEVIATION, asked or SURE_DEVIATION)
+    elif is_far:
+        asked = min(FAR_DEVIATION, asked or FAR_DEVIATION)
     is_certain = asked is None or found.deviation_error <= asked
     is_agreed = found.r_hat < (SURE_R_HAT if is_sure or is_heavy else R_HAT)
     return is_certain and is_agreed and not _of_chains(found, wanted)
@@ -349,7 +366,13 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
                 f"'{found.coordinate_site}': the edge of its support is visited slowly."
             )
         if evidence.coupled is not None:
-            figures += f" {evidence.coupled.told}"
+            if not against:
+                figures += f" {evidence.coupled.told}"
+            if not (bounded or against):
+                figures += (
+                    " That is loose or none, so that closer agreement of the chains was asked "
+                    "for, and found."
+                )
         told = (figures, *_of_labels(evidence))
         return ("not trusted", (*against, *told)) if against else ("exact", told)
     correction = evidence.correction
@@ -522,10 +545,13 @@ def _of_chains(
         )
     if not found.r_hat < most:
         other = f", or write '{found.worst_site}' non-centred" if found.has_other_form else ""
-        reasons.append(
-            f"Chains disagree: R-hat {found.r_hat:.3f}, expected below {most}. Give a larger "
-            f"budget{other}."
-        )
+        advice = f"Give a larger budget{other}."
+        if found.worst_site in found.improper:
+            advice = (
+                f"The prior of '{found.worst_site}' is improper, and the data may not say enough "
+                "of it. Give it a proper prior."
+            )
+        reasons.append(f"Chains disagree: R-hat {found.r_hat:.3f}, expected below {most}. {advice}")
     if found.ess_bulk < least or found.ess_tail < TAIL_SHARE * least:
         reasons.append(
             f"Expected {wanted.target_ess:.0f} effective draws, found {found.ess_bulk:.0f} (tails "

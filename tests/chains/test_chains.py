@@ -17,6 +17,7 @@ from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Kernel, Window, _bulk, _tune, go_on, sample
 from ppl_ext.start.paths import SpentError
 from ppl_ext.start.start import Mode
+from ppl_ext.statistics.effective import effective_number
 
 #: An asymmetric density whose moments are known: logarithms of Gamma(2) draws.
 SHAPE = 2.0
@@ -340,7 +341,8 @@ def test_steps_are_tuned_where_they_cannot_be_longer(
 ) -> None:
     generator = np.random.default_rng(14)
     ones = np.ones((40, 16))
-    window = Window(generator.normal(size=(40, 16, 1)), chance * ones, 0.0 * ones[:, 0], ones)
+    draws = generator.normal(size=(40, 16, 1))
+    window = Window(draws, chance * ones, 0.0 * ones[:, 0], ones, ones)
     kernel = Kernel(
         two_modes, Proposal((normal_mode(0.0, 1.0),), np.ones(1)), [np.eye(1)], np.ones(1), step
     )
@@ -350,7 +352,7 @@ def test_steps_are_tuned_where_they_cannot_be_longer(
 def test_a_place_that_the_proposal_lacks_is_told() -> None:
     """One of the chains is where no jump takes it from; others jump half of the times."""
     jumped = np.full((20, 16), 0.5)
-    window = Window(np.zeros((20, 16, 2)), jumped, jumped[:, 0], jumped)
+    window = Window(np.zeros((20, 16, 2)), jumped, jumped[:, 0], jumped, jumped)
     assert not window.lacks and window.later.transitions == 10
     one = np.where(np.arange(16) == 3, 0.01, jumped)
     assert replace(window, jumped=one).lacks
@@ -405,3 +407,16 @@ def test_the_bulk_of_normal_draws_has_their_covariance(is_diagonal: bool) -> Non
     draws[:200] *= 1e4
     _, again = _bulk(draws, is_diagonal=is_diagonal)
     np.testing.assert_allclose(again, found, rtol=0.1)
+
+
+def test_long_stays_in_a_tail_are_not_hidden_by_fast_moves() -> None:
+    """Fifteen chains move fast; one stays in a tail for a third of its run."""
+    noise = np.random.default_rng(0).normal(size=(200, 16, 1))
+    draws = np.abs(noise)
+    draws[60:130, 3] = 4.0 + 0.3 * noise[60:130, 3]
+    found = convergence(draws)
+    expected = effective_number(draws)[0]
+    assert expected < 800.0 and found.ess_bulk[0] <= expected
+    squares = np.square(draws - draws.mean())
+    worth = effective_number(squares)[0]
+    assert found.deviation_error[0] >= 0.49 * squares.std() / squares.mean() / math.sqrt(worth)

@@ -92,6 +92,11 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
             "not trusted",
             "or write 'mu' non-centred.",
         ),
+        (
+            {"chains": replace(RESTED, r_hat=1.2, worst_site="mu", improper=("mu",))},
+            "not trusted",
+            "The prior of 'mu' is improper",
+        ),
         ({"chains": replace(RESTED, ess_bulk=300.0)}, "not trusted", "Expected 400 effective"),
         ({"chains": replace(RESTED, ess_tail=90.0)}, "not trusted", "Expected 400 effective"),
         ({"chains": replace(RESTED, ess_tail=110.0)}, "exact", "(tails 110)"),

@@ -23,7 +23,7 @@ def judged(draws: np.ndarray, latents: Any = (), **sites: Any) -> policy.Chained
         other_forms=("scale",),
     )
     ones = np.ones(len(draws))
-    window = Window(draws, np.ones(draws.shape[:2]), 0.0 * ones, ones)
+    window = Window(draws, np.ones(draws.shape[:2]), 0.0 * ones, ones, np.ones(draws.shape[:2]))
     return chained_of(problem, window, convergence(draws), None)
 
 

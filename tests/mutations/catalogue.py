@@ -1818,6 +1818,14 @@ def _fit() -> Iterator[Mutation]:
         "(raw_mean - mean) / deviation",
         tests,
     )
+    least = "own = np.minimum(own, effective_number(draws))"
+    means = "np.minimum(_effective_number(bulk), of_means)"
+    for name, old, new in (
+        ("long stays in a tail are not seen", least, "own = own * 1.0"),
+        ("means of skewed draws by their ranks", means, "_effective_number(bulk)"),
+        ("the spread of chains alone tells of deviations", ", by_draws)", ", 0.0)"),
+    ):
+        yield from neutral(name, "chains/convergence.py", old, new, "chains")
     for name, old, new in (
         (
             "correlations that rise again count",
