@@ -11,12 +11,13 @@ import pytest
 from ppl_ext.chains.convergence import convergence
 from ppl_ext.chains.sampler import Window
 from ppl_ext.fit import policy
-from ppl_ext.fit.figures import chained_of
+from ppl_ext.fit.chain_figures import chained_of
 
 
 def judged(draws: np.ndarray, latents: Any = (), **sites: Any) -> policy.Chained:
     """Chains (N, M, D) with a coordinate for each site, whose values are functions of it."""
     problem: Any = SimpleNamespace(
+        target=None,
         coordinates={dict(latents).get(n, n): slice(k, k + 1) for k, n in enumerate(sites)},
         latents=dict(latents),
         numbers=lambda z: {n: of(z[:, k]) for k, (n, of) in enumerate(sites.items())},
