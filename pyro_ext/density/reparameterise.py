@@ -15,7 +15,7 @@ from torch.distributions.transforms import AffineTransform, ExpTransform, Sigmoi
 
 from ppl_ext.target.noncentred import Moves, Noncentred, difference, different_error, points_around
 from pyro_ext.density.handlers import global_generator, running
-from pyro_ext.density.layout import Data
+from pyro_ext.density.layout import Data, with_own_containers
 from pyro_ext.density.log_density import LogDensity
 
 
@@ -43,7 +43,8 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
     rows = target.first_rows() or None
     with global_generator(0), running(target.bound.held, rows), torch.enable_grad():
         model = poutine.trace(poutine.condition(target.model, data=values))
-        nodes = model.get_trace(*data.args, **data.kwargs).nodes
+        args, kwargs = with_own_containers(data.args, data.kwargs)
+        nodes = model.get_trace(*args, **kwargs).nodes
     latents, config = dict[str, str](), dict[str, Any]()
     for name in values:
         site, stands_for = nodes[name], name

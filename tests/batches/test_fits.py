@@ -247,7 +247,7 @@ def test_a_sample_of_rows_tells_of_spreads(backend: Any, hurried: None) -> None:
     assert right.level == "approximate" and not right.trusted
     assert "Only batches of the rows were looked at" in right.reasons[0]
     (told,) = [reason for reason in right.reasons if reason.startswith("By 400 rows")]
-    assert "sd are not, which takes all rows" in told
+    assert "sd take all rows" in told
     narrow = checked(backend, planted(scale=0.6), model, batches=many())
     assert narrow.level == "not trusted" and narrow.reasons[0].startswith("By 400 rows")
     spent = checked(backend, planted(), model, batches=many(), seconds=1e-3)

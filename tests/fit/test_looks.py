@@ -268,6 +268,7 @@ def test_a_verdict_for_programs_is_plain_values() -> None:
     assert set(found) == {
         *("schema", "level", "trusted", "confirmed", "num_chains", "headline", "reasons"),
         *("findings", "advice", "worst", "sites", "stages", "evaluations", "seconds"),
+        "total_variation",
     }
     assert found["schema"] == 1 and found["trusted"] is True and found["worst"] == "b"
     (value,) = found["sites"]["b"]["values"]

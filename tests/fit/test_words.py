@@ -86,11 +86,12 @@ SENTENCES: dict[str, Callable[[], str]] = {
     "Tails of 'scale' are heavy, so that no standard deviation is certain. Read quantiles.": (
         lambda: reasons(chains=replace(RESTED, heavy=("scale",)))
     ),
-    "Chains disagree: R-hat 1.020, expected below 1.01. Give a larger budget.": (
-        lambda: reasons(chains=replace(RESTED, r_hat=1.02))
+    "Chains disagree: R-hat 1.200, expected below 1.03. Give a larger budget.": (
+        lambda: reasons(chains=replace(RESTED, r_hat=1.2))
     ),
-    "Standard deviations are known to 4.1% only: 3.0% was aimed at, and 4.0% is the most "
-    "allowed.": lambda: reasons(chains=replace(RESTED, deviation_error=0.0412)),
+    "Standard deviations are known to 4.1%.": (
+        lambda: reasons(chains=replace(RESTED, deviation_error=0.0412))
+    ),
     "Importance weights of the approximation: Pareto k-hat 0.20 (good below 0.5), worth 80% of the "
     "draws (good above 30%).": (
         lambda: reasons(

@@ -789,7 +789,7 @@ def test_failed_runs_leave_a_mark_on_curves(
 def my_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """Write the code of the pages for one package to a module; the name of what it makes."""
     pages = Path(__file__).parents[3] / "docs"
-    block = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
+    block = re.compile(r"^```py(?:thon)?\n(.*?)^```", re.S | re.M)
     own = block.findall((pages / "own-engine.md").read_text(encoding="utf-8"))
     (short,) = block.findall((pages / "posteriordb.md").read_text(encoding="utf-8"))
     monkeypatch.syspath_prepend(tmp_path)
