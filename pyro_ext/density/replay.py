@@ -520,7 +520,8 @@ def _record(
             _seed([*seeds[draw], chunk])
             found = at_draw(one, left, None if around is None else linear(draw))
             put(found, slice(draw, draw + 1), False)
-            if draw == 0:
+            # Linear outputs are taken draw by draw; others are where that was all there was.
+            if draw == 0 and around is None:
                 _tell_of_time((time.perf_counter() - began) * num_draws, left, why)
     for draw in range(num_draws if recorder.uncertain else 0):
         one = {name: value[draw] for name, value in values.items()}
