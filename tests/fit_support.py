@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+
+#: The target of problems that are arrays alone.
+WITHOUT_PROGRAM = SimpleNamespace(layout=SimpleNamespace(improper=()))
 
 
 def check_weighted(draws: np.ndarray, grid: np.ndarray, log_density: np.ndarray) -> None:

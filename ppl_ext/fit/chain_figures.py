@@ -45,8 +45,7 @@ def chained_of(
         found.is_adrift,
         worst_site,
         has_other_form=worst_site in problem.other_forms,
-        # A Stan program's target has no layout of distributions.
-        improper=getattr(getattr(problem.target, "layout", None), "improper", ()),
+        improper=problem.target.layout.improper,
         coordinate_r_hat=float(coordinates.r_hat[slow]),
         coordinate_site=next(name for name, at in sites if at.start <= slow < at.stop),
     )

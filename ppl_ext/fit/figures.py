@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float
 
-from ppl_ext.chains.convergence import convergence
+from ppl_ext.chains.convergence import convergence, in_chains
 from ppl_ext.fit.verdict import MOST_SHOWN, SiteFigures, Value
 
 Numbers = Float[np.ndarray, " K"]
@@ -41,8 +41,7 @@ def site_figures(
         values = values_of(name, shape, flat, moves, (ess, tail, unknown), ess**-0.5, errors)
         worth = float(number) if chains > 1 else share * number
         return SiteFigures(worth, worth, math.nan, size=size, values=values)
-    in_chains = flat.reshape(chains, number // chains, -1).transpose(1, 0, 2)[:, :, moves]
-    found = convergence(in_chains)
+    found = convergence(in_chains(flat[:, moves], chains))
     r_hat, errors = unknown.copy(), unknown.copy()
     ess[moves], tail[moves] = found.ess_bulk, found.ess_tail
     r_hat[moves], errors[moves] = found.r_hat, found.deviation_error

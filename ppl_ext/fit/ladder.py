@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -200,42 +200,11 @@ def climb(
         evidence = replace(evidence, correction=correction, left=meter.left)
         if policy.next_rung(evidence) != "chains":
             break
-        is_enough = partial(
-            _is_enough, problem, symmetry, wanted, correction, meter, time.perf_counter()
-        )
         watched = Watched.beside(evaluate, search, start.modes)
-
-        def may_go_on(watched: Watched = watched) -> bool:
-            return meter.allows() and not watched.has_found()
-
-        sampled = coupled = None
-        if policy.may_jump(correction):
-            with stage("jumps") as notes, suppress(SpentError):
-                own = jump(watched, proposal, drawn, log_ratios, CHAINS, generator, symmetry)
-                starts = _apart(problem, start, JUMP_PAIRS, generator, symmetry)
-                coupled = jumps_from(starts, watched, proposal, log_ratios, generator)
-                if policy.is_bounded(coupled):
-                    most = int(policy.MOST_JUMPS * wanted.target_ess)
-                    own = _longer(own, is_enough, most, generator, meter)
-                    sampled = own if is_enough(convergence(own.draws), own.window) else None
-                notes.append(coupled.told)
-        if sampled is None and may_go_on():
-            with stage("chains") as notes, suppress(SpentError):
-                chosen = generator.choice(len(weights), CHAINS, p=_softened(weights, log_ratios))
-                first = drawn.positions[chosen]
-                sampled = sample(
-                    watched, weighted, first, generator, is_enough, may_go_on, symmetry
-                )
-                notes.append(f"{sampled.window.transitions} transitions of {CHAINS} chains kept")
-            if sampled is not None and may_go_on():
-                with stage("pairs of chains") as notes:
-                    coupled = _coupled(problem, start, sampled, generator, meter)
-                    notes.append(coupled.told)
-                if not policy.is_bounded(coupled):
-                    is_sure = partial(is_enough, is_sure=True)
-                    with stage("more chains") as notes:
-                        sampled = _longer(sampled, is_sure, None, generator, meter)
-                        notes.append(f"{sampled.window.transitions} transitions kept")
+        approximation = _Approximation(start, proposal, weighted, drawn, log_ratios, weights)
+        sampled, coupled = _by_chains(
+            problem, approximation, correction, symmetry, watched, wanted, generator, meter, stage
+        )
         if sampled is not None:
             sampled.kernel.evaluate = evaluate
         if search is None or evidence.modes is None:
@@ -249,10 +218,80 @@ def climb(
         climbed = Climbed(problem, sampled.draws, sampled, evidence, stages, symmetry)
         return with_chains(climbed, sampled)
     evidence = replace(evidence, left=meter.left)
-    rows = drawn.positions[_resampled(weights, policy.DRAWS, generator)][:, None]
+    rows = drawn.positions[resampled(weights, policy.DRAWS, generator)][:, None]
     if symmetry is not None:
         rows = symmetry.shuffled(rows)
     return Climbed(problem, rows, None, evidence, stages, symmetry)
+
+
+@dataclass(frozen=True)
+class _Approximation:
+    """What chains begin with: draws of Normals at the modes, with their importance weights.
+
+    ``weighted`` is the proposal with what the weights say of the modes' shares.
+    """
+
+    start: Start
+    proposal: Proposal
+    weighted: Proposal
+    drawn: Chains
+    log_ratios: Float[np.ndarray, " S"]
+    weights: Float[np.ndarray, " S"]
+
+
+def _by_chains(
+    problem: Problem,
+    begun: _Approximation,
+    correction: policy.Correction,
+    symmetry: Symmetry | None,
+    watched: Watched,
+    wanted: policy.Wanted,
+    generator: np.random.Generator,
+    meter: Meter,
+    stage: Callable[[str], AbstractContextManager[list[str]]],
+) -> tuple[Sampled | None, Coupled | None]:
+    """Chains that jump alone where that is enough, else with trajectories; and pairs of chains.
+
+    They end early where a mode was met that none of them started from.
+    """
+    is_enough = partial(
+        _is_enough, problem, symmetry, wanted, correction, meter, time.perf_counter()
+    )
+
+    def may_go_on() -> bool:
+        return meter.allows() and not watched.has_found()
+
+    sampled: Sampled | None = None
+    coupled: Coupled | None = None
+    drawn, log_ratios = begun.drawn, begun.log_ratios
+    if policy.may_jump(correction):
+        with stage("jumps") as notes, suppress(SpentError):
+            own = jump(watched, begun.proposal, drawn, log_ratios, CHAINS, generator, symmetry)
+            starts = _apart(problem, begun.start, JUMP_PAIRS, generator, symmetry)
+            coupled = jumps_from(starts, watched, begun.proposal, log_ratios, generator)
+            if policy.is_bounded(coupled):
+                most = int(policy.MOST_JUMPS * wanted.target_ess)
+                own = _longer(own, is_enough, most, generator, meter)
+                sampled = own if is_enough(convergence(own.draws), own.window) else None
+            notes.append(coupled.told)
+    if sampled is not None or not may_go_on():
+        return sampled, coupled
+    with stage("chains") as notes, suppress(SpentError):
+        weights = _softened(begun.weights, log_ratios)
+        first = drawn.positions[generator.choice(len(weights), CHAINS, p=weights)]
+        sampled = sample(watched, begun.weighted, first, generator, is_enough, may_go_on, symmetry)
+        notes.append(f"{sampled.window.transitions} transitions of {CHAINS} chains kept")
+    if sampled is None or not may_go_on():
+        return sampled, coupled
+    with stage("pairs of chains") as notes:
+        coupled = _coupled(problem, begun.start, sampled, generator, meter)
+        notes.append(coupled.told)
+    if not policy.is_bounded(coupled):
+        is_sure = partial(is_enough, is_sure=True)
+        with stage("more chains") as notes:
+            sampled = _longer(sampled, is_sure, None, generator, meter)
+            notes.append(f"{sampled.window.transitions} transitions kept")
+    return sampled, coupled
 
 
 def _modes(search: Search, notes: list[str], generator: np.random.Generator) -> policy.Modes:
@@ -305,7 +344,7 @@ def _is_enough(
     chained = chained_of(problem, window, figures, symmetry)
     meter.shows(chained.ess_bulk, wanted.target_ess, time.perf_counter() - began)
     is_heavy = policy.is_doubtful(chained, correction)
-    is_far = policy.is_far(correction)
+    is_far = policy.lacks_approximation(correction)
     return policy.enough(chained, wanted, is_sure=is_sure, is_heavy=is_heavy, is_far=is_far)
 
 
@@ -569,7 +608,7 @@ def _correction(
     return policy.Correction(khat, share), weights / weights.sum()
 
 
-def _resampled(
+def resampled(
     weights: Float[np.ndarray, " S"], number: int, generator: np.random.Generator
 ) -> np.ndarray:
     """Rows in proportion to weights, as evenly as can be, in random order."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.evidence import LogEvidence

@@ -285,7 +285,7 @@ def is_doubtful(found: Chained, correction: Correction | None) -> bool:
     return bool(found.heavy) and (correction is None or not may_jump(correction))
 
 
-def is_far(correction: Correction | None) -> bool:
+def lacks_approximation(correction: Correction | None) -> bool:
     """Whether no approximation is near."""
     return correction is None or not correction.khat < FAR_KHAT
 

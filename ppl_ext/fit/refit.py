@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float
@@ -20,7 +21,7 @@ from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat, smoothed_weights
 from ppl_ext.fit import policy
-from ppl_ext.fit.ladder import Climbed, climb, staged
+from ppl_ext.fit.ladder import Climbed, climb, resampled, staged
 from ppl_ext.fit.modes import FAR, LEAST_MASS
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.verdict import Stage, Verdict
@@ -81,19 +82,19 @@ class _Weighed:
     log_ratios: Values
     rounding: float
 
-    @property
+    @cached_property
     def khat(self) -> float:
         if np.isneginf(self.log_ratios).all():
             return math.inf
         return pareto_khat(LogRatios(self.log_ratios, self.rounding)).khat
 
-    @property
+    @cached_property
     def weights(self) -> Values:
         if np.isneginf(self.log_ratios).all():
             return np.full(len(self.log_ratios), 1.0 / len(self.log_ratios))
         return smoothed_weights(LogRatios(self.log_ratios, self.rounding))
 
-    @property
+    @cached_property
     def share(self) -> float:
         """Independent draws that these are worth, as a share of them."""
         if np.isneginf(self.log_ratios).all():
@@ -117,9 +118,9 @@ class _Weighed:
             self.rounding,
         )
 
-    def resampled(self, generator: np.random.Generator) -> np.ndarray:
+    def even(self, generator: np.random.Generator) -> np.ndarray:
         """As many rows in proportion to the weights, as evenly as can be, in random order."""
-        return _rows(self.weights, len(self.weights), generator)
+        return resampled(self.weights, len(self.weights), generator)
 
     def spread(self, least: float, generator: np.random.Generator) -> np.ndarray:
         """As many rows as weights leave draws, which are softened until these are so many."""
@@ -129,13 +130,7 @@ class _Weighed:
             left = 1.0 / np.square(weights).sum()
             if left >= least:
                 break
-        return _rows(weights, math.ceil(left), generator)
-
-
-def _rows(weights: Values, number: int, generator: np.random.Generator) -> np.ndarray:
-    points = (np.arange(number) + generator.uniform()) / number
-    rows = np.searchsorted(np.cumsum(weights), points)
-    return generator.permutation(np.minimum(rows, len(weights) - 1))
+        return resampled(weights, math.ceil(left), generator)
 
 
 def refitted(
@@ -215,7 +210,7 @@ def _reweighted(
         way = "Draws of an approximation, made of the fit before, were reweighted"
     if number == 0.0:
         return None, f"its draws are too far away ({told})"
-    chosen = found.resampled(generator)
+    chosen = found.even(generator)
     positions, values = found.positions[chosen], found.values[chosen]
     rounding = problem.epsilon * float(np.abs(values).max())
     program = replace(before.evidence.program, rounding=rounding)

@@ -8,16 +8,12 @@ from pyro_ext.stein.svgd_vr import SVGDVR
 from pyro_ext.stein.svn import SVN, curvature_kernel
 from pyro_ext.stein.wgd import WGD
 
-#: Another name, for engines that fill in a direction.
-DirectionEngine = ParticleEngine
-
 __all__ = [
     "SVGD",
     "SVGDVR",
     "SVN",
     "WGD",
     "DeepEnsemble",
-    "DirectionEngine",
     "KernelEngine",
     "ParticleEngine",
     "annealed",

@@ -32,6 +32,7 @@ from ppl_ext.witnesses.stein import stein_identities
 from ppl_ext.witnesses.touched import untouched
 from tests.backends import from_zoo
 from tests.fit.test_fit import CENTRES, fit_of, five_means, rows_of_a_normal
+from tests.fit_support import WITHOUT_PROGRAM
 
 DIM = 5
 NAMES = [f"x[{k}]" for k in range(DIM)]
@@ -83,7 +84,7 @@ def program(density: Callable[[np.ndarray], Any] = evaluate, **changes: Any) -> 
         "starting_points": lambda number: np.zeros((number, DIM)),
         "coordinates": {"x": slice(0, DIM)},
         "values": lambda z: {"x": z},
-        "target": None,
+        "target": WITHOUT_PROGRAM,
         "own": None,
         "data": None,
         "digest": lambda: "",

@@ -19,6 +19,7 @@ from ppl_ext.start.find import explains, find, gain, more_modes
 from ppl_ext.start.search import InPieces, starting_points
 from ppl_ext.start.start import Mode
 from tests.fit.test_fit import fit_of, numbers
+from tests.fit_support import WITHOUT_PROGRAM
 
 EPSILON = float(np.finfo(np.float64).eps)
 
@@ -58,7 +59,7 @@ def problem_of(target: Mixture, generator: np.random.Generator, **changes: Any) 
         "starting_points": points,
         "coordinates": {"z": slice(0, dim)},
         "values": lambda z: {"z": z},
-        "target": None,
+        "target": WITHOUT_PROGRAM,
         "own": None,
         "data": None,
         "digest": str,

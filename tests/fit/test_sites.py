@@ -12,12 +12,13 @@ from ppl_ext.chains.convergence import convergence
 from ppl_ext.chains.sampler import Window
 from ppl_ext.fit import policy
 from ppl_ext.fit.chain_figures import chained_of
+from tests.fit_support import WITHOUT_PROGRAM
 
 
 def judged(draws: np.ndarray, latents: Any = (), **sites: Any) -> policy.Chained:
     """Chains (N, M, D) with a coordinate for each site, whose values are functions of it."""
     problem: Any = SimpleNamespace(
-        target=None,
+        target=WITHOUT_PROGRAM,
         coordinates={dict(latents).get(n, n): slice(k, k + 1) for k, n in enumerate(sites)},
         latents=dict(latents),
         numbers=lambda z: {n: of(z[:, k]) for k, (n, of) in enumerate(sites.items())},
