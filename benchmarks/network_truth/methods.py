@@ -197,7 +197,8 @@ def _run(name: str, backend: str, program: Program, seed: int, size: Size) -> An
         found = module.run_kernel(recipe, program, seed, size)
     elif name == "NUTS":
         warm_up, draws = size.of(NUTS_WARM_UP), size.of(NUTS_DRAWS)
-        found = Answer(module.nuts(program, seed, NUTS_CHAINS, warm_up, draws))
+        hosts = importlib.import_module(f"benchmarks.trust.{backend}_methods")
+        found = Answer(hosts.host_nuts(program, seed, NUTS_CHAINS, warm_up, draws))
     else:
         found = Answer(module.advi(program, seed, size))
     return found

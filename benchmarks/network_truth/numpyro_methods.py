@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpyro
-import optax
 from jax import random
-from numpyro.infer import MCMC, SVI, Trace_ELBO, autoguide
+from numpyro.infer import MCMC, autoguide
 
 import numpyro_ext as nx
 from benchmarks.network_truth.methods import ADVI_RATE, ADVI_STEPS, DRAWS, Answer, Recipe, length_of
@@ -21,38 +20,14 @@ from benchmarks.trust.methods import (
     scores_of_a_start,
     scores_of_a_step,
 )
-from benchmarks.trust.numpyro_methods import CountingNUTS
+from benchmarks.trust.numpyro_methods import host_svi
 from benchmarks.trust.problems import Program
 
 
-def nuts(program: Program, seed: int, chains: int, warm_up: int, draws: int) -> Fitted:
-    """Chains side by side in one compiled program."""
-    sampler = MCMC(
-        CountingNUTS(program.model),
-        num_warmup=warm_up,
-        num_samples=draws,
-        num_chains=chains,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    sampler.run(random.key(seed), *program.args, extra_fields=("diverging",))
-    found = as_arrays(sampler.get_samples(group_by_chain=True))
-    divergences = int(np.asarray(sampler.get_extra_fields()["diverging"]).sum())
-    evaluations = int(np.asarray(sampler.last_state.num_steps).sum())
-    return Fitted(found, evaluations, chains=True, divergences=divergences)
-
-
 def advi(program: Program, seed: int, size: Size) -> Fitted:
-    """A Normal without correlations."""
-    steps = size.of(ADVI_STEPS)
-    guide = autoguide.AutoDiagonalNormal(program.model)
-    optim = optax.adam(optax.cosine_decay_schedule(ADVI_RATE, steps))
-    svi = SVI(program.model, guide, optim, Trace_ELBO())
-    result = svi.run(random.key(seed), steps, *program.args, progress_bar=False)
-    found = guide.sample_posterior(
-        random.key(seed + 1), result.params, *program.args, sample_shape=(size.of(DRAWS),)
-    )
-    return Fitted(as_arrays(found), steps)
+    """A Normal without correlations, by the host."""
+    kind = autoguide.AutoDiagonalNormal
+    return host_svi(program, seed, kind, size.of(ADVI_STEPS), ADVI_RATE, size.of(DRAWS))
 
 
 def run_engine(recipe: Recipe, program: Program, seed: int, size: Size) -> Answer:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any
 
-import numpy as np
 import pyro
-import torch
-from pyro.infer import MCMC, SVI, Trace_ELBO, autoguide
-from pyro.optim import Adam, LambdaLR
+from pyro.infer import autoguide
+from pyro.optim import Adam
 
 import pyro_ext as px
 from benchmarks.network_truth.methods import ADVI_RATE, ADVI_STEPS, DRAWS, Answer, Recipe, length_of
@@ -23,46 +20,13 @@ from benchmarks.trust.methods import (
     scores_of_a_step,
 )
 from benchmarks.trust.problems import Program
-from benchmarks.trust.pyro_methods import CountingNUTS
-
-
-def nuts(program: Program, seed: int, chains: int, warm_up: int, draws: int) -> Fitted:
-    """One chain after the other."""
-    found, evaluations, divergences = [], 0, 0
-    for chain in range(chains):
-        pyro.set_rng_seed(1_000 * seed + chain)
-        kernel = CountingNUTS(program.model)
-        sampler = MCMC(kernel, draws, warm_up, num_chains=1, disable_progbar=True)
-        sampler.run(*program.args)
-        found.append(as_arrays(sampler.get_samples()))
-        evaluations += kernel.leapfrogs
-        diverged = sampler.diagnostics().get("divergences", {})
-        divergences += sum(len(rows) for rows in diverged.values())
-    side_by_side = {name: np.stack([each[name] for each in found]) for name in found[0]}
-    return Fitted(side_by_side, evaluations, chains=True, divergences=divergences)
+from benchmarks.trust.pyro_methods import host_svi
 
 
 def advi(program: Program, seed: int, size: Size) -> Fitted:
-    """A Normal without correlations."""
-    pyro.set_rng_seed(seed)
-    pyro.clear_param_store()
-    steps = size.of(ADVI_STEPS)
-    guide = autoguide.AutoDiagonalNormal(program.model)
-    falling = {
-        "optimizer": torch.optim.Adam,
-        "optim_args": {"lr": ADVI_RATE},
-        "lr_lambda": lambda step: 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / steps))),
-    }
-    optim = LambdaLR(falling)
-    svi = SVI(program.model, guide, optim, Trace_ELBO())
-    for _ in range(steps):
-        svi.step(*program.args)
-        optim.step()
-    with torch.no_grad():
-        rows = [guide(*program.args) for _ in range(size.of(DRAWS))]
-    found = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    pyro.clear_param_store()
-    return Fitted(as_arrays(found), steps)
+    """A Normal without correlations, by the host."""
+    kind = autoguide.AutoDiagonalNormal
+    return host_svi(program, seed, kind, size.of(ADVI_STEPS), ADVI_RATE, size.of(DRAWS))
 
 
 def run_engine(recipe: Recipe, program: Program, seed: int, size: Size) -> Answer:

@@ -99,10 +99,10 @@ def made(name: str, settings: dict[str, Any]) -> Reference:
     ChainsDisagree
         Their outputs have a larger R-hat than is allowed, or a draw is not finite.
     """
-    from benchmarks.network_truth import numpyro_methods
+    from benchmarks.trust.numpyro_methods import host_nuts
 
     with_rows, started = bound(NETWORKS[name], "numpyro"), time.process_time()
-    fitted = numpyro_methods.nuts(
+    fitted = host_nuts(
         with_rows.program, 0, settings["chains"], settings["warm-up"], settings["draws"]
     )
     seconds = time.process_time() - started

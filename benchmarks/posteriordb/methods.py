@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -206,6 +207,30 @@ class Fitter(Protocol):
         A step that is not finite is skipped by our engines; a fit that is not finite shows in its
         figures.
         """
+
+
+@dataclass(frozen=True)
+class FitFitter:
+    """``fit`` with the run's budget and nothing else said; it is looked at when it has ended.
+
+    Attributes
+    ----------
+    run : callable
+        From a seed to a fit.
+    positions : callable
+        From draws by site to unconstrained positions (n, D).
+    """
+
+    run: Callable[[int], Any]
+    positions: Callable[[Mapping[str, Any]], Floats]
+
+    def fit(self, seed: int, rate: float | None, start: Any, points: list[int], look: Look) -> None:
+        """See the protocol."""
+        began = time.perf_counter()
+        found = self.run(seed)
+        seconds = time.perf_counter() - began
+        drawn = Draws(self.positions(found.draws))
+        look(found.verdict.evaluations, seconds, lambda _: drawn)
 
 
 class Backend(Protocol):

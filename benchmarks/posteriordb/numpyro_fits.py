@@ -30,6 +30,7 @@ from benchmarks.posteriordb.methods import (
     PARTICLES,
     RADIUS,
     Draws,
+    FitFitter,
     Fitter,
     Floats,
     Look,
@@ -106,7 +107,10 @@ class NativeProgram:
 
     def positions(self, parameters: Mapping[str, Floats]) -> Floats | None:
         """See the protocol."""
-        sites = self._sites.sites(dict(parameters))
+        return self.unconstrained(self._sites.sites(dict(parameters)))
+
+    def unconstrained(self, sites: Mapping[str, Any]) -> Floats:
+        """Positions (n, D) of values of the sites, draws first."""
         values = {name: jnp.asarray(sites[name]) for name in self.target.layout.names}
         return np.asarray(self.target.unconstrain(values, self.data), np.float64)
 
@@ -182,9 +186,15 @@ def noisy(program: NativeProgram, level: float, seed: int) -> Callable[[], None]
 def fitter(program: NativeProgram, method: Method, budget: int, noise: float) -> Fitter:
     """A method on a program."""
     check_noise(method, noise)
+    if method.family == "fit":
+
+        def run(seed: int) -> Any:
+            return nx.fit(random.key(seed), program.model, budget=budget, progress_bar=False)
+
+        return FitFitter(run, program.unconstrained)
     kind: dict[str, Any] = {"host": HostFitter, "guide": EngineFitter}
     kind |= {"particles": EngineFitter, "chains": StochasticGradientFitter, "MCMC": ChainFitter}
-    kind |= {"fit": FitFitter, "own": EngineFitter}
+    kind["own"] = EngineFitter
     made: Fitter = kind[method.family](program, method, budget, noise)
     return made
 
@@ -478,28 +488,4 @@ class ChainFitter:
                     return
 
     def _flat(self, z: dict[str, Array]) -> Floats:
-        values = jax.vmap(self._kernel.postprocess_fn((), {}))(z)
-        target = self._program.target
-        sites = {name: values[name] for name in target.layout.names}
-        return np.asarray(target.unconstrain(sites, self._program.data), np.float64)
-
-
-class FitFitter:
-    """``fit`` with the run's budget and nothing else said; it is looked at when it has ended."""
-
-    def __init__(self, program: NativeProgram, method: Method, budget: int, noise: float) -> None:
-        self._program, self._budget = program, budget
-
-    def fit(
-        self, seed: int, rate: float | None, start: Start | None, points: list[int], look: Look
-    ) -> None:
-        """See the protocol."""
-        began = time.perf_counter()
-        found = nx.fit(
-            random.key(seed), self._program.model, budget=self._budget, progress_bar=False
-        )
-        seconds = time.perf_counter() - began
-        target, data = self._program.target, self._program.data
-        sites = {name: jnp.asarray(found.draws[name]) for name in target.layout.names}
-        drawn = Draws(np.asarray(target.unconstrain(sites, data), np.float64))
-        look(found.verdict.evaluations, seconds, partial(_all, drawn))
+        return self._program.unconstrained(jax.vmap(self._kernel.postprocess_fn((), {}))(z))

@@ -54,21 +54,29 @@ class CountingNUTS(NUTS):
 
 
 def nuts(program: Program, seed: int, size: Size, *, dense: bool = False) -> Fitted:
+    """NUTS by the host, as long as the study's chains are."""
+    length = size.of(WARM_UP), size.of(CHAIN_DRAWS)
+    return host_nuts(program, seed, CHAINS, *length, dense=dense)
+
+
+def host_nuts(
+    program: Program, seed: int, chains: int, warm_up: int, draws: int, *, dense: bool = False
+) -> Fitted:
     """Chains side by side in one compiled program."""
     sampler = MCMC(
         CountingNUTS(program.model, dense_mass=dense),
-        num_warmup=size.of(WARM_UP),
-        num_samples=size.of(CHAIN_DRAWS),
-        num_chains=CHAINS,
+        num_warmup=warm_up,
+        num_samples=draws,
+        num_chains=chains,
         chain_method="vectorized",
         progress_bar=False,
     )
     key = random.key(seed)
     sampler.run(key, *program.args, extra_fields=("diverging",), **program.kwargs)
-    draws = as_arrays(sampler.get_samples(group_by_chain=True))
+    found = as_arrays(sampler.get_samples(group_by_chain=True))
     divergences = int(np.asarray(sampler.get_extra_fields()["diverging"]).sum())
     evaluations = int(np.asarray(sampler.last_state.num_steps).sum())
-    return Fitted(draws, evaluations, chains=True, divergences=divergences)
+    return Fitted(found, evaluations, chains=True, divergences=divergences)
 
 
 def warm_chains(program: Program, seed: int, size: Size, *, fitted: bool = False) -> Fitted:
@@ -92,9 +100,14 @@ def warm_chains(program: Program, seed: int, size: Size, *, fitted: bool = False
 
 def svi(program: Program, seed: int, size: Size) -> Fitted:
     """A full Normal by the host."""
-    steps = size.of(STEPS)
-    guide = autoguide.AutoMultivariateNormal(program.model)
-    optim = optax.adam(optax.cosine_decay_schedule(RATE, steps))
+    kind = autoguide.AutoMultivariateNormal
+    return host_svi(program, seed, kind, size.of(STEPS), RATE, size.of(DRAWS))
+
+
+def host_svi(program: Program, seed: int, kind: Any, steps: int, rate: float, draws: int) -> Fitted:
+    """A guide of this kind by the host, with a rate that falls to 0 along a cosine."""
+    guide = kind(program.model)
+    optim = optax.adam(optax.cosine_decay_schedule(rate, steps))
     run = SVI(program.model, guide, optim, Trace_ELBO())
     options: Any = {"progress_bar": False, **program.kwargs}
     result = run.run(random.key(seed), steps, *program.args, **options)
@@ -102,7 +115,7 @@ def svi(program: Program, seed: int, size: Size) -> Fitted:
         random.key(seed + 1),
         result.params,
         *program.args,
-        sample_shape=(size.of(DRAWS),),
+        sample_shape=(draws,),
         **program.kwargs,
     )
     return Fitted(as_arrays(found), steps)

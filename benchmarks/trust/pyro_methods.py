@@ -44,21 +44,27 @@ class CountingNUTS(NUTS):
 
 
 def nuts(program: Program, seed: int, size: Size, *, dense: bool = False) -> Fitted:
+    """NUTS by the host, as long as the study's chains are."""
+    length = size.of(WARM_UP), size.of(CHAIN_DRAWS)
+    return host_nuts(program, seed, CHAINS, *length, dense=dense)
+
+
+def host_nuts(
+    program: Program, seed: int, chains: int, warm_up: int, draws: int, *, dense: bool = False
+) -> Fitted:
     """One chain after the other: Pyro's chains side by side are processes."""
     found, evaluations, divergences = [], 0, 0
-    for chain in range(CHAINS):
+    for chain in range(chains):
         pyro.set_rng_seed(1_000 * seed + chain)
         kernel = CountingNUTS(program.model, full_mass=dense)
-        sampler = MCMC(
-            kernel, size.of(CHAIN_DRAWS), size.of(WARM_UP), num_chains=1, disable_progbar=True
-        )
+        sampler = MCMC(kernel, draws, warm_up, num_chains=1, disable_progbar=True)
         sampler.run(*program.args, **program.kwargs)
         found.append(as_arrays(sampler.get_samples()))
         evaluations += kernel.leapfrogs
         diverged = sampler.diagnostics().get("divergences", {})
         divergences += sum(len(rows) for rows in diverged.values())
-    draws = {name: np.stack([each[name] for each in found]) for name in found[0]}
-    return Fitted(draws, evaluations, chains=True, divergences=divergences)
+    side_by_side = {name: np.stack([each[name] for each in found]) for name in found[0]}
+    return Fitted(side_by_side, evaluations, chains=True, divergences=divergences)
 
 
 def warm_chains(program: Program, seed: int, size: Size, *, fitted: bool = False) -> Fitted:
@@ -81,13 +87,18 @@ def warm_chains(program: Program, seed: int, size: Size, *, fitted: bool = False
 
 def svi(program: Program, seed: int, size: Size) -> Fitted:
     """A full Normal by the host."""
+    kind = autoguide.AutoMultivariateNormal
+    return host_svi(program, seed, kind, size.of(STEPS), RATE, size.of(DRAWS))
+
+
+def host_svi(program: Program, seed: int, kind: Any, steps: int, rate: float, draws: int) -> Fitted:
+    """A guide of this kind by the host, with a rate that falls to 0 along a cosine."""
     pyro.set_rng_seed(seed)
     pyro.clear_param_store()
-    steps = size.of(STEPS)
-    guide = autoguide.AutoMultivariateNormal(program.model)
+    guide = kind(program.model)
     falling = {
         "optimizer": torch.optim.Adam,
-        "optim_args": {"lr": RATE},
+        "optim_args": {"lr": rate},
         "lr_lambda": lambda step: 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / steps))),
     }
     optim = LambdaLR(falling)
@@ -96,7 +107,7 @@ def svi(program: Program, seed: int, size: Size) -> Fitted:
         run.step(*program.args, **program.kwargs)
         optim.step()
     with torch.no_grad():
-        rows = [guide(*program.args, **program.kwargs) for _ in range(size.of(DRAWS))]
+        rows = [guide(*program.args, **program.kwargs) for _ in range(draws)]
     found = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     pyro.clear_param_store()
     return Fitted(as_arrays(found), steps)
