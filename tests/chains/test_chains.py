@@ -245,14 +245,14 @@ def test_heavy_tails_are_told_from_light_ones() -> None:
 
 
 def test_errors_of_deviations_know_how_heavy_a_tail_is() -> None:
-    """Of draws whose squares have no variance 9 of 10 within two errors; else what is known."""
+    """Of draws whose squares have no variance six of seven are within two errors."""
     generator = np.random.default_rng(11)
-    draws = 1.0 / generator.gamma(2.5, size=(36, 16, 60))
+    draws = 1.0 / generator.gamma(2.5, size=(36, 16, 200))
     right = 1.0 / (1.5 * math.sqrt(0.5))
     errors = convergence(draws).deviation_error
     ratios = np.abs(draws.std((0, 1)) / right - 1.0) / errors
-    # The fourth moments of the draws alone leave a third outside.
-    assert (ratios < 2.0).mean() > 0.85 and np.median(errors) < 0.5
+    # By the fourth moments of the draws alone half of them are; of 200 the share varies by 0.025.
+    assert (ratios < 2.0).mean() > 0.78 and np.median(errors) < 0.5
     # A Normal's error is that of its fourth moment, and a Cauchy's is infinite.
     draws = np.stack([generator.normal(size=(250, 16)), generator.standard_cauchy((250, 16))], -1)
     light, heavy = convergence(draws).deviation_error
