@@ -228,9 +228,7 @@ def _reweighted(
     evidence = policy.Evidence(
         program, replace(wanted, exact=False), before.evidence.modes, policy.Correction(0.0, share)
     )
-    return Reweighted(
-        problem, positions[:, None], None, evidence, told=told, values=values
-    ), ""
+    return Reweighted(problem, positions[:, None], None, evidence, told=told, values=values), ""
 
 
 def _by_draws(
