@@ -38,8 +38,8 @@ LEVEL, LEAST_SHIFT = 1e-3, 0.05
 #: Error of a standard deviation from which on tails are called heavy, and the shape of a tail from
 #: which on the variance of squares is infinite or nearly so.
 UNCERTAIN, HEAVY = 0.05, 0.25
-#: Probability with which draws hold none beyond the quantile where a tail's squares are cut, and the
-#: points at which they are summed.
+#: Draws that are expected beyond the quantile where a tail's squares are cut, so that nine sets of
+#: ten have none there, and points at which they are summed.
 BEYOND, POINTS = 0.1, 200
 #: Fourth moment, as a share of the squared variance, from which on a few draws make the variance: a
 #: Normal has 3, an exponential 9.

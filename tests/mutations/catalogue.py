@@ -1640,6 +1640,13 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "a bound on draws that are kept from before it holds",
+        "fit/ladder.py",
+        "sampled = sampled.after(coupled.transitions)",
+        "sampled = sampled.after(0)",
+        "fit",
+    )
+    yield from neutral(
         "a bound without the number of pairs",
         "chains/coupling.py",
         "share = float(betaincinv(late + 1.0, number - late, CONFIDENCE))",
