@@ -1644,7 +1644,7 @@ def _fit() -> Iterator[Mutation]:
         "fit/ladder.py",
         "sampled = sampled.after(coupled.transitions)",
         "sampled = sampled.after(0)",
-        "fit",
+        tests,
     )
     yield from neutral(
         "a bound without the number of pairs",
