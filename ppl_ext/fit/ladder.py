@@ -295,8 +295,8 @@ def _by_chains(
     is_bounded = policy.is_bounded(coupled)
     is_sure = partial(is_enough, is_sure=not is_bounded)
     if not is_sure(convergence(sampled.kernel.ordered(sampled.draws)), sampled.window):
-        # Of chains that were enough what was left out is missing.
-        missing = number - len(sampled.draws) if is_bounded else number // 2
+        # Of chains that were enough little more than what was left out is missing.
+        missing = max(number - len(sampled.draws), number // 8) if is_bounded else None
         with stage("more chains") as notes:
             sampled = _longer(sampled, is_sure, None, generator, meter, missing)
             notes.append(f"{sampled.window.transitions} transitions kept")
@@ -363,18 +363,17 @@ def _longer(
     most: int | None,
     generator: np.random.Generator,
     meter: Meter,
-    first: int | None = None,
+    step: int | None = None,
 ) -> Sampled:
     """Chains that go on until they are enough, or so many draws, or the end of the budget.
 
-    They go on for half as many draws as there are, ``first`` for so many.
+    They go on for a ``step`` of so many draws each time, or for half as many as there are.
     """
     while not is_enough(convergence(sampled.kernel.ordered(sampled.draws)), sampled.window):
         number = len(sampled.draws)
         if (most is not None and CHAINS * number > most) or not meter.allows():
             break
-        sampled = go_on(sampled, first or number // 2, generator, meter.allows)
-        first = None
+        sampled = go_on(sampled, step or number // 2, generator, meter.allows)
         if len(sampled.draws) == number:
             break  # What is left buys no transition.
     return sampled
