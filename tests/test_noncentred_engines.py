@@ -137,7 +137,7 @@ def test_a_start_by_sites_as_written_is_that_of_a_noncentred_program(backend: An
     verbs = Verbs(backend, (backend.array([1.0, 2.0]),))
     for values in (draws, {name: each[0] for name, each in draws.items()}):
         engine = particles(backend, model, reparameterise=True)
-        state, _ = verbs.run(engine, 0, start={n: backend.array(v) for n, v in values.items()})
+        verbs.run(engine, 0, start={n: backend.array(v) for n, v in values.items()})
         assert {"m_decentered", "rate_base_decentered"} <= set(engine.target.layout.names)
         if values is draws:
             points = engine.start.points

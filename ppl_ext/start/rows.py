@@ -95,9 +95,7 @@ class Rows:
         return cls(few, every, size / number, size * sample.seconds, number, parts)
 
     @classmethod
-    def of_batches(
-        cls, batches: list[Batch], size: int, pieces: Callable[[Batch], Piece]
-    ) -> Self:
+    def of_batches(cls, batches: list[Batch], size: int, pieces: Callable[[Batch], Piece]) -> Self:
         """Some batches of a loader of ``size`` rows; ``pieces`` evaluate with one, scaled up."""
         sample = Sample(joined(batches), is_all=False, seconds=0.0)
         number = sample.batch.rows

@@ -106,9 +106,7 @@ def check_moved(
 
 
 @torch.no_grad()
-def moved_values(
-    target: LogDensity, data: Data, values: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def moved_values(target: LogDensity, data: Data, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Values (n, ...) of a moved program's latent sites, from those of its sites as written."""
     program, rows = target.model, target.first_rows() or None
     latents = program.moves.latents
