@@ -108,8 +108,8 @@ def check_moved(
 @torch.no_grad()
 def moved_values(target: LogDensity, data: Data, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Values (n, ...) of a moved program's latent sites, from those of its sites as written."""
-    program, rows = target.model, target.first_rows() or None
-    latents = program.moves.latents
+    program: Any = target.model
+    rows, latents = target.first_rows() or None, program.moves.latents
     given = {name: value for name, value in values.items() if name not in target.local_sites}
     found = {latents.get(name, name): value for name, value in values.items()}
     for number in range(len(next(iter(values.values())))):
