@@ -23,11 +23,11 @@ import numpyro_ext as nx
 from benchmarks.trust.methods import (
     CHAIN_DRAWS,
     CHAINS,
+    DOUBTS,
     DRAWS,
     RATE,
     STEPS,
     WARM_UP,
-    DOUBTS,
     Draws,
     Fitted,
     Method,
