@@ -119,8 +119,8 @@ def check_moved(
 
 def moved_values(target: LogDensity, data: Data, values: Mapping[str, Array]) -> dict[str, Array]:
     """Values (n, ...) of a moved program's latent sites, from those of its sites as written."""
-    latents = target.model.moves.latents
-    bound = replace(target.bound, model=target.model.model)
+    program: Any = target.model
+    latents, bound = program.moves.latents, replace(target.bound, model=program.model)
     given = {name: value for name, value in values.items() if name not in target.local_sites}
 
     def one(values: dict[str, Array], data: Data) -> dict[str, Array]:

@@ -210,7 +210,7 @@ def _clock(trial: Trial) -> None:
 
 @fault(
     DIGITS,
-    "the same in a dictionary, an object, a list of numbers, a table, or as one of two columns",
+    "the same in a dictionary, object, list or table, or as one of two columns",
     pyro=KEPT,
 )
 def _clock_within(trial: Trial) -> None:
