@@ -341,7 +341,8 @@ class Stream:
 
     def taken(self, finite: bool = True) -> None:
         """The step of the next batch was taken: what comes is after it."""
-        before, self._latest = self._latest, self._waiting.popleft()
+        before = self._latest
+        self._latest = self._waiting.popleft()
         if not finite:
             self._skipped.append((self._latest.epoch, self._latest.number - 1))
         if before is not None and before.epoch != self._latest.epoch:
