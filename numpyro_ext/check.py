@@ -31,7 +31,7 @@ from ppl_ext.check.source import Source, number_of_draws, source_of
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from ppl_ext.fit.verdict import Verdict
-from ppl_ext.target.noncentred import is_moved
+from ppl_ext.target.noncentred import moved_sites
 
 #: Draws that are unconstrained together; fewer are filled up, so that one program serves all.
 WIDTH = 500
@@ -206,7 +206,7 @@ def _of_guide(name: str, fitted: FittedGuide, held: Mapping[str, Any]) -> Source
     number = number_of_draws(target.dim)
     positions, log_density = fitted.at_draws(number, None, _positions_and_density)
     draws = target.constrain(jnp.asarray(positions, target.dtype), fitted.data)
-    if is_moved(target.model):
+    if moved_sites(target.model):
         return Source(name, "independent draws", draws, held=held)
     return Source(
         name,

@@ -419,25 +419,42 @@ class Engine(EngineShell, ABC):
         positions = self._draw(plan, state, None, number if self.makes_draws else None)
         return Drawn(np.asarray(self._whole(positions)))
 
-    def _judged(self, plan: Any, state: EngineState, data: Data, steps: int) -> Judgement | None:
-        """What the end of a run of so many steps says of its answer."""
+    def _judged(
+        self,
+        plan: Any,
+        state: EngineState,
+        data: Data,
+        steps: int,
+        stream: Stream | None,
+        kwargs: Mapping[str, Any],
+    ) -> Judgement | None:
+        """What the end of a run of so many steps says of its answer.
+
+        ``kwargs`` are the model's beside those of a loader's batches.
+        """
         target = plan.target
         each = plan.estimator.evaluations_per_step(target)
+        pieces = pieces_of(target)
 
         def rows() -> Rows:
-            pieces = pieces_of(target)
             return Rows.of_plates(
                 target.plates, lambda some: pieces(data, some), np.random.default_rng(0)
             )
 
+        def of_batch(batch: Batch) -> Any:
+            bound = target.bind(*batch.args, **{**kwargs, **batch.kwargs})
+            return pieces(bound.on_device(), None)
+
         return self._judgement(
             plan,
             data,
+            stream,
+            rows,
+            of_batch,
             epsilon=float(jnp.finfo(target.dtype).eps),
             steps=steps,
             evaluations=steps * self._num_positions(plan) * each,
             draw=lambda number: self._to_judge(plan, state, number),
-            rows=rows,
         )
 
     # -- set up -------------------------------------------------------------------------------
@@ -1032,7 +1049,9 @@ class Engine(EngineShell, ABC):
         self._look_at_end(bound.plan, found)
         params = bound.params(state, bound.data)
         try:
-            judgement = self._judged(bound.plan, state, bound.data, len(found.losses))
+            judgement = self._judged(
+                bound.plan, state, bound.data, len(found.losses), stream, kwargs
+            )
         except BaseException as error:
             # Ctrl-C, or a warning that is an error.
             hand_over(error, int(state.step), present())

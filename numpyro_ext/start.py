@@ -15,6 +15,7 @@ from jax import Array, random
 from numpyro.infer.autoguide import AutoContinuous, AutoGuide
 
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.reparameterise import moved_values
 from numpyro_ext.density.start import numbers_of_key
 from numpyro_ext.draws import check_key
 from numpyro_ext.guides.flat_density import flat_density
@@ -24,6 +25,7 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.start.given import DRAWS, HOST, SEARCH, Space, Started
 from ppl_ext.start.search import InPieces, Piece, begin, rows_of, starts_by_host
 from ppl_ext.start.start import Start
+from ppl_ext.target.noncentred import moved_sites
 
 #: Calls of a usual fit.
 CALLS = 2_000
@@ -136,6 +138,8 @@ def started(
         GUIDE_FORM,
         InPieces(evaluated),
         float(jnp.finfo(target.dtype).eps),
+        moves=moved_sites(target.model),
+        as_moved=lambda values: moved_values(target, data, jax.device_put(values)),
     )
     with place():
         return begin(given, space, generator, by_strategy, has_strategy=has_strategy)

@@ -384,6 +384,9 @@ def _arrays_in(named: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             name, value = waiting.popleft()
             if hasattr(value, "__array__") and hasattr(value, "shape"):
                 yield name, value
+                # Columns of a table, whatever their types.
+                for field in getattr(value.dtype, "names", None) or ():
+                    waiting.append((f"{name}[{field!r}]", value[field]))
             elif not isinstance(value, _PLAIN) and id(value) not in seen:
                 seen.add(id(value))
                 waiting.extend(_inside(name, value))
@@ -396,6 +399,8 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return ((f"{name}.{key}", getattr(value, key)) for key in value._fields)
     if isinstance(value, tuple | list):
+        if value and all(isinstance(each, float) for each in value):
+            return iter([(name, np.array(value))])
         pairs = enumerate(value)
         return ((f"{name}[{n}]", each) for n, each in pairs if not isinstance(each, _PLAIN))
     if callable(value) and not is_dataclass(value):

@@ -22,7 +22,7 @@ from ppl_ext.check.source import Source, number_of_draws, source_of
 from ppl_ext.documented import documented
 from ppl_ext.errors import HeldParameterWarning
 from ppl_ext.fit.verdict import Verdict
-from ppl_ext.target.noncentred import is_moved
+from ppl_ext.target.noncentred import moved_sites
 from pyro_ext.density import LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.diagnostics.chains import Chains
@@ -174,6 +174,6 @@ def _of_guide(name: str, fitted: FittedGuide) -> Source:
     positions, log_density = fitted.at_draws(number_of_draws(target.dim), None, both)
     with torch.no_grad():
         draws = target.constrain(torch.as_tensor(positions, dtype=target.dtype), fitted.data)
-    if is_moved(target.model):
+    if moved_sites(target.model):
         return Source(name, "independent draws", draws)
     return Source(name, "independent draws", draws, positions=positions, log_density=log_density)

@@ -43,6 +43,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ppl_ext.arguments import entry
+from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import check_not_shared
 from ppl_ext.batches.stream import Stream, check_no_arguments, place_of
 from ppl_ext.engines.base import EngineShell
@@ -832,7 +833,9 @@ class Engine(EngineShell, ABC):
             warn_if_unsettled(type(self).__name__, settled, num_steps)
         self._look_at_end(self.plan, found)
         try:
-            judgement = self._judged(len(found.losses), self.gradient_evaluations - evaluations)
+            judgement = self._judged(
+                len(found.losses), self.gradient_evaluations - evaluations, kwargs
+            )
         except BaseException as error:
             # Ctrl-C, or a warning that is an error.
             hand_over(error, self.num_steps_taken, None)
@@ -857,8 +860,13 @@ class Engine(EngineShell, ABC):
         """Draws that a run is judged by, where the engine makes any so many at most."""
         return Drawn(on_host(self._draw(plan, state, number if self.makes_draws else None)))
 
-    def _judged(self, steps: int, evaluations: float) -> Judgement | None:
-        """What the end of a run of so many steps says of its answer."""
+    def _judged(
+        self, steps: int, evaluations: float, kwargs: Mapping[str, Any]
+    ) -> Judgement | None:
+        """What the end of a run of so many steps says of its answer.
+
+        ``kwargs`` are the model's beside those of a loader's batches.
+        """
         plan, data = self.plan, self.data
         target = plan.target
 
@@ -866,7 +874,7 @@ class Engine(EngineShell, ABC):
             with self._same_noise():
                 return self._to_judge(plan, self._state, number)
 
-        def pieces(rows: dict[str, np.ndarray] | None) -> Any:
+        def pieces(rows: dict[str, np.ndarray] | None, data: Data = data) -> Any:
             piece = piece_of(target, data, rows)
 
             def kept(positions: np.ndarray, before: int) -> tuple[Any, Any]:
@@ -876,14 +884,19 @@ class Engine(EngineShell, ABC):
 
             return kept
 
+        def of_batch(batch: Batch) -> Any:
+            return pieces(None, target.bind(*batch.args, **{**kwargs, **batch.kwargs}))
+
         return self._judgement(
             plan,
             data,
+            self._stream,
+            lambda: Rows.of_plates(target.plates, pieces, np.random.default_rng(0)),
+            of_batch,
             epsilon=torch.finfo(target.dtype).eps,
             steps=steps,
             evaluations=evaluations,
             draw=draw,
-            rows=lambda: Rows.of_plates(target.plates, pieces, np.random.default_rng(0)),
         )
 
     @between_steps()

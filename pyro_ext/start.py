@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 from pyro.infer.autoguide import AutoContinuous, AutoGuide
+from torch import Tensor
 
 from ppl_ext.arguments import entry
 from ppl_ext.errors import ArgumentError
 from ppl_ext.start.given import DRAWS, HOST, SEARCH, Space, Started
 from ppl_ext.start.search import InPieces, Piece, begin, rows_of, starts_by_host
 from ppl_ext.start.start import Start
+from ppl_ext.target.noncentred import moved_sites
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.handlers import global_generator, isolated_parameters
+from pyro_ext.density.reparameterise import moved_values
 from pyro_ext.guides.flat_density import flat_density
 
 #: How a guide of the host is given as a start.
@@ -102,11 +105,11 @@ def started(
     def by_strategy(number: int) -> np.ndarray:
         return target.initial_positions(number, rng, data).double().cpu().numpy()
 
+    def tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
+        return {name: torch.as_tensor(value, dtype=target.dtype) for name, value in values.items()}
+
     def unconstrain(values: Mapping[str, Any]) -> np.ndarray:
-        tensors = {
-            name: torch.as_tensor(value, dtype=target.dtype) for name, value in values.items()
-        }
-        return np.asarray(target.unconstrain(tensors, data).detach().cpu().numpy())
+        return np.asarray(target.unconstrain(tensors(values), data).detach().cpu().numpy())
 
     space = Space(
         target.dim,
@@ -118,6 +121,8 @@ def started(
         InPieces(piece_of(target, data, rows_of(target.plates, generator))),
         torch.finfo(target.dtype).eps,
         time.perf_counter if target.sharding is None else target.sharding.clock,
+        moved_sites(target.model),
+        lambda values: moved_values(target, data, tensors(values)),
     )
     return begin(given, space, generator, by_strategy, has_strategy=has_strategy)
 

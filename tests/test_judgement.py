@@ -212,7 +212,7 @@ def test_a_mode_of_the_search_without_draws_is_told() -> None:
 def test_what_is_not_looked_at_is_said() -> None:
     z = drawn(64)
     assert "no step" in judge(run_of(z, steps=0)).told[0]
-    assert "batch" in judge(run_of(z, has_all_rows=False)).told[0]
+    assert "batch" in judge(run_of(z, has_rows=False)).told[0]
     assert "too many" in judge(run_of(np.zeros((2, 3)), dim=20_000_000)).told[0]
     with unjudged():
         assert "the fit" in judge(run_of(z)).told[0]
@@ -235,6 +235,25 @@ def test_very_many_rows_are_judged_by_a_sample() -> None:
         found = judge(run_of(drawn(496, factor), rows=lambda: rows, evaluations=10.0))
         assert found.doubtful == doubtful
         assert found.evaluations <= 500
+
+
+def test_a_draw_in_the_neck_of_a_funnel_is_told() -> None:
+    """z1 ~ Normal(0, exp(3 z0)), z0 ~ Normal: at z0 = 0 nothing is told of, at z0 = -3 all is."""
+
+    def density(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        log_sd = 3.0 * np.minimum(z[:, 0], -2.0) + 6.0  # narrow only far out
+        white = z[:, 1] * np.exp(-log_sd)
+        slope = 3.0 * (z[:, 0] < -2.0)
+        score = np.stack([-z[:, 0] + slope * (white**2 - 1.0), -white * np.exp(-log_sd)], 1)
+        return -0.5 * (z[:, 0] ** 2 + white**2) - log_sd, score
+
+    options: dict[str, Any] = {"density": density, "coordinates": {"a": slice(0, 2)}}
+    for seed in range(10):
+        z = np.random.default_rng(seed).normal(size=(20, 2))
+        z[:, 0] = z[:, 0].clip(-1.9)
+        assert not judge(run_of(z, **options)).doubtful
+        z[0] = -4.0, 0.001
+        assert "1 of 20 draws lie where" in judge(run_of(z, **options)).reasons[0]
 
 
 def test_short_chains_take_no_more_than_they_may() -> None:
@@ -326,6 +345,32 @@ def test_a_judgement_leaves_a_run_as_it_is(backend: Any, monkeypatch: pytest.Mon
     if backend.is_pyro:
         backend.xp.manual_seed(0)
     np.testing.assert_array_equal(with_it, means(judged=False))
+
+
+@pytest.mark.judged
+@pytest.mark.parametrize("number", [4, 40])
+def test_runs_on_batches_are_judged_by_those_that_are_kept(backend: Any, number: int) -> None:
+    """All rows where the batches of an epoch are few, a sample of them where they are many."""
+    y = np.random.default_rng(0).normal(size=(number, 100)).astype(np.float32)
+
+    def model(y: Any) -> None:
+        mean = backend.host.sample("mean", backend.dist.Normal(backend.array(0.0), 10.0))
+        with backend.host.plate("rows", 100 * number, subsample_size=len(y)):
+            backend.host.sample("y", backend.dist.Normal(mean, 1.0), obs=y)
+
+    guide = backend.autoguide.AutoDiagonalNormal(model)
+    engine = made(backend, "ProximalScoreVI", model, guide)
+    loader = [(each,) for each in y]
+    found = ended(backend, engine, 100, batches=loader, start={"mean": y.mean()}).judgement
+    assert found.stein is not None and not found.doubtful, str(found)
+    assert ("By 1,600 rows, in 16 parts" in str(found)) == (number > 16)
+    assert (found.ratios is not None) == (number <= 16)
+    assert found.evaluations <= 500
+    # Particles that stay where they are, a tenth as far apart as the posterior is wide.
+    near = y.mean() + 0.01 / np.sqrt(number) * np.random.default_rng(1).normal(size=20)
+    narrow = made(backend, "SVGD", model, backend.adam(1e-7), num_particles=20)
+    with pytest.warns(DoubtfulFitWarning, match="spread 0|close together"):
+        ended(backend, narrow, 60, batches=loader, start={"mean": near})
 
 
 SCHOOLS = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
@@ -420,8 +465,8 @@ def test_engines_that_are_wrong_say_so(backend: Any, engine: str, name: str) -> 
         right, steps = particles_are_right, 1000
     elif engine == "LaplaceGGN":
         run, steps = made(backend, engine, model, backend.adam(0.05)), 1000
-        # The noise's logarithm is skewed: its mean is half a standard deviation from the mode.
-        right = normal_is_right and name != "regression"
+        # The noise's mean lies 0.3 standard deviations from the mode, which is let pass.
+        right = normal_is_right
     else:
         guides = (backend.autoguide.AutoMultivariateNormal(model),) * (engine != "BaM")
         run, right, steps = made(backend, engine, model, *guides), normal_is_right, 1000

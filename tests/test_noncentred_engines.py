@@ -121,6 +121,31 @@ def test_a_guide_of_a_noncentred_program_is_made_of_it(backend: Any) -> None:
     assert "theta_decentered" in engine.target.layout.names
 
 
+def test_a_start_by_sites_as_written_is_that_of_a_noncentred_program(backend: Any) -> None:
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        s = host.sample("s", dist.HalfNormal(backend.array(2.0)))
+        with host.plate("groups", 2):
+            m = host.sample("m", dist.Normal(backend.array(1.0), s))
+            rate = host.sample("rate", dist.LogNormal(m, 3.0 * s))
+            host.sample("y", dist.Normal(rate, 1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    m, rate = rng.normal(size=(3, 2)), np.exp(rng.normal(size=(3, 2)))
+    draws = {"s": np.array([0.5, 1.0, 2.0]), "m": m, "rate": rate}
+    verbs = Verbs(backend, (backend.array([1.0, 2.0]),))
+    for values in (draws, {name: each[0] for name, each in draws.items()}):
+        engine = particles(backend, model, reparameterise=True)
+        verbs.run(engine, 0, start={n: backend.array(v) for n, v in values.items()})
+        assert {"m_decentered", "rate_base_decentered"} <= set(engine.target.layout.names)
+        if values is draws:
+            points = engine.start.points
+            found = engine.target.constrain(backend.array(points), engine.data)
+            for name, expected in draws.items():
+                np.testing.assert_allclose(backend.numpy(found[name]), expected, rtol=1e-4)
+
+
 def test_programs_without_such_sites_are_as_they_are(
     backend: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks.trust.hosts import BACKENDS
 from benchmarks.trust.problems import Program
+from ppl_ext.errors import DoubtfulFitWarning
 from ppl_ext.fit.warm import WARMUP
 
 Draws = dict[str, NDArray[Any]]
@@ -23,6 +24,8 @@ CHAINS, WARM_UP, CHAIN_DRAWS = 4, 1_000, 1_000
 STEPS, RATE = 5_000, 0.02
 #: Draws of guides.
 DRAWS = 1_000
+#: What an engine warns by of its own answer.
+DOUBTS = (UserWarning, DoubtfulFitWarning)
 #: Chains are trusted with R-hat below this, so many effective draws, and no divergence.
 R_HAT, EFFECTIVE = 1.01, 400.0
 

@@ -23,6 +23,7 @@ import numpyro_ext as nx
 from benchmarks.trust.methods import (
     CHAIN_DRAWS,
     CHAINS,
+    DOUBTS,
     DRAWS,
     RATE,
     STEPS,
@@ -224,6 +225,6 @@ def run_engine(method: Method, program: Program, seed: int, size: Size) -> Fitte
         result = engine.run(random.key(seed), steps, *program.args, **run)
         drawn = {} if "num_particles" in options else {"num_samples": size.of(DRAWS)}
         found = engine.get_samples(result.state, **drawn)
-    told = tuple(str(each.message) for each in caught if each.category is UserWarning)
+    told = tuple(str(each.message) for each in caught if each.category in DOUBTS)
     evaluations = steps * scores_of_a_step(method, engine.plan) + scores_of_a_start(engine)
     return Fitted(as_arrays(found), evaluations, trusted=not told, reasons=told)

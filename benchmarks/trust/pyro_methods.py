@@ -18,6 +18,7 @@ import pyro_ext as px
 from benchmarks.trust.methods import (
     CHAIN_DRAWS,
     CHAINS,
+    DOUBTS,
     DRAWS,
     RATE,
     STEPS,
@@ -138,7 +139,7 @@ def run_engine(method: Method, program: Program, seed: int, size: Size) -> Fitte
         engine.run(steps, *program.args, progress_bar=False, **program.kwargs)
         drawn = {} if "num_particles" in options else {"num_samples": size.of(DRAWS)}
         found = engine.get_samples(**drawn)
-    told = tuple(str(each.message) for each in caught if each.category is UserWarning)
+    told = tuple(str(each.message) for each in caught if each.category in DOUBTS)
     evaluations = steps * scores_of_a_step(method, engine.plan) + scores_of_a_start(engine)
     pyro.clear_param_store()
     return Fitted(as_arrays(found), evaluations, trusted=not told, reasons=told)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 
 from numpyro_ext.density.layout import Data
 from numpyro_ext.density.log_density import LogDensity
+from numpyro_ext.programs import Program
 from ppl_ext.target.noncentred import Moves, Noncentred, difference, different_error, points_around
 
 
@@ -113,6 +115,29 @@ def check_moved(
     told = difference(points_around(moved.dim), *densities, there, places, epsilon)
     if told:
         raise different_error(tuple(latents), told)
+
+
+def moved_values(target: LogDensity, data: Data, values: Mapping[str, Array]) -> dict[str, Array]:
+    """Values (n, ...) of a moved program's latent sites, from those of its sites as written."""
+    program: Any = target.model
+    latents, bound = program.moves.latents, replace(target.bound, model=program.model)
+    given = {name: value for name, value in values.items() if name not in target.local_sites}
+
+    def one(values: dict[str, Array], data: Data) -> dict[str, Array]:
+        model = handlers.substitute(bound.controlled(bound.first_rows()), data=values)
+        trace, found = bound.run(model, data), {}
+        for name, latent in latents.items():
+            base, value = _unwrapped(trace[name]["fn"]), values[name]
+            if _is_monotone(base):
+                for transform in reversed(base.transforms):
+                    value = transform.inv(value)
+                base = _unwrapped(base.base_dist)
+            found[latent] = (value - base.loc) / base.scale
+        return found
+
+    run = Program(jax.vmap(one, (0, None)), rarely=True)
+    found = run(given, target.arguments.as_evaluated(data))
+    return {**{name: each for name, each in values.items() if name not in latents}, **found}
 
 
 def _unwrapped(distribution: Any) -> Any:

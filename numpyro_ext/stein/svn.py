@@ -379,6 +379,10 @@ class SVN(ParticleEngine):
         # What it adds to its own parameters, which a move taken back has left behind.
         return self.optim.get_params(optimizer) - self.optim.get_params(before.optimizer), optimizer
 
+    def _scores_of_a_step(self, plan: NewtonPlan) -> float:
+        # A whole matrix of curvature takes a product with each coordinate's direction.
+        return 1.0 + plan.target.dim if plan.solver == "dense" else 1.0
+
     def _judge(
         self,
         plan: NewtonPlan,

@@ -154,7 +154,7 @@ class Passes:
         # The first batch of a loader may wait for its processes to start.
         last, after = clock(), number - kept[0].rows
         seconds = (last - first) / after if after else (first - began) / number
-        sample = Sample(_joined(kept), next(iterator, None) is None, seconds)
+        sample = Sample(joined(kept), next(iterator, None) is None, seconds)
         if sample.is_all:
             # They may be read no more, so that nobody would see what another pass gives.
             self._look(mark)
@@ -242,12 +242,12 @@ class Passes:
             kept.append(batch)
             number += batch.rows
             while number >= rows:
-                whole = _joined(kept)
+                whole = joined(kept)
                 yield whole if number == rows else whole.part(0, rows)
                 number -= rows
                 kept = [whole.part(rows, rows + number)] if number else []
         if number:
-            yield _joined(kept)
+            yield joined(kept)
 
 
 def passes_of(batches: Iterable[Any] | None, args: tuple[Any, ...]) -> Passes | None:
@@ -319,7 +319,8 @@ def total_rows(plates: Mapping[str, Any], rows: int) -> int | None:
     return sizes.pop() if sizes else None
 
 
-def _joined(batches: list[Batch]) -> Batch:
+def joined(batches: list[Batch]) -> Batch:
+    """Batches as one, their rows in order."""
     if len(batches) == 1:
         return batches[0]
     leaves = [iter([leaf for _, leaf in each.leaves()]) for each in batches]

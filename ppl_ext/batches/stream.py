@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 import warnings
 from collections import deque
@@ -19,6 +20,9 @@ from ppl_ext.errors import ArgumentError, BatchWarning, ResumeWarning
 _NAMED = 5
 #: Seconds that batches which are to be taken together wait for each other.
 _PATIENCE = 0.02
+#: Batches that are kept of an epoch, as many as parts of a sample of rows are compared, and bytes
+#: that they take at most, where one batch does not take more: they stay beside the model's.
+KEPT, KEPT_BYTES = 16, 2**26
 
 
 class _Item(NamedTuple):
@@ -99,6 +103,9 @@ class Stream:
         self._failure: Exception | None = None
         self._latest: _Item | None = None
         self._skipped: list[tuple[int, int]] = []
+        # Batches of the epoch by number, and those of the epoch before.
+        self._kept: dict[int, Batch] = {}
+        self._kept_before: dict[int, Batch] = {}
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -334,9 +341,25 @@ class Stream:
 
     def taken(self, finite: bool = True) -> None:
         """The step of the next batch was taken: what comes is after it."""
+        before = self._latest
         self._latest = self._waiting.popleft()
         if not finite:
             self._skipped.append((self._latest.epoch, self._latest.number - 1))
+        if before is not None and before.epoch != self._latest.epoch:
+            self._kept, self._kept_before = {}, self._kept
+        batch = self._kept[self._latest.number] = self._latest.batch
+        if len(self._kept) > max(1, min(KEPT, KEPT_BYTES // max(1, batch.nbytes))):
+            # A number's own random draw stays, so that those left are a sample of all.
+            del self._kept[max(self._kept, key=lambda number: random.Random(number).random())]
+
+    def sample(self) -> list[Batch]:
+        """Some batches of the last whole epoch, drawn at random, or of the first while it lasts."""
+        return list((self._kept_before or self._kept).values())
+
+    @property
+    def size(self) -> int | None:
+        """Rows of an epoch, where one plate counts them."""
+        return self._plates[0] if len(self._plates) == 1 else None
 
     def tell(self, error: BaseException, among: int = 1) -> None:
         """Let an exception say which batch it came with, or ``among`` how many from which on."""

@@ -7,11 +7,14 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar
 
 from ppl_ext.arguments import check_callable, nonfinite_arguments
+from ppl_ext.batches.batch import Batch
+from ppl_ext.batches.stream import Stream
 from ppl_ext.documented import documents_subclasses
-from ppl_ext.engines.judgement import Judgement, Run, judge
+from ppl_ext.engines.judgement import MEAN, Judgement, Run, judge
 from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.options import check_choice, decisions, describe, described, options_of
 from ppl_ext.running.best import LARGEST, Watch
@@ -21,6 +24,7 @@ from ppl_ext.running.settling import Settled, SettlingWatch
 from ppl_ext.running.sharding import ShardingShell, check_sharding
 from ppl_ext.running.whole_files import check_can_write
 from ppl_ext.start.given import HOST, SEARCH, Started, check_start
+from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Start
 from ppl_ext.target.noncentred import Moves, Noncentred, say_before_run
@@ -61,6 +65,8 @@ class EngineShell:
     _judges: ClassVar[bool] = True
     # Whether no draw is made without a pass over all rows.
     _draws_take_all_rows = False
+    #: Error of a mean that its judgement lets pass, in standard deviations.
+    _mean_tolerance: ClassVar[float] = MEAN
     # Whether each position is an answer of its own, and not a draw of one.
     _answers_apart = False
     #: Whether any number of independent draws may be asked for.
@@ -343,23 +349,46 @@ class EngineShell:
     def _look_at_end(self, plan: Any, piece: Piece) -> None:
         """Say what the figures of a whole run show, besides that it ended far above its best."""
 
-    def _judgement(self, plan: Any, data: Any, **found: Any) -> Judgement | None:
+    def _scores_of_a_step(self, plan: Any) -> float:
+        """Score evaluations that a step takes as long as, at each of its positions."""
+        return 1.0
+
+    def _judgement(
+        self,
+        plan: Any,
+        data: Any,
+        stream: Stream | None,
+        rows: Callable[[], Rows],
+        of_batch: Callable[[Batch], Any],
+        evaluations: float,
+        **found: Any,
+    ) -> Judgement | None:
         """What speaks for and against the answer of a run that has ended; warns where it must.
 
-        ``found`` are the fields of :class:`~ppl_ext.engines.judgement.Run` that a package knows.
+        ``rows`` are those of the arguments, and ``of_batch`` evaluates with a batch of a
+        ``stream``; ``found`` are other fields of :class:`~ppl_ext.engines.judgement.Run` that a
+        package knows.
         """
         if not self._judges:
             return None
         target = plan.target
+        has_rows = not target.partial_plates(data)
+        if not has_rows and stream is not None and stream.size and self.sharding is None:
+            batches, size = stream.sample(), stream.size
+            has_rows = bool(batches) and not self._draws_take_all_rows
+            rows = partial(Rows.of_batches, batches, size, of_batch)
         judgement = judge(
             Run(
                 type(self).__name__,
                 target.dim,
                 target.layout.slices,
-                has_all_rows=target.passes is not None or not target.partial_plates(data),
+                rows=rows,
+                has_rows=has_rows,
+                evaluations=evaluations * self._scores_of_a_step(plan),
                 draws_take_all_rows=self._draws_take_all_rows,
                 modes=() if self.start is None else self.start.modes,
                 centred=self._centred,
+                mean_tolerance=self._mean_tolerance,
                 **found,
             )
         )

@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ppl_ext.diagnostics.importance import LEAST_KHAT_SAMPLES
-from ppl_ext.errors import DoubtfulFitWarning
+from ppl_ext.errors import ArgumentError, DoubtfulFitWarning, ModelCheckError
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import WIDTH
@@ -234,14 +234,16 @@ class Run:
         So many draws at most.
     rows : callable
         What evaluates the target's density.
-    has_all_rows : bool
-        Whether the arguments hold all rows of the data.
+    has_rows : bool
+        Whether the arguments hold all rows of the data, or a run's batches are kept.
     draws_take_all_rows : bool
         Whether no draw is made without a pass over them.
     modes : tuple of Mode
         That the search for its start has found.
     centred : tuple of str
         See :class:`Judgement`.
+    mean_tolerance : float
+        Error of a mean that is let pass, in standard deviations.
     """
 
     engine: str
@@ -252,10 +254,11 @@ class Run:
     evaluations: float
     draw: Callable[[int], Drawn]
     rows: Callable[[], Rows]
-    has_all_rows: bool = True
+    has_rows: bool = True
     draws_take_all_rows: bool = False
     modes: tuple[Mode, ...] = ()
     centred: tuple[str, ...] = ()
+    mean_tolerance: float = MEAN
 
     @property
     def names(self) -> list[str]:
@@ -277,12 +280,18 @@ def judge(run: Run) -> Judgement:
     if run.dim > LONGEST:
         many = f"Not judged: {run.dim:,} latent numbers are too many."
         return replace(nothing, told=(many,))
-    if not run.has_all_rows:
-        batch = "Not judged: the run saw batches of the rows. Use check with all rows."
+    if not run.has_rows:
+        batch = (
+            "Not judged: of the batches of the run no sample of the rows could be kept, or each "
+            "draw takes all rows. Use check with all rows."
+        )
         return replace(nothing, told=(batch,))
     try:
         with np.errstate(all="ignore"):
             return _judged(run)
+    except (ArgumentError, ModelCheckError) as error:
+        text = str(error).partition("\n")[0]
+        return replace(nothing, told=(f"Not judged: {text}",))
     except (ArithmeticError, RuntimeError, ValueError) as error:
         # A run's answer is handed out even where it cannot be drawn from or evaluated.
         text = str(error).partition("\n")[0]
@@ -296,9 +305,9 @@ def judge(run: Run) -> Judgement:
 def _judged(run: Run) -> Judgement:
     rows, number = run.rows(), min(DRAWS, NUMBERS // run.dim)
     evaluate, parts = rows.few, []
-    if rows.every is not None:
+    if rows.times > 1.0:
         affordable = int(SHARE * run.evaluations)
-        if affordable >= LEAST * WIDTH:
+        if rows.every is not None and affordable >= LEAST * WIDTH:
             evaluate, number = rows.every, min(number, affordable)
         else:
             parts = list(rows.parts())
@@ -367,7 +376,7 @@ def _by_density(
         known = np.where(finite, values, -np.inf)
         ratios = importance_ratios(z, known, log_q, run.epsilon, names)
         assert ratios is not None
-        ratios = replace(ratios, tolerances=(MEAN, DEVIATION))
+        ratios = replace(ratios, tolerances=(run.mean_tolerance, DEVIATION))
         uneven = ratios.share * len(z) < LEAST_NUMBER or (
             ratios.khat.khat >= HOPELESS and ratios.share < EVEN
         )
@@ -375,7 +384,7 @@ def _by_density(
         off = not by_dimensions if uneven else ratios.moves
         (reasons if off else told).append(ratios.told)
     stein = stein_identities(z[finite], scores[finite], names)
-    stein = replace(stein, tolerances=(MEAN, VARIANCE))
+    stein = replace(stein, tolerances=(run.mean_tolerance, VARIANCE))
     variance, error = _variance(z[finite], scores[finite])
     (reasons if stein.is_off else told).append(stein.told)
     tails, tails_error = _tails(z[finite], scores[finite])
@@ -489,6 +498,12 @@ def _by_drift(
     if moved is None:
         return found
     moved = replace(moved, level=LEVEL)
+    if moved.stuck:
+        narrow = (
+            f"{moved.stuck} of {moved.chains} draws lie where the density is many times narrower "
+            "than at the others, as in the neck of a funnel: no chain with their step leaves."
+        )
+        return replace(found, reasons=(narrow,), drift=moved)
     if moved.is_adrift:
         return replace(found, reasons=(moved.told,), drift=moved)
     return replace(found, told=(*found.told, moved.told), drift=moved)

@@ -57,6 +57,11 @@ class Space:
         Machine epsilon of the target's precision.
     clock : callable
         The seconds that a search is bounded by, where several processes have to decide alike.
+    moves : mapping of str to str
+        By site of the program as written, the latent site that stands for it; see
+        :class:`~ppl_ext.target.noncentred.Moves`.
+    as_moved : callable
+        From values (n, ...) of the sites as written to those of the latent sites.
     """
 
     dim: int
@@ -68,6 +73,8 @@ class Space:
     evaluate: Evaluate
     epsilon: float
     clock: Callable[[], float] = time.perf_counter
+    moves: Mapping[str, str] = field(default_factory=dict)
+    as_moved: Callable[[dict[str, np.ndarray]], dict[str, Any]] = dict
 
 
 @dataclass(frozen=True)
@@ -217,6 +224,11 @@ def as_array(value: Any, dtype: Any = np.float64) -> np.ndarray:
 
 def _from_values(values: Values, space: Space, generator: np.random.Generator) -> Start:
     shapes = space.shapes()
+    # Values of the program as written, whose sites are as long as those that stand for them.
+    is_written = not all(name in values for name in space.moves.values())
+    if is_written:
+        written = {latent: name for name, latent in space.moves.items()}
+        shapes = {written.get(name, name): shape for name, shape in shapes.items()}
     missing = [name for name in shapes if name not in values]
     if missing:
         raise ArgumentError(
@@ -237,7 +249,8 @@ def _from_values(values: Values, space: Space, generator: np.random.Generator) -
                 f"Expected a start with one value of each latent site, of shapes {dict(shapes)}, "
                 f"or draws, with one axis more in front, as long in all, found {found}."
             )
-    points = np.asarray(space.unconstrain(arrays), precision)
+    latents = space.as_moved(arrays) if is_written else arrays
+    points = np.asarray(space.unconstrain(latents), precision)
     outside = [
         name for name, where in space.coordinates.items() if not np.isfinite(points[:, where]).all()
     ]

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from ppl_ext.batches.batch import Batch
-from ppl_ext.batches.passes import Sample
+from ppl_ext.batches.passes import Sample, joined
 from ppl_ext.batches.stream import unscaled_error
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.search import WIDTHS, InPieces, Piece, rows_left, rows_of
@@ -28,7 +28,7 @@ class Rows:
     few : InPieces
         Evaluates with a batch of them, scaled up, or with all where they are few.
     every : InPieces or None
-        With all of them, where ``few`` takes a batch.
+        With all of them, where ``few`` takes a batch and the others can be had.
     times : float
         Rows of the data over those of the batch.
     reading : float
@@ -93,3 +93,17 @@ class Rows:
 
         every = InPieces(pieces(None), widths=WIDTHS)
         return cls(few, every, size / number, size * sample.seconds, number, parts)
+
+    @classmethod
+    def of_batches(cls, batches: list[Batch], size: int, pieces: Callable[[Batch], Piece]) -> Self:
+        """Some batches of a loader of ``size`` rows; ``pieces`` evaluate with one, scaled up."""
+        sample = Sample(joined(batches), is_all=False, seconds=0.0)
+        number = sample.batch.rows
+        few = InPieces(pieces(sample.batch))
+        if number == size:
+            return cls(few)
+
+        def parts() -> list[Evaluate]:
+            return [InPieces(pieces(each)) for each in sample.in_parts(PARTS)]
+
+        return cls(few, times=size / number, number=number, parts=parts)

@@ -88,9 +88,9 @@ class Noncentred:
         return tuple(dict.fromkeys((*self.names, *own))) if self.moves.config else own
 
 
-def is_moved(model: Any) -> bool:
-    """Whether a program has sites non-centred, so that its positions are not those as written."""
-    return isinstance(model, Noncentred) and bool(model.moves.latents)
+def moved_sites(model: Any) -> Mapping[str, str]:
+    """By site of a program that is written non-centred, the latent site that stands for it."""
+    return model.moves.latents if isinstance(model, Noncentred) else {}
 
 
 @np.errstate(all="ignore")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
@@ -38,6 +38,9 @@ DRAWS_PER_DIMENSION, MOST_DENSE = 4, 500
 FARTHEST = 5.0
 #: Starts that are neighbours make one superchain; so many of them.
 SUPERCHAINS = 16
+#: Acceptance of a move that is all but impossible, and moves that tell: steps that suit most chains
+#: lose so much only where they are unstable, at a scale of less than half of the step.
+IMPOSSIBLE, TELLING = 1e-6, 2
 
 KINDS = ("mean", "spread", "lower tail", "upper tail")
 
@@ -62,6 +65,9 @@ class Drift:
         Of the coordinates.
     level : float
         Probability of calling right draws adrift.
+    stuck : int
+        Chains of which every move was all but impossible: they lie where the density is many times
+        narrower than at the other draws.
     """
 
     sizes: Float[np.ndarray, "4 C"]
@@ -72,6 +78,7 @@ class Drift:
     accepted: float
     names: Sequence[str]
     level: float = LEVEL
+    stuck: int = 0
 
     def _shares(self) -> Float[np.ndarray, "4 C"]:
         number = self.sizes.size
@@ -132,7 +139,7 @@ def drift(
     if finite.sum() < 2:
         return None
     at = Chains(at.positions[finite], at.values[finite], at.scores[finite])
-    seen, accepted = [_columns(at)], []
+    seen, accepted = [_columns(at)], list[np.ndarray]()
     for _ in range(transitions):
         if len(seen) > least and not has_budget():
             break
@@ -140,11 +147,14 @@ def drift(
         seen.append(_columns(at))
         if not sees_density:
             seen[-1][:, -1] = seen[0][:, -1]
-        accepted.append(float(chance.mean()))
+        accepted.append(chance)
     if ordered is not None:
         for columns in seen:
             columns[:, :-1] = ordered(columns[:, :-1])
-    return _figures(np.stack(seen), float(np.mean(accepted)), names)
+    chances = np.stack(accepted)
+    stuck = (chances < IMPOSSIBLE).all(0).sum() if len(chances) >= TELLING else 0
+    found = _figures(np.stack(seen), float(chances.mean()), names)
+    return replace(found, stuck=int(stuck))
 
 
 def metric_of(positions: Positions) -> Factor:

@@ -22,7 +22,7 @@ def _spoiled(result: Tensor, failed: Tensor, matrix: Tensor) -> Tensor:
 
     NaN is added as a multiple of the matrix's entries, so that gradients are NaN there as well.
     """
-    if not result.is_floating_point() and not result.is_complex():
+    if not (result.is_floating_point() or result.is_complex()) or not result.numel():
         return result
     entries = torch.where(failed[..., None, None], matrix, 0.0).sum((-2, -1))
     added = entries * torch.zeros_like(entries).masked_fill(failed, torch.nan)
@@ -81,6 +81,9 @@ _WITH_NAN: dict[Callable[..., Any], Callable[..., Any]] = {
             _linalg.svdvals,
             _linalg.pinv,
             _linalg.cond,
+            _linalg.lstsq,
+            _linalg.matrix_norm,
+            _linalg.matrix_rank,
             torch.svd,
             Tensor.svd,
             torch.pinverse,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,31 @@ def check_moved(
     told = difference(points_around(moved.dim), *densities, there, places, epsilon)
     if told:
         raise different_error(tuple(latents), told)
+
+
+@torch.no_grad()
+def moved_values(target: LogDensity, data: Data, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Values (n, ...) of a moved program's latent sites, from those of its sites as written."""
+    program: Any = target.model
+    rows, latents = target.first_rows() or None, program.moves.latents
+    given = {name: value for name, value in values.items() if name not in target.local_sites}
+    found = {latents.get(name, name): value for name, value in values.items()}
+    for number in range(len(next(iter(values.values())))):
+        one = {name: value[number] for name, value in given.items()}
+        with global_generator(0), running(target.bound.held, rows):
+            model = poutine.trace(poutine.condition(program.model, data=one))
+            args, kwargs = with_own_containers(data.args, data.kwargs)
+            nodes = model.get_trace(*args, **kwargs).nodes
+        for name, latent in latents.items():
+            base, value = _unwrapped(nodes[name]["fn"]), one[name]
+            if _is_monotone(base):
+                for transform in reversed(base.transforms):
+                    value = transform.inv(value)
+                base = _unwrapped(base.base_dist)
+            if number == 0:
+                found[latent] = torch.empty_like(found[latent])
+            found[latent][number] = (value - base.loc) / base.scale
+    return found
 
 
 def _unwrapped(distribution: Any) -> Any:

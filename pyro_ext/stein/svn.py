@@ -354,6 +354,10 @@ class SVN(ParticleEngine):
         state.optimizer.step({_NAME: -moves})
         return state.moved.detach() - points
 
+    def _scores_of_a_step(self, plan: NewtonPlan) -> float:
+        # A whole matrix of curvature takes a product with each coordinate's direction.
+        return 1.0 + plan.target.dim if plan.solver == "dense" else 1.0
+
     def _judge(
         self,
         plan: NewtonPlan,

@@ -208,7 +208,11 @@ def _clock(trial: Trial) -> None:
         trial.run(trial.svgd(line(trial.backend)), 2, time, Y)
 
 
-@fault(DIGITS, "the same in a dictionary, by keyword, or as one of two columns", pyro=KEPT)
+@fault(
+    DIGITS,
+    "the same in a dictionary, object, list or table, or as one of two columns",
+    pyro=KEPT,
+)
 def _clock_within(trial: Trial) -> None:
     if trial.is_pyro:
         return
@@ -218,7 +222,14 @@ def _clock_within(trial: Trial) -> None:
         raise AssertionError("the model runs")
 
     columns = np.stack([Y, time], 1)
-    for given, name in (({"t": time}, r"data\['t'\]"), (columns, "data")):
+    table = np.rec.fromarrays([Y, time], names="y,t")
+    for given, name in (
+        ({"t": time}, r"data\['t'\]"),
+        (columns, "data"),
+        (time.tolist(), "data"),
+        (table, r"data\['t'\]"),
+        (SimpleNamespace(t=[Y, time]), r"data\.t\[1\]"),
+    ):
         with trial.refused(f"argument '{name}'"):
             trial.run(trial.svgd(model), 2, data=given)
 

@@ -25,21 +25,31 @@ WITHOUT = {"cholesky": -GOOD, "solve": torch.zeros(3, 3), "inv": torch.zeros(3, 
     "lu_factor": torch.zeros(3, 3),
 }
 
+#: Whole numbers, which cannot be NaN.
+RANK = torch.linalg.matrix_rank
+OF_NUMBERS = [function for function in _WITH_NAN if function is not RANK]
+OPTIONS = {
+    torch.linalg.solve: (torch.ones(3),),
+    torch.linalg.lstsq: (torch.ones(3, 1),),
+    torch.linalg.matrix_norm: (2,),
+}
+
 
 def _sum(function: Callable[..., Any]) -> Callable[[Tensor], Tensor]:
-    options = (torch.ones(3),) if function is torch.linalg.solve else ()
+    options = OPTIONS.get(function, ())
 
     def of(matrix: Tensor) -> Tensor:
         found = function(matrix, *options)
         parts = [found] if isinstance(found, Tensor) else found
         # Absolute values: an eigenvector may have either sign.
-        return torch.stack([each.abs().sum() for each in parts if each.dtype != torch.int32]).sum()
+        of = [each.abs().sum() for each in parts if each.dtype not in (torch.int32, torch.int64)]
+        return torch.stack(of).sum()
 
     return of
 
 
 @pytest.mark.filterwarnings("ignore:torch.cholesky is deprecated")
-@pytest.mark.parametrize("function", _WITH_NAN, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("function", OF_NUMBERS, ids=lambda function: function.__name__)
 def test_only_the_matrix_at_fault_is_nan(function: Callable[..., Any]) -> None:
     of = torch.func.grad_and_value(_sum(function))
     name = function.__name__.removeprefix("linalg_")
@@ -52,6 +62,12 @@ def test_only_the_matrix_at_fault_is_nan(function: Callable[..., Any]) -> None:
         for number, (gradient, value) in zip((0, 2), alone, strict=True):
             torch.testing.assert_close(values[number], value)
             torch.testing.assert_close(gradients[number], gradient)
+
+
+def test_a_rank_is_that_of_each_matrix() -> None:
+    with FailedFactors():
+        found = RANK(torch.stack([GOOD, NAN, torch.ones(3, 3)]))
+    assert found[[0, 2]].tolist() == [3, 1]
 
 
 def process(y: Tensor) -> None:
