@@ -65,8 +65,6 @@ class EngineShell:
     _judges: ClassVar[bool] = True
     # Whether no draw is made without a pass over all rows.
     _draws_take_all_rows = False
-    #: Error of a mean that its judgement lets pass, in standard deviations.
-    _mean_tolerance: ClassVar[float] = MEAN
     # Whether each position is an answer of its own, and not a draw of one.
     _answers_apart = False
     #: Whether any number of independent draws may be asked for.
@@ -388,7 +386,6 @@ class EngineShell:
                 draws_take_all_rows=self._draws_take_all_rows,
                 modes=() if self.start is None else self.start.modes,
                 centred=self._centred,
-                mean_tolerance=self._mean_tolerance,
                 **found,
             )
         )

@@ -242,8 +242,6 @@ class Run:
         That the search for its start has found.
     centred : tuple of str
         See :class:`Judgement`.
-    mean_tolerance : float
-        Error of a mean that is let pass, in standard deviations.
     """
 
     engine: str
@@ -258,7 +256,6 @@ class Run:
     draws_take_all_rows: bool = False
     modes: tuple[Mode, ...] = ()
     centred: tuple[str, ...] = ()
-    mean_tolerance: float = MEAN
 
     @property
     def names(self) -> list[str]:
@@ -376,7 +373,7 @@ def _by_density(
         known = np.where(finite, values, -np.inf)
         ratios = importance_ratios(z, known, log_q, run.epsilon, names)
         assert ratios is not None
-        ratios = replace(ratios, tolerances=(run.mean_tolerance, DEVIATION))
+        ratios = replace(ratios, tolerances=(MEAN, DEVIATION))
         uneven = ratios.share * len(z) < LEAST_NUMBER or (
             ratios.khat.khat >= HOPELESS and ratios.share < EVEN
         )
@@ -384,7 +381,7 @@ def _by_density(
         off = not by_dimensions if uneven else ratios.moves
         (reasons if off else told).append(ratios.told)
     stein = stein_identities(z[finite], scores[finite], names)
-    stein = replace(stein, tolerances=(run.mean_tolerance, VARIANCE))
+    stein = replace(stein, tolerances=(MEAN, VARIANCE))
     variance, error = _variance(z[finite], scores[finite])
     (reasons if stein.is_off else told).append(stein.told)
     tails, tails_error = _tails(z[finite], scores[finite])

@@ -137,10 +137,6 @@ class LaplaceShell(EngineShell):
 
     # The curvature is a sum over them.
     _draws_take_all_rows = True
-    # It has the mode, which lies beside the mean of a scale: by (1 + p) / sqrt(2 N) standard
-    # deviations for the noise of a regression of N rows on p covariates. So far off, an interval of
-    # 95 % still holds 92 %.
-    _mean_tolerance = 0.5
 
     def _settings(self) -> dict[str, str]:
         # Without hyperparameters the steps do not depend on the curvature, and the state of one
