@@ -573,7 +573,7 @@ class Engine(EngineShell, ABC):
         if self.sharding is not None and self._positions_option is not None:
             self.sharding.check_positions(self._num_positions(plan), self._positions_option)
         update = Program(partial(self._advance, plan), whole=False)
-        chunk = partial(self._chunk, plan, update)
+        chunk = partial(self._chunk, plan, update.jitted)
         return _Bound(
             plan,
             data,
@@ -690,7 +690,8 @@ class Engine(EngineShell, ABC):
         def data_of(step: Array) -> Data:
             return data.at(step) if isinstance(data, Rest) else data
 
-        shown = jax.eval_shape(lambda: advance(state, data_of(jnp.asarray(0, jnp.int32))))
+        first = jax.eval_shape(data_of, jnp.asarray(0, jnp.int32))
+        shown = jax.eval_shape(advance, state, first)
         losses = jnp.full((LARGEST_PIECE,), jnp.nan, shown.loss.dtype)
         info = {name: jnp.zeros((LARGEST_PIECE,), each.dtype) for name, each in shown.info.items()}
         stop_when_broken = self.on_nonfinite == "raise"
@@ -930,7 +931,7 @@ class Engine(EngineShell, ABC):
         def bind(batch: Batch) -> Data:
             return bound.plan.target.bind_batch(batch.args, {**kwargs, **batch.kwargs})
 
-        def take_batches(stream: Stream, most: int) -> Piece:
+        def take_block(stream: Stream, most: int) -> Piece:
             nonlocal bound, block
             if block is None or not block.left:
                 batches = stream.several(cadence.last - position)
@@ -982,13 +983,11 @@ class Engine(EngineShell, ABC):
             info = {name: np.asarray(value)[:done].copy() for name, value in found.info.items()}
             return Piece(losses, info, int(state.skipped))
 
-        def take(count: int) -> Piece:
-            if stream is None:
-                return take_whole(count)
+        def take_batches(stream: Stream, count: int) -> Piece:
             pieces: list[Piece] = []
             try:
                 while count > 0:
-                    pieces.append(take_batches(stream, count))
+                    pieces.append(take_block(stream, count))
                     count -= len(pieces[-1].losses)
             except BaseException as error:
                 known = isinstance(error, NonFiniteError)
@@ -1014,7 +1013,7 @@ class Engine(EngineShell, ABC):
         found = take_steps(
             type(self).__name__,
             cadence,
-            take,
+            take_whole if stream is None else partial(take_batches, stream),
             state=lambda: (int(state.step), present()),
             watch=watch,
             until=settling,

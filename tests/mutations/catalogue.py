@@ -484,8 +484,8 @@ def _kernels() -> Iterator[Mutation]:
     yield from neutral(
         "median bandwidth by the wrong logarithm",
         "kernels/bandwidth.py",
-        "pair_middle(num), squared=True) / math.log(num + 1)",
-        "pair_middle(num), squared=True) / math.log(num)",
+        "0.5 * (lower + upper) / math.log(num + 1)",
+        "0.5 * (lower + upper) / math.log(num)",
         tests,
     )
     yield from neutral(
