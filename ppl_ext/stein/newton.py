@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, NamedTuple, get_args
 
 from jaxtyping import Bool, Float
 
+from ppl_ext.curvature.curvature import CurvatureSizes
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice, check_count, check_number, is_number
 from ppl_ext.target.scores import Array
@@ -195,27 +196,6 @@ class Judgement(NamedTuple, Generic[Array]):
     damping: Any
     disagreement: Any
     radius: Float[Array, " P"] | None
-
-
-class CurvatureSizes(NamedTuple):
-    """The sizes of the parts of a curvature, as far as they decide what a solver costs.
-
-    Parameters
-    ----------
-    rows : int
-        Rows R of each particle.
-    has_matrix : bool
-        Whether there is a matrix (D, D) of each particle.
-    blocks : tuple of (int, int)
-        Sides of the factors of each Kronecker block.
-    one_diagonal : bool
-        Whether the diagonal is the same for all particles.
-    """
-
-    rows: int
-    has_matrix: bool
-    blocks: tuple[tuple[int, int], ...]
-    one_diagonal: bool
 
 
 def solver_costs(

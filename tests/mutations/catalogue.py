@@ -774,7 +774,7 @@ def _curvature() -> Iterator[Mutation]:
         "one: Tensor = backward(2.0 * torch.ones_like(value))[0]",
         "curvature",
     )
-    yield from both(
+    yield from neutral(
         "rows left out of the curvature's quadratic form",
         "curvature/curvature.py",
         "(self.rows @ vectors[..., None])",
@@ -802,7 +802,7 @@ def _curvature() -> Iterator[Mutation]:
         "return values.movedim(1, 0)[:1].expand_as(values.movedim(1, 0))",
         "pyro_ext/test_newton",
     )
-    yield from both(
+    yield from neutral(
         "rows left out of the dense curvature",
         "curvature/curvature.py",
         "total = total + self.rows.mT @ self.rows",
