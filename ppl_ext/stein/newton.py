@@ -6,7 +6,7 @@ of either package.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, get_args
 
@@ -158,6 +158,26 @@ def as_damping(damping: float | LevenbergMarquardt) -> LevenbergMarquardt:
             f"{damping!r}."
         )
     return LevenbergMarquardt(damping)
+
+
+def check_optimizer_of_others(sites: Collection[str] | None, optim: Any, example: str) -> None:
+    """See that there is an optimizer where sites without curvature need one."""
+    if sites is not None and optim is None:
+        raise ArgumentError(
+            f"Expected an optimizer with sites, such as {example}: it moves the sites other than "
+            f"{list(sites)} along SVGD's direction. Found None."
+        )
+
+
+def names_of_others(names: Collection[str], sites: Collection[str]) -> list[str]:
+    """Latent sites other than those with curvature, of which there has to be one."""
+    others = [name for name in names if name not in sites]
+    if not others:
+        raise ArgumentError(
+            f"Expected sites to leave some latent sites to the optimizer, found all of them, "
+            f"{list(sites)}. Leave sites out."
+        )
+    return others
 
 
 class Proposal(NamedTuple, Generic[Array]):
