@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,7 +29,7 @@ from ppl_ext.curvature.program_curvature import (
     RepeatedComponent,
     RowStructure,
     change_of_rows,
-    rows_in_common,
+    rows_by_themselves,
 )
 
 
@@ -66,20 +67,15 @@ def row_structure(
         (plate,) = indices
         inside = {name: output for name, output in together.items() if plate in output.plates}
         return RowStructure(_apart(inside, alone, scaled_up=True), found)
-    if not indices:
-        shapes = [np.shape(array) for array in data.arrays]
-        batches = [output.batch for output in together.values()]
-        for arguments in rows_in_common(shapes, batches):
-            # Later arguments may be others: rows that depend on each other through a sum of weights
-            # look apart while all weights are one.
-            looks = _looks(target, z, data, arguments)
-            for scaled_up in (False, True):
-                apart = [_apart(*each, scaled_up) for each in looks]
-                if apart and all(apart):
-                    by_row = frozenset.intersection(*apart)
-                    if by_row:
-                        return RowStructure(by_row, found, arguments, scaled_up)
-    return RowStructure(repeated=found)
+    if indices:
+        return RowStructure(repeated=found)
+    return rows_by_themselves(
+        [np.shape(array) for array in data.arrays],
+        [output.batch for output in together.values()],
+        partial(_looks, target, z, data),
+        _apart,
+        found,
+    )
 
 
 def rows_of(data: Data, arguments: tuple[int, ...]) -> tuple[Array, ...]:

@@ -126,6 +126,17 @@ class Curvature:
             len(self.diagonal) == 1,
         )
 
+    def plus(self, other: Any) -> Any:
+        """The sum of two curvatures, of which one at most has blocks."""
+        rows = [part.rows for part in (self, other) if part.rows is not None]
+        matrices = [part.matrix for part in (self, other) if part.matrix is not None]
+        return type(self)(
+            self.diagonal + other.diagonal,
+            sum(matrices[1:], start=matrices[0]) if matrices else None,
+            self.xp.concatenate(rows, axis=1) if rows else None,
+            self.blocks + other.blocks,
+        )
+
     def product(self, vectors: Float[Any, "P D"]) -> Float[Any, "P D"]:
         """H_p v_p for one vector of each particle, (P, D)."""
         if self.matrix is not None or self.rows is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -22,7 +23,7 @@ from ppl_ext.curvature.program_curvature import (
     RepeatedComponent,
     RowStructure,
     change_of_rows,
-    rows_in_common,
+    rows_by_themselves,
 )
 from pyro_ext.curvature.fisher import fisher_root, needs_draws, root_for
 from pyro_ext.density import Data, LogDensity
@@ -79,20 +80,15 @@ def row_structure(
             inside = {name: output for name, output in apart.items() if plate in output.plates}
             alone = _each(lambda number: target.outputs(z, data, {plate: number[None]}), (numbers,))
             return RowStructure(_apart(inside, alone, scaled_up=True), found)
-        if not indices:
-            shapes = [array.shape for array in _arrays(data)]
-            batches = [output.batch for output in apart.values()]
-            for arguments in rows_in_common(shapes, batches):
-                # Later arguments may be others: rows that depend on each other through a sum of
-                # weights look apart while all weights are one.
-                looks = _looks(target, z, data, arguments)
-                for scaled_up in (False, True):
-                    beside = [_apart(*each, scaled_up) for each in looks]
-                    if beside and all(beside):
-                        by_row = frozenset.intersection(*beside).intersection(apart)
-                        if by_row:
-                            return RowStructure(by_row, found, arguments, scaled_up)
-    return RowStructure(repeated=found)
+        if indices:
+            return RowStructure(repeated=found)
+        return rows_by_themselves(
+            [array.shape for array in _arrays(data)],
+            [output.batch for output in apart.values()],
+            partial(_looks, target, z, data),
+            lambda *given: _apart(*given).intersection(apart),
+            found,
+        )
 
 
 def rows_of(data: Data, arguments: tuple[int, ...]) -> tuple[Tensor, ...]:
