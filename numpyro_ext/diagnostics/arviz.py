@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from numpyro.infer import MCMC
 
 from numpyro_ext.density import Data, LogDensity
-from numpyro_ext.density.batches import place
+from numpyro_ext.density.batches import array_or_none, place
 from numpyro_ext.density.replay import is_quick, replay
 from numpyro_ext.diagnostics.chains import Chains
 from numpyro_ext.diagnostics.fit import state_of_engine
@@ -158,7 +158,7 @@ def to_arviz(
             f"Expected result to be what engine.run returns, found {type(result).__name__}."
         )
     traces = {} if result is None else {"loss": result.losses, **result.info}
-    steps = step_group(traces, losses, _as_array)
+    steps = step_group(traces, losses, array_or_none)
     check_sharding(sharding, Sharding)
     for name, count in (("draw_chunk", draw_chunk), ("data_chunk", data_chunk)):
         check_count(name, count, optional=True)
@@ -206,17 +206,13 @@ def to_arviz(
         observed_data=observed_data,
         statistics=statistics,
         constants=constant_group(
-            constant_data, signature, args, kwargs, replayed, _as_array, passes
+            constant_data, signature, args, kwargs, replayed, array_or_none, passes
         ),
         steps=steps,
         dims=dims,
         coords=coords,
         host=("numpyro_ext", "numpyro", "numpyro"),
     )
-
-
-def _as_array(value: Any) -> Array | None:
-    return np.asarray(value) if isinstance(value, (jax.Array, np.ndarray)) else None
 
 
 def _sample_statistics(

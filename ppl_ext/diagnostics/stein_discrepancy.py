@@ -25,7 +25,13 @@ import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.batches.passes import Passes
-from ppl_ext.diagnostics.fit import FittedGuide, all_rows, check_temperature, chunk_sizes
+from ppl_ext.diagnostics.fit import (
+    FittedGuide,
+    all_rows,
+    check_temperature,
+    chunk_sizes,
+    target_of_engine,
+)
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice, check_count, check_number, described
 from ppl_ext.statistics.effective import effective_number
@@ -166,6 +172,73 @@ class _Scores:
         if self.temperature == target.likelihood_temperature:
             return theta, target.full_score(theta, data).score
         return theta, target.full_score_parts(theta, data).score(self.temperature).score
+
+
+@dataclass(frozen=True)
+class Points:
+    """Where a package has the points of a fit from.
+
+    Parameters
+    ----------
+    is_array : callable
+        Whether positions themselves are given.
+    placed : callable
+        Positions, on the device of a target.
+    drawn, particles : callable
+        Of an engine: so many draws by site, and its particles.
+    guide : callable
+        The guide of anything else, given ``fit, model, args, kwargs, passes``.
+    of_model : callable
+        The target of a model, and its data.
+    """
+
+    is_array: Callable[[Any], bool]
+    placed: Callable[[Any, Any], Any]
+    drawn: Callable[[int], Any]
+    particles: Callable[[], Any]
+    guide: Callable[..., FittedGuide]
+    of_model: Callable[..., tuple[Any, Any]]
+
+
+def discrepancy_of(
+    fit: Any,
+    points: Points,
+    *,
+    target: Any,
+    model: Callable[..., Any] | None,
+    args: tuple[Any, ...] | None,
+    kwargs: Mapping[str, Any] | None,
+    passes: Passes | None,
+    num_samples: int | None,
+    likelihood_temperature: float | None,
+    draw_chunk: int | None,
+    **options: Any,
+) -> SteinDiscrepancy:
+    """Discrepancy between positions, an engine or a guide and a target; see ``ksd``."""
+    how = likelihood_temperature, draw_chunk
+    if points.is_array(fit):
+        given = target, model, args, kwargs, num_samples
+        target, data = target_of_positions(fit, *given, points.of_model, passes)
+        positions = points.placed(fit, target)
+        check_positions(tuple(positions.shape), target.dim)
+        return discrepancy_of_positions(positions, target, data, *how, **options)
+    check_no_target(target, fit)
+    of_fit = model, args, kwargs, passes
+    particles = hasattr(fit, "target") and hasattr(fit, "particles")
+    if is_sampler(fit):
+        target, data = target_of_engine(fit, *of_fit)
+        check_count("num_samples", num_samples, optional=True)
+        drawn = points.drawn(num_samples or KSD_SAMPLES)
+        positions = points.placed(target.unconstrain(drawn, data), target)
+        options["statistic"] = options["statistic"] or "U"
+    elif not particles or hasattr(fit, "approximation"):
+        return discrepancy_of_guide(points.guide(fit, *of_fit), num_samples, *how, **options)
+    else:
+        check_not_particles(options["null"], fit)
+        target, data = target_of_engine(fit, *of_fit)
+        positions = points.placed(points.particles(), target)
+        check_num_samples(num_samples, len(positions))
+    return discrepancy_of_positions(positions, target, data, *how, **options)
 
 
 def discrepancy_of_guide(

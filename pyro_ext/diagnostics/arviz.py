@@ -21,7 +21,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from pyro.infer import MCMC
@@ -47,7 +46,7 @@ from ppl_ext.fit.fit import Fit
 from ppl_ext.options import check_count
 from ppl_ext.running.sharding import check_sharding
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.density.batches import placing
+from pyro_ext.density.batches import array_or_none, placing
 from pyro_ext.density.replay import replay
 from pyro_ext.diagnostics.chains import Chains
 from pyro_ext.diagnostics.host_fit import HostFit
@@ -175,7 +174,7 @@ def to_arviz(
         else {}
     )
     constants = constant_group(
-        constant_data, _signature(target.model), args, kwargs, replayed, _as_array, passes
+        constant_data, _signature(target.model), args, kwargs, replayed, array_or_none, passes
     )
     history = {} if isinstance(engine, Fit) else getattr(engine, "history", {})
     traces = history if result is None else {"loss": result.losses, **result.info}
@@ -186,17 +185,11 @@ def to_arviz(
         observed_data=observed_data,
         statistics=statistics,
         constants=constants,
-        steps=step_group(traces, losses, _as_array),
+        steps=step_group(traces, losses, array_or_none),
         dims=dims,
         coords=coords,
         host=("pyro_ext", "pyro", "pyro-ppl"),
     )
-
-
-def _as_array(value: Any) -> Array | None:
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu().numpy()
-    return value if isinstance(value, np.ndarray) else None
 
 
 def _signature(model: Any) -> inspect.Signature:
