@@ -48,7 +48,7 @@ from jaxtyping import Bool, Float, Int, UInt8, UInt32
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import Block, Rest, placed, together
 from numpyro_ext.density.fingerprint import digest_of_arguments
-from numpyro_ext.density.reparameterise import check_moved, moves_of, noncentred
+from numpyro_ext.density.reparameterise import moves_of, noncentred
 from numpyro_ext.draws import check_key
 from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.optim import as_optimizer, kind_and_settings
@@ -80,6 +80,7 @@ from ppl_ext.running.sharding import lost_rank
 from ppl_ext.start.given import HOST
 from ppl_ext.start.rows import Rows
 from ppl_ext.target.fingerprint import Digest, numbers_of
+from ppl_ext.target.noncentred import check_moved
 
 
 def _reading(verb: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,9 +13,10 @@ from pyro.infer.autoguide import AutoContinuous, AutoGuide
 
 from ppl_ext.arguments import entry
 from ppl_ext.errors import ArgumentError
-from ppl_ext.start.given import DRAWS, HOST, SEARCH, Space, Started
-from ppl_ext.start.search import InPieces, Piece, begin, rows_of, starts_by_host
+from ppl_ext.start.given import DRAWS, HOST, SEARCH, Started
+from ppl_ext.start.search import Piece, begin, rows_of, space_of, starts_by_host
 from ppl_ext.start.start import Start
+from ppl_ext.target.on_host import as_float64
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.handlers import global_generator, isolated_parameters
 from pyro_ext.guides.flat_density import flat_density
@@ -100,23 +101,14 @@ def started(
     generator = np.random.default_rng(int(torch.randint(2**62, (), generator=rng)))
 
     def by_strategy(number: int) -> np.ndarray:
-        return target.initial_positions(number, rng, data).double().cpu().numpy()
+        return as_float64(target.initial_positions(number, rng, data))
 
-    def unconstrain(values: Mapping[str, Any]) -> np.ndarray:
-        tensors = {
-            name: torch.as_tensor(value, dtype=target.dtype) for name, value in values.items()
-        }
-        return np.asarray(target.unconstrain(tensors, data).detach().cpu().numpy())
-
-    space = Space(
-        target.dim,
-        target.layout.slices,
-        lambda: target.value_shapes(data),
-        unconstrain,
+    space = space_of(
+        target,
+        data,
         lambda given: of_guide(given, target, rng, data),
         GUIDE_FORM,
-        InPieces(piece_of(target, data, rows_of(target.plates, generator))),
-        torch.finfo(target.dtype).eps,
+        piece_of(target, data, rows_of(target.plates, generator)),
         time.perf_counter if target.sharding is None else target.sharding.clock,
     )
     return begin(given, space, generator, by_strategy, has_strategy=has_strategy)
@@ -163,7 +155,7 @@ def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None)
     indices = None if rows is None else {name: torch.as_tensor(r) for name, r in rows.items()}
 
     def piece(positions: np.ndarray, _: int = 0) -> tuple[Any, Any]:
-        z = torch.as_tensor(positions, dtype=target.dtype)
+        z = target.placed(positions)
         found = target.full_score(z, data) if rows is None else target.score(z, data, indices)
         value = found.log_density(target.likelihood_temperature)
         return value.detach().cpu(), found.score.detach().cpu()

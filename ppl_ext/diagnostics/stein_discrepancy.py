@@ -35,6 +35,7 @@ from ppl_ext.diagnostics.fit import (
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice, check_count, check_number, described
 from ppl_ext.statistics.effective import effective_number
+from ppl_ext.target.on_host import as_float64
 
 #: Draws of a guide unless told otherwise.
 KSD_SAMPLES = 1000
@@ -278,7 +279,7 @@ def discrepancy_of_positions(
     pieces = []
     for start in range(0, size * (1 + len(more)), size):
         places = np.minimum(np.arange(start, start + size), num - 1)
-        pieces.append(_as_numpy(scores(None, None, target, data, positions[places])[1]))
+        pieces.append(as_float64(scores(None, None, target, data, positions[places])[1]))
     return stein_discrepancy(positions, np.concatenate(pieces)[:num], **options)
 
 
@@ -345,7 +346,7 @@ def stein_discrepancy(
         The shapes differ, an option is out of range, a position or score is not finite, or a
         coordinate does not vary and ``metric="whitened"``.
     """
-    positions, scores = _as_numpy(positions), _as_numpy(scores)
+    positions, scores = as_float64(positions), as_float64(scores)
     if positions.ndim != 2 or positions.shape != scores.shape:
         raise ArgumentError(
             f"Expected positions and scores of one shape (P, D), found {positions.shape} and "
@@ -363,7 +364,7 @@ def stein_discrepancy(
     # Distances are taken after centring: |x|^2 + |y|^2 - 2 x.y cancels far from the origin.
     positions = positions - positions.mean(0)
     if metric is not None:
-        scales = positions.std(0, ddof=1) if isinstance(metric, str) else _as_numpy(metric)
+        scales = positions.std(0, ddof=1) if isinstance(metric, str) else as_float64(metric)
         still = int((scales == 0).sum())
         if still:
             raise ArgumentError(
@@ -412,11 +413,6 @@ def _signs(positions: Float[np.ndarray, "P D"], null: str) -> Float[np.ndarray, 
     turned = np.where(generator.uniform(size=signs.shape) < 0.5 * (1.0 - keep), -1.0, 1.0)
     turned[:, 0] = signs[:, 0]
     return np.cumprod(turned, axis=1)
-
-
-def _as_numpy(values: Any) -> Float[np.ndarray, " ..."]:
-    on_host = values.detach().cpu() if hasattr(values, "detach") else values
-    return np.asarray(on_host, np.float64)
 
 
 def _stein_kernel(
@@ -522,7 +518,7 @@ def check_options(
             "Expected metric to be 'whitened', None or an array of the coordinates' scales, found "
             f"{metric!r}."
         )
-    scales = _as_numpy(metric)
+    scales = as_float64(metric)
     if scales.shape != (dim,) or not (np.isfinite(scales) & (scales > 0)).all():
         raise ArgumentError(
             f"Expected {dim} positive finite scales as metric, found shape {scales.shape}"
