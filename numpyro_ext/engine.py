@@ -434,7 +434,7 @@ class Engine(EngineShell, ABC):
         return self._judgement(
             plan,
             data,
-            epsilon=float(jnp.finfo(target.dtype).eps),
+            epsilon=target.epsilon,
             steps=steps,
             evaluations=steps * self._num_positions(plan) * each,
             draw=lambda number: self._to_judge(plan, state, number),

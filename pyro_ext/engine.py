@@ -880,7 +880,7 @@ class Engine(EngineShell, ABC):
         return self._judgement(
             plan,
             data,
-            epsilon=torch.finfo(target.dtype).eps,
+            epsilon=target.epsilon,
             steps=steps,
             evaluations=evaluations,
             draw=draw,
