@@ -45,7 +45,7 @@ from ppl_ext.fit.engine import (
     number_of_draws,
 )
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
-from ppl_ext.fit.habits import SEEDS, check_habits, columnsarray_or_nones, engine_of
+from ppl_ext.fit.habits import SEEDS, check_habits, columns_as_arrays, engine_of
 from ppl_ext.fit.many import MANY_DOCUMENTATION, Fits, calls_of
 from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.problem import (
@@ -282,7 +282,7 @@ def ways_of(
     the arguments' numbers is taken from ``programs`` where it is there.
     """
     once = Programs() if programs is None else programs
-    args, kwargs = columnsarray_or_nones(args, kwargs, place)
+    args, kwargs = columns_as_arrays(args, kwargs, place)
     key, strategy_key = random.split(random.key(seed))
     sample, of_all = None, kwargs
     args_given, loader = args, None if passes is None else passes.loader

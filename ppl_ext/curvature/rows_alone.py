@@ -26,7 +26,7 @@ class Alone(NamedTuple):
 
     batch: tuple[int, ...]
     parameters: Mapping[str, Any]
-    weights: Float[Any, rows * batch]
+    weights: Float[Any, "R ..."]
 
 
 def apart(
