@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ class Curvature(curvature.Curvature):
         Blocks on the diagonal.
     """
 
-    xp = jnp
+    xp: ClassVar[Any] = jnp
 
     def _with_blocks(self, total: Array, part: Callable[[KroneckerBlock], Array]) -> Array:
         # Piece by piece: of additions at coordinates each would write the whole array.

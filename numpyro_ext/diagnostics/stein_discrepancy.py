@@ -92,7 +92,7 @@ def ksd(
             lambda given, at: np.asarray(given, at.dtype),
             lambda num: fit.get_samples(state_of_engine(fit, state), rng_key, num),
             lambda: fit.particles(state_of_engine(fit, state)),
-            lambda fit, *of_fit: fitted_guide(fit, state, *of_fit[:3], rng_key, *of_fit[3:]),
+            lambda: fitted_guide(fit, state, model, args, kwargs, rng_key, passes),
             target_of_model,
         ),
         target=target,

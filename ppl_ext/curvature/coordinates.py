@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -30,7 +30,7 @@ class Coordinates:
     """
 
     #: ``torch`` or ``jax.numpy``.
-    xp: ClassVar[Any]
+    xp: Any
 
     def __init__(self, every: Mapping[str, slice], sites: Collection[str]) -> None:
         self.every = every

@@ -297,11 +297,11 @@ def rows_in_common(
 
 
 def rows_by_themselves(
-    shapes: Sequence[Collection[int]],
-    batches: Sequence[Collection[int]],
+    shapes: Sequence[Sequence[int]],
+    batches: Collection[Sequence[int]],
     looks: Callable[[tuple[int, ...]], Sequence[tuple[Any, Any]]],
     apart: Callable[[Any, Any, bool], frozenset[str]],
-    repeated: Mapping[str, tuple[RepeatedComponent, ...]],
+    repeated: dict[str, tuple[RepeatedComponent, ...]],
 ) -> RowStructure:
     """The structure of rows that are the arguments' own, where no plate is subsampled.
 

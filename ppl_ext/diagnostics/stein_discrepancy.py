@@ -188,7 +188,7 @@ class Points:
     drawn, particles : callable
         Of an engine: so many draws by site, and its particles.
     guide : callable
-        The guide of anything else, given ``fit, model, args, kwargs, passes``.
+        The guide of anything else.
     of_model : callable
         The target of a model, and its data.
     """
@@ -197,7 +197,7 @@ class Points:
     placed: Callable[[Any, Any], Any]
     drawn: Callable[[int], Any]
     particles: Callable[[], Any]
-    guide: Callable[..., FittedGuide]
+    guide: Callable[[], FittedGuide]
     of_model: Callable[..., tuple[Any, Any]]
 
 
@@ -233,7 +233,8 @@ def discrepancy_of(
         positions = points.placed(target.unconstrain(drawn, data), target)
         options["statistic"] = options["statistic"] or "U"
     elif not particles or hasattr(fit, "approximation"):
-        return discrepancy_of_guide(points.guide(fit, *of_fit), num_samples, *how, **options)
+        fitted = points.guide()
+        return discrepancy_of_guide(fitted, num_samples, *how, **options)
     else:
         check_not_particles(options["null"], fit)
         target, data = target_of_engine(fit, *of_fit)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class Curvature(curvature.Curvature):
         Blocks on the diagonal.
     """
 
-    xp = torch
+    xp: ClassVar[Any] = torch
 
     def as_tensors(self) -> dict[str, Any]:
         """The parts in a dictionary of tensors and numbers, for saving."""

@@ -74,7 +74,7 @@ def ksd(
             lambda given, at: torch.as_tensor(given, dtype=at.dtype, device=at.device).detach(),
             lambda num: fit.get_samples(num),
             lambda: fit.particles,
-            lambda fit, *of_fit: fitted_guide(fit, *of_fit[:3], seed, *of_fit[3:]),
+            lambda: fitted_guide(fit, model, args, kwargs, seed, passes),
             target_of_model,
         ),
         target=target,
