@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
 from numpyro_ext.check import of_host
 from numpyro_ext.density import LogDensity
+from numpyro_ext.density.batches import array_or_none
 from numpyro_ext.density.replay import replay
 from numpyro_ext.density.simulate import one_run, prior_draws
 from numpyro_ext.draws import check_key
@@ -97,7 +97,7 @@ def calibrate(
         model, keys[1], target.layout.names, num_data_sets, args, kwargs, target.held
     )
     found = replay(target, truths, data, groups=["predictive", "observed"], rng_key=keys[2])
-    observations.find(found.observed, _as_array)
+    observations.find(found.observed, array_or_none)
 
     def arguments(number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return observations.with_rows(found.predictive, number, _like)
@@ -131,10 +131,6 @@ def calibrate(
     )
     generator = np.random.default_rng(np.asarray(random.bits(keys[4], (4,))))
     return shared.calibrate(simulated, generator, num_draws, progress_bar)
-
-
-def _as_array(value: Any) -> np.ndarray | None:
-    return np.asarray(value) if isinstance(value, (jax.Array, np.ndarray)) else None
 
 
 def _like(value: np.ndarray, given: Any) -> Any:

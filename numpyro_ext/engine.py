@@ -48,7 +48,7 @@ from jaxtyping import Bool, Float, Int, UInt8, UInt32
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import Block, Rest, placed, together
 from numpyro_ext.density.fingerprint import digest_of_arguments
-from numpyro_ext.density.reparameterise import check_moved, moves_of, noncentred
+from numpyro_ext.density.reparameterise import moves_of, noncentred
 from numpyro_ext.draws import check_key
 from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.optim import as_optimizer, kind_and_settings
@@ -80,6 +80,7 @@ from ppl_ext.running.sharding import lost_rank
 from ppl_ext.start.given import HOST
 from ppl_ext.start.rows import Rows
 from ppl_ext.target.fingerprint import Digest, numbers_of
+from ppl_ext.target.noncentred import check_moved
 
 
 def _reading(verb: Callable[..., Any]) -> Callable[..., Any]:
@@ -451,7 +452,7 @@ class Engine(EngineShell, ABC):
             stream,
             rows,
             of_batch,
-            epsilon=float(jnp.finfo(target.dtype).eps),
+            epsilon=target.epsilon,
             steps=steps,
             evaluations=steps * self._num_positions(plan) * each,
             draw=lambda number: self._to_judge(plan, state, number),
@@ -590,7 +591,7 @@ class Engine(EngineShell, ABC):
         if self.sharding is not None and self._positions_option is not None:
             self.sharding.check_positions(self._num_positions(plan), self._positions_option)
         update = Program(partial(self._advance, plan), whole=False)
-        chunk = partial(self._chunk, plan, update)
+        chunk = partial(self._chunk, plan, update.jitted)
         return _Bound(
             plan,
             data,
@@ -707,7 +708,8 @@ class Engine(EngineShell, ABC):
         def data_of(step: Array) -> Data:
             return data.at(step) if isinstance(data, Rest) else data
 
-        shown = jax.eval_shape(lambda: advance(state, data_of(jnp.asarray(0, jnp.int32))))
+        first = jax.eval_shape(data_of, jnp.asarray(0, jnp.int32))
+        shown = jax.eval_shape(advance, state, first)
         losses = jnp.full((LARGEST_PIECE,), jnp.nan, shown.loss.dtype)
         info = {name: jnp.zeros((LARGEST_PIECE,), each.dtype) for name, each in shown.info.items()}
         stop_when_broken = self.on_nonfinite == "raise"
@@ -947,7 +949,7 @@ class Engine(EngineShell, ABC):
         def bind(batch: Batch) -> Data:
             return bound.plan.target.bind_batch(batch.args, {**kwargs, **batch.kwargs})
 
-        def take_batches(stream: Stream, most: int) -> Piece:
+        def take_block(stream: Stream, most: int) -> Piece:
             nonlocal bound, block
             if block is None or not block.left:
                 batches = stream.several(cadence.last - position)
@@ -999,13 +1001,11 @@ class Engine(EngineShell, ABC):
             info = {name: np.asarray(value)[:done].copy() for name, value in found.info.items()}
             return Piece(losses, info, int(state.skipped))
 
-        def take(count: int) -> Piece:
-            if stream is None:
-                return take_whole(count)
+        def take_batches(stream: Stream, count: int) -> Piece:
             pieces: list[Piece] = []
             try:
                 while count > 0:
-                    pieces.append(take_batches(stream, count))
+                    pieces.append(take_block(stream, count))
                     count -= len(pieces[-1].losses)
             except BaseException as error:
                 known = isinstance(error, NonFiniteError)
@@ -1031,7 +1031,7 @@ class Engine(EngineShell, ABC):
         found = take_steps(
             type(self).__name__,
             cadence,
-            take,
+            take_whole if stream is None else partial(take_batches, stream),
             state=lambda: (int(state.step), present()),
             watch=watch,
             until=settling,

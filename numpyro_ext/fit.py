@@ -21,7 +21,7 @@ from numpyro.infer.autoguide import (
 from numpyro.optim import Adam
 
 from numpyro_ext.density import Data, LogDensity
-from numpyro_ext.density.batches import on_host, place
+from numpyro_ext.density.batches import array_or_none, on_host, place
 from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.density.reparameterise import moves_of, noncentred
 from numpyro_ext.diagnostics.arviz import to_arviz
@@ -199,7 +199,8 @@ def fit_many(
     Fits(2 data sets, 2 trusted) [2. 7.]
     """
     check_key(rng_key)
-    calls = calls_of(model, args, kwargs, axis, _as_array)
+    # Arrays of NumPy: JAX would compile a program for each slice.
+    calls = calls_of(model, args, kwargs, axis, array_or_none)
     return many.fit_many(
         partial(ways_of, model),
         calls,
@@ -210,11 +211,6 @@ def fit_many(
         target_ess=target_ess,
         exact=exact,
     )
-
-
-def _as_array(value: Any) -> np.ndarray | None:
-    # JAX would compile a program for each slice.
-    return np.asarray(value) if isinstance(value, (Array, np.ndarray)) else None
 
 
 @documented(LOAD_DOCUMENTATION, host="NumPyro")

@@ -6,9 +6,9 @@ import copy
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
@@ -22,10 +22,10 @@ from numpyro_ext.guides.flat_density import flat_density
 from numpyro_ext.programs import Loop
 from numpyro_ext.sharding import entry
 from ppl_ext.errors import ArgumentError
-from ppl_ext.start.given import DRAWS, HOST, SEARCH, Space, Started
-from ppl_ext.start.search import InPieces, Piece, begin, rows_of, starts_by_host
+from ppl_ext.start.given import DRAWS, HOST, SEARCH, Started
+from ppl_ext.start.search import Piece, begin, rows_of, space_of, starts_by_host
 from ppl_ext.start.start import Start
-from ppl_ext.target.noncentred import moved_sites
+from ppl_ext.target.on_host import as_float64
 
 #: Calls of a usual fit.
 CALLS = 2_000
@@ -127,20 +127,10 @@ def started(
             return piece(z, before)
 
     def by_strategy(number: int) -> np.ndarray:
-        return np.asarray(target.initial_positions(number, rng_key, data), np.float64)
+        return as_float64(target.initial_positions(number, rng_key, data))
 
-    space = Space(
-        target.dim,
-        target.layout.slices,
-        lambda: target.value_shapes(data),
-        lambda values: np.asarray(target.unconstrain(jax.device_put(values), data)),
-        lambda given: of_guide(given, target, rng_key, data),
-        GUIDE_FORM,
-        InPieces(evaluated),
-        float(jnp.finfo(target.dtype).eps),
-        moves=moved_sites(target.model),
-        as_moved=lambda values: moved_values(target, data, jax.device_put(values)),
-    )
+    of_host = partial(of_guide, target=target, rng_key=rng_key, data=data)
+    space = space_of(target, data, of_host, GUIDE_FORM, evaluated, moved_values)
     with place():
         return begin(given, space, generator, by_strategy, has_strategy=has_strategy)
 

@@ -29,6 +29,7 @@ from ppl_ext.fit.programs import Programs
 from ppl_ext.target.observations import Observations
 from pyro_ext.check import of_host
 from pyro_ext.density import LogDensity
+from pyro_ext.density.batches import array_or_none
 from pyro_ext.density.replay import replay
 from pyro_ext.density.simulate import one_run, prior_draws
 from pyro_ext.fit import ways_of
@@ -89,7 +90,7 @@ def calibrate(
     data = target.bind(*args, **kwargs)
     truths = prior_draws(model, prior, target.layout.names, num_data_sets, args, kwargs)
     found = replay(target, truths, data, groups=["predictive", "observed"], seed=new)
-    observations.find(found.observed, _as_array)
+    observations.find(found.observed, array_or_none)
 
     def arguments(number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return observations.with_rows(found.predictive, number, _like)
@@ -122,12 +123,6 @@ def calibrate(
         found.plate_sizes,
     )
     return shared.calibrate(simulated, generator, num_draws, progress_bar)
-
-
-def _as_array(value: Any) -> np.ndarray | None:
-    if isinstance(value, Tensor):
-        return value.detach().cpu().numpy()
-    return value if isinstance(value, np.ndarray) else None
 
 
 def _like(value: np.ndarray, given: Any) -> Any:

@@ -67,11 +67,12 @@ from ppl_ext.running.settling import (
 from ppl_ext.running.sharding import FIRST_BATCH
 from ppl_ext.start.given import HOST
 from ppl_ext.start.rows import Rows
+from ppl_ext.target.noncentred import check_moved
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.handlers import global_generator, isolated_parameters
-from pyro_ext.density.reparameterise import check_moved, moves_of, noncentred
+from pyro_ext.density.reparameterise import moves_of, noncentred
 from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
 from pyro_ext.optim import OptimizerLike
 from pyro_ext.sharding import Sharding
@@ -893,7 +894,7 @@ class Engine(EngineShell, ABC):
             self._stream,
             lambda: Rows.of_plates(target.plates, pieces, np.random.default_rng(0)),
             of_batch,
-            epsilon=torch.finfo(target.dtype).eps,
+            epsilon=target.epsilon,
             steps=steps,
             evaluations=evaluations,
             draw=draw,

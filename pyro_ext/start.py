@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from pyro.infer.autoguide import AutoContinuous, AutoGuide
-from torch import Tensor
 
 from ppl_ext.arguments import entry
 from ppl_ext.errors import ArgumentError
-from ppl_ext.start.given import DRAWS, HOST, SEARCH, Space, Started
-from ppl_ext.start.search import InPieces, Piece, begin, rows_of, starts_by_host
+from ppl_ext.start.given import DRAWS, HOST, SEARCH, Started
+from ppl_ext.start.search import Piece, begin, rows_of, space_of, starts_by_host
 from ppl_ext.start.start import Start
-from ppl_ext.target.noncentred import moved_sites
+from ppl_ext.target.on_host import as_float64
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.handlers import global_generator, isolated_parameters
 from pyro_ext.density.reparameterise import moved_values
@@ -103,26 +102,16 @@ def started(
     generator = np.random.default_rng(int(torch.randint(2**62, (), generator=rng)))
 
     def by_strategy(number: int) -> np.ndarray:
-        return target.initial_positions(number, rng, data).double().cpu().numpy()
+        return as_float64(target.initial_positions(number, rng, data))
 
-    def tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
-        return {name: torch.as_tensor(value, dtype=target.dtype) for name, value in values.items()}
-
-    def unconstrain(values: Mapping[str, Any]) -> np.ndarray:
-        return np.asarray(target.unconstrain(tensors(values), data).detach().cpu().numpy())
-
-    space = Space(
-        target.dim,
-        target.layout.slices,
-        lambda: target.value_shapes(data),
-        unconstrain,
+    space = space_of(
+        target,
+        data,
         lambda given: of_guide(given, target, rng, data),
         GUIDE_FORM,
-        InPieces(piece_of(target, data, rows_of(target.plates, generator))),
-        torch.finfo(target.dtype).eps,
+        piece_of(target, data, rows_of(target.plates, generator)),
+        moved_values,
         time.perf_counter if target.sharding is None else target.sharding.clock,
-        moved_sites(target.model),
-        lambda values: moved_values(target, data, tensors(values)),
     )
     return begin(given, space, generator, by_strategy, has_strategy=has_strategy)
 
@@ -168,7 +157,7 @@ def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None)
     indices = None if rows is None else {name: torch.as_tensor(r) for name, r in rows.items()}
 
     def piece(positions: np.ndarray, _: int = 0) -> tuple[Any, Any]:
-        z = torch.as_tensor(positions, dtype=target.dtype)
+        z = target.placed(positions)
         found = target.full_score(z, data) if rows is None else target.score(z, data, indices)
         value = found.log_density(target.likelihood_temperature)
         return value.detach().cpu(), found.score.detach().cpu()

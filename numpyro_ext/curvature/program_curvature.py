@@ -25,8 +25,12 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import is_tracing
-from ppl_ext.curvature.program_curvature import LARGEST_JACOBIANS, GaussNewton
-from ppl_ext.errors import ArgumentError
+from ppl_ext.curvature.program_curvature import (
+    LARGEST_JACOBIANS,
+    GaussNewton,
+    check_no_factors,
+    sites_with_curvature,
+)
 
 #: Jacobians (P, R, D') at positions (P, D) of a batch of rows, with a key for what is drawn.
 Jacobian = Callable[[Array, Data, Indices, Array], Array]
@@ -62,15 +66,8 @@ class ProgramCurvature:
     """
 
     def __init__(self, target: LogDensity, data: Data, options: GaussNewton) -> None:
-        layout = target.layout
-        wanted = options.sites if options.sites is not None else tuple(layout.names)
-        unknown = [name for name in wanted if name not in layout.slices]
-        if unknown:
-            raise ArgumentError(
-                f"Expected sites among the latent sites {list(layout.names)}, found {unknown}."
-            )
         self.options = options
-        self.where = Coordinates(target, wanted)
+        self.where = Coordinates(target, sites_with_curvature(options, target.layout.names))
         self.coordinates, self.slices = self.where.numbers, self.where.slices
         self.sites = tuple(self.slices)
         # Anywhere will do: these positions show the structure, and are not started from.
@@ -92,12 +89,7 @@ class ProgramCurvature:
             drawing = any(map(needs_draws, target.outputs(position, data, indices).values()))
 
         jax.eval_shape(look, position, data.on_device(), target.first_rows())
-        if factors:
-            raise ArgumentError(
-                f"Expected a likelihood of observed sample sites, found the factors {factors}: a "
-                "factor has no distribution whose Fisher information could give its curvature. "
-                "Write them as numpyro.sample(..., obs=...), or use SVGD."
-            )
+        check_no_factors(factors, "numpyro")
         return drawing
 
     def _rank_one(self, target: LogDensity, positions: Array, data: Data) -> frozenset[str]:
@@ -133,7 +125,7 @@ class ProgramCurvature:
             likelihood = self._sweep(target, jacobian, z, data, rng_key)
         else:
             likelihood = self._likelihood(target, jacobian, z, data, indices, rng_key)
-        return _added(self._prior_part(target, z, data), likelihood)
+        return self._prior_part(target, z, data).plus(likelihood)
 
     def _prior_part(self, target: LogDensity, z: Array, data: Data) -> Curvature:
         found = prior_curvature(target, self.prior, z, data)
@@ -203,7 +195,7 @@ class ProgramCurvature:
             assert parts.rows is not None
             rows = jnp.moveaxis(parts.rows, 0, 1).reshape(len(z), -1, parts.rows.shape[-1])
             found = Curvature(weight * parts.diagonal.sum(axis=0), rows=math.sqrt(weight) * rows)
-            total = found if total is None else _added(total, found)
+            total = found if total is None else total.plus(found)
         assert total is not None
         return total
 
@@ -286,18 +278,6 @@ def _num_rows(jacobian: Jacobian, z: Array, data: Data, indices: Indices) -> int
 
 def _key_of_chunk(rng_key: Array, indices: Indices) -> Array:
     return random.fold_in(rng_key, next(iter(indices.values()))[0])
-
-
-def _added(first: Curvature, second: Curvature) -> Curvature:
-    """The sum of two curvatures, of which one at most has blocks."""
-    rows = [part.rows for part in (first, second) if part.rows is not None]
-    matrices = [part.matrix for part in (first, second) if part.matrix is not None]
-    return Curvature(
-        first.diagonal + second.diagonal,
-        sum(matrices[1:], start=matrices[0]) if matrices else None,
-        jnp.concatenate(rows, axis=1) if rows else None,
-        first.blocks + second.blocks,
-    )
 
 
 def _low_rank(rows: Array, rank: int) -> Curvature:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,8 +29,9 @@ from ppl_ext.curvature.program_curvature import (
     RepeatedComponent,
     RowStructure,
     change_of_rows,
-    rows_in_common,
+    rows_by_themselves,
 )
+from ppl_ext.curvature.rows_alone import Alone, apart
 
 
 def row_structure(
@@ -62,24 +64,25 @@ def row_structure(
     together, alone, depends = Program(look, rarely=True)(z, data, indices)
     repeated = {name: _repeated(output, depends[name]) for name, output in together.items()}
     found = {name: components for name, components in repeated.items() if components}
+    same = partial(apart, epsilon=float(np.finfo(jnp.result_type(float)).eps))
     if alone is not None:
         (plate,) = indices
         inside = {name: output for name, output in together.items() if plate in output.plates}
-        return RowStructure(_apart(inside, alone, scaled_up=True), found)
-    if not indices:
-        shapes = [np.shape(array) for array in data.arrays]
-        batches = [output.batch for output in together.values()]
-        for arguments in rows_in_common(shapes, batches):
-            # Later arguments may be others: rows that depend on each other through a sum of weights
-            # look apart while all weights are one.
-            looks = _looks(target, z, data, arguments)
-            for scaled_up in (False, True):
-                apart = [_apart(*each, scaled_up) for each in looks]
-                if apart and all(apart):
-                    by_row = frozenset.intersection(*apart)
-                    if by_row:
-                        return RowStructure(by_row, found, arguments, scaled_up)
-    return RowStructure(repeated=found)
+        return RowStructure(same(inside, _of_rows(alone), scaled_up=True), found)
+    if indices:
+        return RowStructure(repeated=found)
+    return rows_by_themselves(
+        [np.shape(array) for array in data.arrays],
+        [output.batch for output in together.values()],
+        partial(_looks, target, z, data),
+        same,
+        found,
+    )
+
+
+def _of_rows(alone: Mapping[str, Output]) -> dict[str, Alone]:
+    weight = jax.vmap(lambda output: output.weight)
+    return {name: Alone(each.batch, each.parameters, weight(each)) for name, each in alone.items()}
 
 
 def rows_of(data: Data, arguments: tuple[int, ...]) -> tuple[Array, ...]:
@@ -97,7 +100,7 @@ def with_row(data: Data, arguments: tuple[int, ...], row: tuple[Array, ...]) -> 
 
 def _looks(
     target: LogDensity, z: Array, data: Data, arguments: tuple[int, ...]
-) -> list[tuple[dict[str, Output], dict[str, Output]]]:
+) -> list[tuple[dict[str, Output], dict[str, Alone]]]:
     """Outputs of all rows together and of each alone, at the arguments and at changed ones.
 
     None where there is no such model.
@@ -113,7 +116,8 @@ def _looks(
     # A model may do anything with one row that was written for all of them.
     with warnings.catch_warnings(), suppress(Exception):
         warnings.simplefilter("ignore")
-        return [program(z, each) for each in (data, _changed(data, arguments))]
+        looks = [program(z, each) for each in (data, _changed(data, arguments))]
+        return [(together, _of_rows(alone)) for together, alone in looks]
     return []
 
 
@@ -124,31 +128,6 @@ def _changed(data: Data, arguments: tuple[int, ...]) -> Data:
         if not jnp.issubdtype(arrays[number].dtype, jax.dtypes.prng_key):
             arrays[number] = change_of_rows(np.asarray(arrays[number]), number)
     return data.with_arrays(tuple(arrays)).on_device()
-
-
-def _apart(
-    together: Mapping[str, Output], alone: Mapping[str, Output], scaled_up: bool
-) -> frozenset[str]:
-    """Sites whose rows alone are those of the batch, in parameters and in weights."""
-    beside = _side_by_side(together, alone)
-    return frozenset(n for n in beside if _same_weight(together[n], alone[n], scaled_up))
-
-
-def _same_weight(together: Output, alone: Output, scaled_up: bool) -> bool:
-    weights = np.asarray(jax.vmap(lambda output: output.weight)(alone))
-    count = len(weights)
-    axes = [axis for axis, size in enumerate(alone.batch) if size != together.batch[axis]]
-    joined = np.concatenate(list(weights), axes[0] if axes else 0) / (count if scaled_up else 1)
-    return bool(np.allclose(joined, together.weight, rtol=1e-5))
-
-
-def _side_by_side(together: Mapping[str, Output], alone: Mapping[str, Output]) -> frozenset[str]:
-    """Sites whose rows alone are those of the batch."""
-    return frozenset(
-        name
-        for name, output in together.items()
-        if name in alone and _is_side_by_side(output, alone[name])
-    )
 
 
 def _dependences(output: Output) -> dict[str, Array]:
@@ -227,32 +206,3 @@ def merged(
         factor = jnp.where(counts, jnp.sqrt(jnp.where(counts, squares, 1.0)), 0.0)
         found.append((factor * value).reshape(-1))
     return found
-
-
-def _is_side_by_side(together: Output, alone: Output) -> bool:
-    """Whether the parameters of single rows, along one axis, are those of the batch.
-
-    Those of the single rows have one more axis, the first.
-    """
-    wanted, shape = together.batch, alone.batch
-    if len(shape) != len(wanted):
-        return False
-    count = len(alone.scale)
-    axes = [axis for axis, (one, all_) in enumerate(zip(shape, wanted, strict=True)) if one != all_]
-    if count == 1:
-        return not axes
-    if len(axes) != 1 or shape[axes[0]] != 1 or wanted[axes[0]] != count:
-        return False
-    tolerance = 1e3 * float(np.finfo(jnp.result_type(float)).eps)
-
-    def agree(rows: np.ndarray, other: np.ndarray) -> bool:
-        one = np.concatenate(list(rows), axes[0])
-        # Relative to the largest: sums that nearly cancel are known no better than their terms.
-        size = 1.0 + np.abs(other).max(initial=0.0)
-        return one.shape == other.shape and bool(np.abs(one - other).max() <= tolerance * size)
-
-    return all(
-        # Some parameters are flags.
-        agree(np.asarray(alone.parameters[name], float), np.asarray(value, float))
-        for name, value in together.parameters.items()
-    )

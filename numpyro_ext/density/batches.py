@@ -40,6 +40,11 @@ def place(leaf: Any) -> Array:
     return jax.device_put(on_host(leaf))
 
 
+def array_or_none(value: Any) -> np.ndarray | None:
+    """An argument as an array of NumPy, None of what is no array."""
+    return np.asarray(value) if isinstance(value, (Array, np.ndarray)) else None
+
+
 def placed(batch: Batch) -> Batch:
     """A batch of a loader as arrays of its own: on JAX's device, unless a block is made of it."""
     batch = batch.map(on_host)

@@ -290,11 +290,18 @@ class LogDensity(LogDensityShell[Array, Data]):
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         return self._evaluation.value(data, dict(indices or {}), z)
 
+    @property
+    def epsilon(self) -> float:
+        return float(jnp.finfo(self.dtype).eps)
+
+    def placed(self, values: Any) -> Array:
+        return jnp.asarray(values, self.dtype)
+
     def _likelihoods(
         self, z: Float[np.ndarray, "K D"], rows: Mapping[str, np.ndarray], data: Data
     ) -> Float[np.ndarray, " K"]:
         one = partial(self._evaluation.batch, self._evaluation.value)
-        positions, arguments = jnp.asarray(z, self.dtype), self.arguments.as_evaluated(data)
+        positions, arguments = self.placed(z), self.arguments.as_evaluated(data)
         return np.asarray(Program(one, rarely=True)(positions, arguments, dict(rows))[1])
 
     def forget_programs(self) -> None:

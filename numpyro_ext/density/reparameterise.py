@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.extend.core import Literal
 from numpyro import handlers
@@ -24,7 +22,7 @@ from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 from numpyro_ext.density.layout import Data
 from numpyro_ext.density.log_density import LogDensity
 from numpyro_ext.programs import Program
-from ppl_ext.target.noncentred import Moves, Noncentred, difference, different_error, points_around
+from ppl_ext.target.noncentred import Moves, Noncentred
 
 
 def noncentred(
@@ -78,43 +76,6 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
         config[stands_for] = LocScaleReparam(0.0, shape_params=others)
         latents[name] = f"{stands_for}_decentered"
     return Moves(latents, config)
-
-
-def check_moved(
-    moves: Moves, written: LogDensity, data: Data, moved: LogDensity, moved_data: Data
-) -> None:
-    """See that a program as moved is the program as written.
-
-    By the prior part: the likelihood is one function of the sites' values in both.
-
-    Raises
-    ------
-    ModelCheckError
-        It has another density.
-    """
-
-    def there(positions: np.ndarray) -> np.ndarray:
-        values = moved.constrain(jnp.asarray(positions, moved.dtype), moved_data)
-        return np.asarray(written.unconstrain(values, data), np.float64)
-
-    def density_of(target: LogDensity, data: Data) -> Callable[[np.ndarray], np.ndarray]:
-        def density(positions: np.ndarray) -> np.ndarray:
-            z = jnp.asarray(positions, target.dtype)
-            parts = target.log_prior_and_likelihood(z, data, target.first_rows())
-            # Where sites are summed with discrete ones, their densities are in the likelihood.
-            return np.asarray(
-                parts[0] + parts[1] if target.bound.enumerated else parts[0], np.float64
-            )
-
-        return density
-
-    latents = moves.latents
-    places = [(moved.layout.slices[latents[n]], written.layout.slices[n]) for n in latents]
-    densities = density_of(moved, moved_data), density_of(written, data)
-    epsilon = float(jnp.finfo(written.dtype).eps)
-    told = difference(points_around(moved.dim), *densities, there, places, epsilon)
-    if told:
-        raise different_error(tuple(latents), told)
 
 
 def moved_values(target: LogDensity, data: Data, values: Mapping[str, Array]) -> dict[str, Array]:

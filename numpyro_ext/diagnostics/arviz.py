@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from numpyro.infer import MCMC
 
 from numpyro_ext.density import Data, LogDensity
-from numpyro_ext.density.batches import place
+from numpyro_ext.density.batches import array_or_none, place
 from numpyro_ext.density.replay import is_quick, replay
 from numpyro_ext.diagnostics.chains import Chains
 from numpyro_ext.diagnostics.fit import state_of_engine
@@ -38,21 +38,19 @@ from numpyro_ext.draws import key_or
 from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import Sharding, entry, on_own_axes
-from ppl_ext.batches.passes import Passes, rows_of_loader
+from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
     Group,
+    arviz_of,
     check_fit,
     constant_group,
-    fit_attributes,
     groups_to_replay,
     remembered,
-    site_groups,
     step_group,
-    warn_of_draws,
 )
-from ppl_ext.diagnostics.inference_data import Variable, inference_data
-from ppl_ext.diagnostics.replay import Replay, joined
+from ppl_ext.diagnostics.inference_data import Variable
+from ppl_ext.diagnostics.replay import Replay, over_batches
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
@@ -160,7 +158,7 @@ def to_arviz(
             f"Expected result to be what engine.run returns, found {type(result).__name__}."
         )
     traces = {} if result is None else {"loss": result.losses, **result.info}
-    steps = step_group(traces, losses, _as_array)
+    steps = step_group(traces, losses, array_or_none)
     check_sharding(sharding, Sharding)
     for name, count in (("draw_chunk", draw_chunk), ("data_chunk", data_chunk)):
         check_count(name, count, optional=True)
@@ -172,79 +170,49 @@ def to_arviz(
     options = {} if num_samples is None else {"num_samples": num_samples}
     given = engine.get_samples(state, rng_key=key, **options)
     draws = {name: np.asarray(given[name]) for name in target.layout.names if name in given}
-    replayed = _replayed(
-        passes,
-        target,
-        draws,
-        data,
-        groups=groups_to_replay(
-            posterior_predictive,
-            log_likelihood,
-            log_prior,
-            observed_data,
-            constant_data,
-            discrete,
-        ),
-        discrete=discrete or "sample",
-        draw_chunk=draw_chunk,
-        data_chunk=data_chunk,
-        rng_key=key,
-    )
-    groups = site_groups(replayed, draws, target.parameter_sites)
-    if not observed_data:
-        groups.pop("observed_data")
-    if sample_stats:
-        groups["sample_stats"] = _sample_statistics(
-            engine, target.over(passes), state, draws, data, draw_chunk
-        )
-    warn_of_draws(replayed, groups.get("sample_stats", {}))
-    signature = inspect.signature(target.model)
-    if passes is not None and constant_data is True:
-        constant_data = False  # the arrays are those of one batch
-    groups["constant_data"] = constant_group(
-        constant_data, signature, args, kwargs, replayed, _as_array
-    )
-    groups["optimization"] = steps
-    return inference_data(
-        groups,
-        replayed.plate_sizes,
-        dims=dims,
-        coords=coords,
-        attributes=fit_attributes(engine, "numpyro_ext", "numpyro", "numpyro"),
-        num_chains=getattr(engine, "num_chains", 1),
-        sites=replayed.sites,
+    groups = groups_to_replay(
+        posterior_predictive,
+        log_likelihood,
+        log_prior,
+        observed_data,
+        constant_data,
+        discrete,
     )
 
-
-def _replayed(
-    passes: Passes | None,
-    target: LogDensity,
-    draws: Mapping[str, Array],
-    data: Data,
-    *,
-    rng_key: Any,
-    **options: Any,
-) -> Replay:
-    """The replay on the rows of the arguments, or on those of all batches of a loader."""
-    if passes is None:
-        return replay(target, draws, data, rng_key=rng_key, **options)
-    sizes = target.over(passes).plates_of_batches(data)
-    found = [
-        replay(
+    def on_rows(data: Data, number: int | None) -> Replay:
+        return replay(
             target,
             draws,
-            target.bind(*args, **{**data.kwargs, **own}),
-            all_rows=False,
-            rng_key=jax.random.fold_in(rng_key, number),
-            **options,
+            data,
+            groups=groups,
+            discrete=discrete or "sample",
+            draw_chunk=draw_chunk,
+            data_chunk=data_chunk,
+            all_rows=number is None,
+            rng_key=key if number is None else jax.random.fold_in(key, number),
         )
-        for number, (args, own) in enumerate(passes.batches(place, next(iter(sizes.values()))))
-    ]
-    return joined(found, sizes)
 
-
-def _as_array(value: Any) -> Array | None:
-    return np.asarray(value) if isinstance(value, (jax.Array, np.ndarray)) else None
+    replayed = over_batches(on_rows, target, data, passes, place)
+    statistics = (
+        _sample_statistics(engine, target.over(passes), state, draws, data, draw_chunk)
+        if sample_stats
+        else {}
+    )
+    signature = inspect.signature(target.model)
+    return arviz_of(
+        engine,
+        draws,
+        replayed,
+        observed_data=observed_data,
+        statistics=statistics,
+        constants=constant_group(
+            constant_data, signature, args, kwargs, replayed, array_or_none, passes
+        ),
+        steps=steps,
+        dims=dims,
+        coords=coords,
+        host=("numpyro_ext", "numpyro", "numpyro"),
+    )
 
 
 def _sample_statistics(

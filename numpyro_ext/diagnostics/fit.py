@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 from jaxtyping import Float
@@ -66,11 +65,6 @@ class FittedGuide(shared.FittedGuide):
     """A guide, its parameters, the log density that it approximates, and a key for draws."""
 
     rng_key: Array
-
-    @property
-    def eps(self) -> float:
-        """The machine epsilon with which log densities are computed."""
-        return float(jnp.finfo(self.target.dtype).eps)
 
     def at_draws(
         self, num_samples: int, draw_chunk: int | None, evaluate: Evaluate

@@ -17,7 +17,7 @@ from numpyro.infer import Predictive
 from numpyro_ext.density import Data
 from numpyro_ext.diagnostics.fit import FittedGuide, fitted_guide, target_of_model
 from numpyro_ext.draws import key_or
-from numpyro_ext.guides.flat_density import Parameters, check_has_flat_density
+from numpyro_ext.guides.flat_density import Parameters, has_flat_density
 from numpyro_ext.programs import Program
 from ppl_ext.batches.passes import Passes
 from ppl_ext.diagnostics.fit import HOST_DRAWS, sites_of_guide
@@ -58,7 +58,7 @@ class HostFit:
     ) -> None:
         self.guide = guide
         self.fitted: FittedGuide | None = None
-        if _has_flat_density(guide):
+        if has_flat_density(guide):
             self.fitted = fitted_guide(guide, params, model, args, kwargs, None, passes)
             self.target, self._data = self.fitted.target, self.fitted.data
             return
@@ -101,11 +101,3 @@ class HostFit:
         """The host's engine and the guide."""
         name = getattr(self.guide, "__name__", type(self.guide).__name__)
         return {"engine": "SVI", "guide": name}
-
-
-def _has_flat_density(guide: Any) -> bool:
-    try:
-        check_has_flat_density(guide)
-    except ArgumentError:
-        return False
-    return True

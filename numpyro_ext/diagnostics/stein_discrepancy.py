@@ -21,24 +21,15 @@ from numpyro_ext.diagnostics.fit import (
 )
 from numpyro_ext.sharding import entry
 from ppl_ext.batches.passes import rows_of_loader
-from ppl_ext.diagnostics.fit import target_of_engine
 from ppl_ext.diagnostics.stein_discrepancy import (
     BLOCK,
     KSD_DOCUMENTATION,
-    KSD_SAMPLES,
+    Points,
     SteinDiscrepancy,
-    check_no_target,
-    check_not_particles,
-    check_num_samples,
-    check_positions,
-    discrepancy_of_guide,
-    discrepancy_of_positions,
-    is_sampler,
-    target_of_positions,
+    discrepancy_of,
 )
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count
 
 Metric = str | Array | np.ndarray | None
 
@@ -89,50 +80,32 @@ def ksd(
     True
     """
     args, kwargs, passes = rows_of_loader(batches, args, kwargs, place)
-    options = {
-        "statistic": statistic,
-        "metric": metric,
-        "scale": scale,
-        "block": block,
-        "null": null,
-    }
-    if isinstance(fit, (Array, np.ndarray)):
-        if state is not None:
-            raise ArgumentError(
-                f"Expected no state with positions, found {type(state).__name__}. Pass target=... "
-                "or model=..., and args=(...)."
-            )
-        target, data = target_of_positions(
-            fit, target, model, args, kwargs, num_samples, target_of_model, passes
+    if isinstance(fit, (Array, np.ndarray)) and state is not None:
+        raise ArgumentError(
+            f"Expected no state with positions, found {type(state).__name__}. Pass target=... "
+            "or model=..., and args=(...)."
         )
-        positions = np.asarray(fit, target.dtype)
-        check_positions(positions.shape, target.dim)
-    else:
-        check_no_target(target, fit)
-        if is_sampler(fit):
-            target, data = target_of_engine(fit, model, args, kwargs, passes)
-            check_count("num_samples", num_samples, optional=True)
-            state = state_of_engine(fit, state)
-            drawn = fit.get_samples(state, rng_key, num_samples or KSD_SAMPLES)
-            positions = np.asarray(target.unconstrain(drawn, data))
-            return discrepancy_of_positions(
-                positions,
-                target,
-                data,
-                likelihood_temperature,
-                draw_chunk,
-                **{**options, "statistic": statistic or "U"},
-            )
-        particles = hasattr(fit, "target") and hasattr(fit, "particles")
-        if not particles or hasattr(fit, "approximation"):
-            fitted = fitted_guide(fit, state, model, args, kwargs, rng_key, passes)
-            return discrepancy_of_guide(
-                fitted, num_samples, likelihood_temperature, draw_chunk, **options
-            )
-        check_not_particles(null, fit)
-        target, data = target_of_engine(fit, model, args, kwargs, passes)
-        positions = np.asarray(fit.particles(state_of_engine(fit, state)))
-        check_num_samples(num_samples, len(positions))
-    return discrepancy_of_positions(
-        positions, target, data, likelihood_temperature, draw_chunk, **options
+    return discrepancy_of(
+        fit,
+        Points(
+            lambda given: isinstance(given, (Array, np.ndarray)),
+            lambda given, at: np.asarray(given, at.dtype),
+            lambda num: fit.get_samples(state_of_engine(fit, state), rng_key, num),
+            lambda: fit.particles(state_of_engine(fit, state)),
+            lambda: fitted_guide(fit, state, model, args, kwargs, rng_key, passes),
+            target_of_model,
+        ),
+        target=target,
+        model=model,
+        args=args,
+        kwargs=kwargs,
+        passes=passes,
+        num_samples=num_samples,
+        likelihood_temperature=likelihood_temperature,
+        draw_chunk=draw_chunk,
+        statistic=statistic,
+        metric=metric,
+        scale=scale,
+        block=block,
+        null=null,
     )

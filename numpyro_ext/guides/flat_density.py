@@ -217,6 +217,7 @@ Factory = Callable[..., FlatDensity]
 
 _REGISTRY: FlatDensityRegistry[Factory] = FlatDensityRegistry(shared.ALTERNATIVES)
 check_has_flat_density = _REGISTRY.find
+has_flat_density = _REGISTRY.knows
 refuse_flat_density = _REGISTRY.refuse
 
 

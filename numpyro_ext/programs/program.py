@@ -99,6 +99,11 @@ class Program:
         As for ``jax.jit``.
     whole : bool
         Leave it out where the function itself says how its values lie on a mesh.
+
+    Attributes
+    ----------
+    jitted : callable
+        The function as ``jax.jit`` gives it, for use inside of other programs.
     """
 
     def __init__(
@@ -111,7 +116,7 @@ class Program:
     ) -> None:
         self._function, self._donated, self._whole = function, donate_argnums, whole
         # Arguments that are not used would not be seen in the text.
-        self._traced = jax.jit(function, keep_unused=True, donate_argnums=donate_argnums)
+        self.jitted = jax.jit(function, keep_unused=True, donate_argnums=donate_argnums)
         self._rarely = rarely
         self._compiled: dict[Hashable, Any] = {}
         self._meshes: dict[Hashable, Any] = {}
@@ -120,9 +125,9 @@ class Program:
     def __call__(self, *args: Any) -> Any:
         """The function's value."""
         if is_tracing():
-            return self._traced(*args)
+            return self.jitted(*args)
         if _is_debugging():
-            return _with_callbacks(self._traced)(*args)
+            return _with_callbacks(self.jitted)(*args)
         signature = _signature(args)
         compiled = self._compiled.get(signature)
         if compiled is None:
@@ -141,10 +146,6 @@ class Program:
         donated, whole = self._donated, self._whole
         return Program(function, rarely=self._rarely, donate_argnums=donated, whole=whole)
 
-    def traced(self, *args: Any) -> Any:
-        """The program before it is lowered and compiled, which JAX keeps."""
-        return self._traced.trace(*args)
-
     def optimised(self) -> Program:
         """The same function, traced once for both, as a program that runs often."""
         other = copy.copy(self)
@@ -152,7 +153,7 @@ class Program:
         return other
 
     def _find(self, signature: Hashable, args: tuple[Any, ...], mesh: Any) -> Any:
-        jitted: Any = self._traced
+        jitted: Any = self.jitted
         layout: dict[str, Any] = {}
         if mesh is not None and self._whole:
             layout = {"out_shardings": NamedSharding(mesh, PartitionSpec())}
@@ -194,7 +195,7 @@ class Program:
 
     def num_lines(self, *args: Any) -> int:
         """Lines of the program's text."""
-        traced = self._traced.trace(*args)
+        traced = self.jitted.trace(*args)
         operations = self._operations(_signature(args), traced)
         known = None if operations is None else _get(_texts, operations)
         return traced.lower().as_text().count("\n") if known is None else known.lines
@@ -263,16 +264,14 @@ class Loop:
         """The step from which on steps are taken by the optimised program."""
         signature = _signature(args)
         if signature not in self._switches:
-            self._switches[signature] = self._find_switch(*args)
+            self._switches[signature] = 0
+            if _QUICKLY and not _is_debugging() and jax.default_backend() == "cpu":
+                traced = self._quick.jitted.trace(*args, np.int32(1))
+                saved = SAVED_PER_LINE * self._quick.num_lines(*args, np.int32(1))
+                lost = LOST_PER_BYTE * max(_num_bytes(traced.jaxpr), 1)
+                steps = int(min(saved / lost, 2.0**31 - 1.0))
+                self._switches[signature] = steps if steps >= self._usual else 0
         return self._switches[signature]
-
-    def _find_switch(self, *args: Any) -> int:
-        if not _QUICKLY or _is_debugging() or jax.default_backend() != "cpu":
-            return 0
-        traced = self._quick.traced(*args, np.int32(1))
-        saved = SAVED_PER_LINE * self._quick.num_lines(*args, np.int32(1))
-        steps = min(saved / (LOST_PER_BYTE * max(_num_bytes(traced.jaxpr), 1)), 2.0**31 - 1.0)
-        return int(steps) if steps >= self._usual else 0
 
 
 def _get(kept: OrderedDict[Hashable, Any], key: Hashable) -> Any:

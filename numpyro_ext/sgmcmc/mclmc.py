@@ -155,7 +155,7 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
         )
 
     def _own_moves(self) -> Microcanonical:
-        return self._moves(FUNCTIONS, float(jnp.finfo(self.target.dtype).eps))
+        return self._moves(FUNCTIONS, self.target.epsilon)
 
     def _evaluation(self, data: Data) -> Evaluate:
         def evaluate(z: Array) -> tuple[Array, Array]:

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.engine import Engine, EngineState, Plan
 from numpyro_ext.kernels import Kernel
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, describe
+from ppl_ext.stein.particles import annealed, check_all_particles, check_annealing
 
 Annealing = Callable[[Array], Array | float]
 
@@ -44,17 +45,6 @@ class ParticleState(NamedTuple):
 
     optimizer: Any
     direction: Any
-
-
-def annealed(
-    scores: Float[Array, "P D"], annealing: Annealing | None, step: Int[Array, ""]
-) -> Float[Array, "P D"]:
-    """Scores (P, D) times the annealing factor of a step, counted from 0.
-
-    The repulsion of the direction is left as it is (D'Angelo and Fortuin 2021, "Annealed Stein
-    variational gradient descent", https://arxiv.org/abs/2101.09815).
-    """
-    return scores if annealing is None else scores * annealing(step)
 
 
 class ParticleEngine(Engine):
@@ -107,11 +97,7 @@ class ParticleEngine(Engine):
 
     def _set_kernel(self, kernel: Kernel, annealing: Annealing | None = None) -> None:
         """Follow the Stein direction of a kernel, with scores times a factor of the step."""
-        if annealing is not None and not callable(annealing):
-            raise ArgumentError(
-                "Expected annealing to be a callable from the step number to a factor, found "
-                f"{type(annealing).__name__}."
-            )
+        check_annealing(annealing)
         self._has_kernel, self.kernel, self.annealing = True, kernel, annealing
 
     def _settings(self) -> dict[str, str]:
@@ -199,9 +185,5 @@ class ParticleEngine(Engine):
         rng_key: Array | None,
         num_samples: int | None,
     ) -> Array:
-        if num_samples not in (None, self.num_particles):
-            raise ArgumentError(
-                f"Expected num_samples to be None or the number of particles, "
-                f"{self.num_particles}, found {num_samples}: the particles are the draws."
-            )
+        check_all_particles(num_samples, self.num_particles)
         return self.particles(state)

@@ -17,7 +17,7 @@ from numpyro_ext.gradients.full_data import FullData
 from numpyro_ext.gradients.minibatch import Sampling
 from numpyro_ext.kernels import Kernel, as_kernel
 from numpyro_ext.stein.particles import Annealing, ParticleEngine
-from ppl_ext.errors import ArgumentError
+from ppl_ext.stein.particles import check_no_estimator
 
 
 class SVGDVR(ParticleEngine):
@@ -93,11 +93,7 @@ class SVGDVR(ParticleEngine):
         annealing: Annealing | None = None,
         **options: Any,
     ) -> None:
-        if "estimator" in options:
-            raise ArgumentError(
-                "Expected no estimator with SVGDVR, which is SVGD with estimator=SVRG(...). Use "
-                "SVGD for another one."
-            )
+        check_no_estimator(options)
         self.anchor_every = anchor_every
         self.reset_optimizer = reset_optimizer
         estimator = SVRG(anchor_every, sampling, full_data)

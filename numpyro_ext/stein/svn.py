@@ -15,10 +15,9 @@ from numpyro.contrib.einstein.stein_kernels import SteinKernel
 
 from numpyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature, Structure
 from numpyro_ext.curvature.coordinates import Coordinates
-from numpyro_ext.density import Data, LogDensity, Score
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.engine import EngineState, Plan
-from numpyro_ext.gradients import Full, GradientEstimator, Minibatch, Noisy, ScoreEstimate
 from numpyro_ext.kernels import (
     IMQ,
     RBF,
@@ -30,22 +29,27 @@ from numpyro_ext.kernels import (
     mixture,
 )
 from numpyro_ext.programs import concretely
-from numpyro_ext.stein.damping import damping_scale, judge, within_radius
 from numpyro_ext.stein.newton_system import LinearSystem
 from numpyro_ext.stein.particles import ParticleEngine
 from ppl_ext.curvature.program_curvature import as_curvature
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_number, describe
+from ppl_ext.stein.damping import (
+    damping_scale,
+    judge_on_rows,
+    rows_of_a_step,
+    within_radius,
+)
 from ppl_ext.stein.newton import (
     Coupling,
-    Judgement,
     LevenbergMarquardt,
     NewtonSystem,
-    Proposal,
     Solver,
     as_damping,
     as_system,
+    check_optimizer_of_others,
     choose_solver,
+    names_of_others,
     solver_costs,
 )
 
@@ -213,11 +217,7 @@ class SVN(ParticleEngine):
         if not callable(step_size):
             check_number("step_size", step_size, most=1.0)
         curvature = as_curvature(curvature)
-        if curvature.sites is not None and optim is None:
-            raise ArgumentError(
-                "Expected an optimizer with sites, such as numpyro.optim.Adam(0.01): it moves the "
-                f"sites other than {list(curvature.sites)} along SVGD's direction. Found None."
-            )
+        check_optimizer_of_others(curvature.sites, optim, "numpyro.optim.Adam(0.01)")
         super().__init__(model, optim, num_particles, **options)
         self.curvature = curvature
         self.system = as_system(system)
@@ -240,14 +240,8 @@ class SVN(ParticleEngine):
             program = ProgramCurvature(target, data, self.curvature)
         others = program.where
         if self.curvature.sites is not None:
-            names = target.layout.names
-            others = Coordinates(target, [name for name in names if name not in program.sites])
-        if not len(others):
-            raise ArgumentError(
-                f"Expected sites to leave some latent sites to the optimizer, found all of them, "
-                f"{list(program.sites)}. Leave sites out."
-            )
-        solver = self._solver(target, program, data, _rows_of_a_step(estimator, target))
+            others = Coordinates(target, names_of_others(target.layout.names, program.sites))
+        solver = self._solver(target, program, data, rows_of_a_step(estimator, target))
         return NewtonPlan(target, estimator, program, others, solver)
 
     def _solver(
@@ -281,7 +275,7 @@ class SVN(ParticleEngine):
         cached = None
         if self.curvature.every > 1:
             target, key = plan.target, random.PRNGKey(0)
-            rows = _rows_of_a_step(plan.estimator, target)
+            rows = rows_of_a_step(plan.estimator, target)
             shape = jax.eval_shape(lambda: plan.program.at(target, start, data, rows, key))
             cached = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
         radius = self.damping.trust_radius
@@ -307,7 +301,7 @@ class SVN(ParticleEngine):
         loss = -score.log_density(plan.target.likelihood_temperature).mean()
 
         curvature, age = self._curvature(plan, before, score.indices, data, curvature_key)
-        scale = damping_scale(curvature.diagonals())
+        scale = damping_scale(jnp, curvature.diagonals())
 
         seen, scores = self._exchanged((where.part(particles), where.part(score.score)))
         interactions = self._kernel_of(curvature).interactions(seen)
@@ -318,8 +312,10 @@ class SVN(ParticleEngine):
         found = self._laid(plan, self._exchanged(solution.moves))
 
         moves, optimizer = self._moves(before, found, loss, state.step)
-        proposal = within_radius(moves, curvature.quadratic(moves), before.radius)
-        judgement = self._judge(plan, before, data, score, proposal, solution.solved)
+        proposal = within_radius(jnp, moves, curvature.quadratic(moves), before.radius)
+        judgement = judge_on_rows(
+            jnp, self.damping, plan, before, data, score, proposal, solution.solved
+        )
         taken = jnp.where(judgement.accepted[:, None], proposal.moves, 0.0)
         moved = where.placed(particles, where.part(particles) + taken)
         if self.curvature.sites is not None:
@@ -383,32 +379,6 @@ class SVN(ParticleEngine):
         # A whole matrix of curvature takes a product with each coordinate's direction.
         return 1.0 + plan.target.dim if plan.solver == "dense" else 1.0
 
-    def _judge(
-        self,
-        plan: NewtonPlan,
-        before: NewtonState,
-        data: Data,
-        score: ScoreEstimate,
-        proposal: Proposal[Array],
-        solved: Array,
-    ) -> Judgement[Array]:
-        """Which particles take their moves, the next damping and the next radius."""
-        moves = proposal.moves
-        if not self.damping.adapt:
-            taken = jnp.ones(len(moves), bool)
-            return Judgement(taken, before.damping, jnp.zeros(()), before.radius)
-        target, where, indices = plan.target, plan.program.where, score.indices
-        on_rows = () if indices is None else (indices,)
-        own: Score | ScoreEstimate = score
-        if not isinstance(plan.estimator, Minibatch | Full):
-            # Noise and reduced variance are not of the density of the rows.
-            own = (target.score if on_rows else target.full_score)(before.particles, data, *on_rows)
-        proposed = where.placed(before.particles, where.part(before.particles) + moves)
-        gain = (where.part(own.score) * moves).sum(axis=1)
-        old = own.log_density(target.likelihood_temperature)
-        new = (target.log_density if on_rows else target.full_log_density)(proposed, data, *on_rows)
-        return judge(gain, proposal, old, new, before.damping, before.radius, solved)
-
     def _move_others(
         self, plan: NewtonPlan, before: NewtonState, scores: Array, loss: Array
     ) -> tuple[Array, Any]:
@@ -419,10 +389,3 @@ class SVN(ParticleEngine):
         phi = self._laid(plan, self._exchanged(phi))
         optimizer = self.optim.update(-phi, before.optimizer, value=loss)
         return self.optim.get_params(optimizer), optimizer
-
-
-def _rows_of_a_step(estimator: GradientEstimator, target: LogDensity) -> Indices | None:
-    """Rows of the shape that the estimator's batches have."""
-    while isinstance(estimator, Noisy):
-        estimator = estimator.inner(target)
-    return None if isinstance(estimator, Full) or not target.plates else target.first_rows()

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
 from numpyro_ext.kernels import RBF, Kernel, KernelState, as_kernel
 from numpyro_ext.stein.particles import KernelPlan, ParticleEngine
-from ppl_ext.errors import ArgumentError
+from ppl_ext.stein.particles import check_translation_invariant, without_neighbours
 
 
 class WGD(ParticleEngine):
@@ -73,12 +72,7 @@ class WGD(ParticleEngine):
     ) -> None:
         self._set_kernel(RBF() if kernel is None else as_kernel(kernel))
         super().__init__(model, optim, num_particles, **options)
-        if not self.kernel.translation_invariant:
-            raise ArgumentError(
-                "Expected a kernel that is a function of the difference of two particles, as a "
-                f"density estimate needs, found {self.kernel!r}. Use RBF, IMQ, or sums and "
-                "multiples of them."
-            )
+        check_translation_invariant(self.kernel)
 
     def _direction(
         self,
@@ -88,9 +82,4 @@ class WGD(ParticleEngine):
         scores: Float[Array, "P D"],
         step: Array,
     ) -> tuple[Float[Array, "P D"], KernelState]:
-        kernel = plan.kernel
-        density = kernel.gram(state, particles).sum(axis=1, keepdims=True)
-        # Without scores the Stein direction is 1/P sum_j grad_{z_j} k(z_j, z_i), which is minus
-        # the gradient by z_i where k depends on the difference alone.
-        away, state = kernel.direction(state, particles, jnp.zeros_like(scores))
-        return scores + len(particles) * away / density, state
+        return without_neighbours(plan.kernel, state, particles, scores)

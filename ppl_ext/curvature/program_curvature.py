@@ -23,7 +23,7 @@ of
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
@@ -31,6 +31,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice, check_count, check_names
 
 Structure = Literal["full", "diag", "kfac", "low_rank"]
@@ -147,6 +148,28 @@ class PriorStructure:
     exact: bool
     apart: tuple[str, ...]
     constant: bool
+
+
+def sites_with_curvature(options: GaussNewton, sites: Collection[str]) -> tuple[str, ...]:
+    """The latent sites that are to have curvature, by default all of them."""
+    if options.sites is None:
+        return tuple(sites)
+    unknown = [name for name in options.sites if name not in sites]
+    if unknown:
+        raise ArgumentError(
+            f"Expected sites among the latent sites {list(sites)}, found {unknown}."
+        )
+    return tuple(options.sites)
+
+
+def check_no_factors(factors: Collection[str], host: str) -> None:
+    """Refuse a likelihood with factors, which have no outputs."""
+    if factors:
+        raise ArgumentError(
+            f"Expected a likelihood of observed sample sites, found the factors {factors}: a "
+            "factor has no distribution whose Fisher information could give its curvature. "
+            f"Write them as {host}.sample(..., obs=...), or use SVGD."
+        )
 
 
 class RepeatedComponent(NamedTuple):
@@ -271,6 +294,35 @@ def rows_in_common(
         tuple(number for number, length in enumerate(lengths) if length == rows)
         for rows in sorted(sizes.intersection(lengths), reverse=True)
     ]
+
+
+def rows_by_themselves(
+    shapes: Sequence[Sequence[int]],
+    batches: Collection[Sequence[int]],
+    looks: Callable[[tuple[int, ...]], Sequence[tuple[Any, Any]]],
+    apart: Callable[[Any, Any, bool], frozenset[str]],
+    repeated: dict[str, tuple[RepeatedComponent, ...]],
+) -> RowStructure:
+    """The structure of rows that are the arguments' own, where no plate is subsampled.
+
+    Parameters
+    ----------
+    looks : callable
+        Of the numbers of arguments that have rows: outputs of all rows together and of each alone,
+        at the arguments and at changed ones.
+    apart : callable
+        Sites whose rows alone are those of the batch, where weights are scaled up or not.
+    """
+    for arguments in rows_in_common(shapes, batches):
+        # Later arguments may be others: rows that depend on each other through a sum of weights
+        # look apart while all weights are one.
+        seen = looks(arguments)
+        for scaled_up in (False, True):
+            sites = [apart(*each, scaled_up) for each in seen]
+            by_row = frozenset.intersection(*sites) if sites else frozenset()
+            if by_row:
+                return RowStructure(by_row, repeated, arguments, scaled_up)
+    return RowStructure(repeated=repeated)
 
 
 def change_of_rows(values: NDArray[Any], number: int) -> NDArray[Any]:

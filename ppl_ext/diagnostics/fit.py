@@ -45,11 +45,6 @@ class FittedGuide(ABC):
     target: Any
     data: Any
 
-    @property
-    @abstractmethod
-    def eps(self) -> float:
-        """The machine epsilon with which log densities are computed."""
-
     @abstractmethod
     def at_draws(
         self, num_samples: int, draw_chunk: int | None, evaluate: Evaluate

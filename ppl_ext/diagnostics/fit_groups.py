@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ppl_ext.batches.passes import Passes
 from ppl_ext.diagnostics.inference_data import (
     Variable,
     constant_variables,
+    inference_data,
     leading_plate,
     named_arguments,
 )
@@ -169,7 +171,7 @@ def warn_of_draws(replayed: Replay, statistics: Mapping[str, Any]) -> None:
     """Say that draws are outside of their sites' supports, and that steps of chains broke."""
     told = told_of_outside(replayed.outside)
     if told:
-        warnings.warn(f"{told} They are in the posterior all the same.", UserWarning, stacklevel=3)
+        warnings.warn(f"{told} They are in the posterior all the same.", UserWarning, stacklevel=4)
     if "diverging" in statistics:
         broken = np.asarray(statistics["diverging"].values)
         if broken.any():
@@ -177,7 +179,7 @@ def warn_of_draws(replayed: Replay, statistics: Mapping[str, Any]) -> None:
                 f"{int(broken.sum())} of {broken.size} draws diverged: they are marked in "
                 "sample_stats.diverging.",
                 DivergenceWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
 
@@ -226,12 +228,14 @@ def constant_group(
     kwargs: Mapping[str, Any],
     replayed: Replay,
     as_array: Callable[[Any], Array | None],
+    passes: Passes | None,
 ) -> Group:
     """The constants that are given, or, with True, the model's arrays that are no observations.
 
     ``as_array`` gives a NumPy array, or None of what is no array.
     """
-    if not given:
+    # Arrays of a loader's batch are those of some rows alone.
+    if not given or (given is True and passes is not None):
         return {}
     if given is not True:
         if not isinstance(given, Mapping):
@@ -287,6 +291,41 @@ def step_group(
         for name, values in figures.items()
         if len(values)
     }
+
+
+def arviz_of(
+    engine: Any,
+    draws: Mapping[str, Array],
+    replayed: Replay,
+    *,
+    observed_data: bool,
+    statistics: Group,
+    constants: Group,
+    steps: Group,
+    dims: Mapping[str, Sequence[str]] | None,
+    coords: Mapping[str, Sequence[Any]] | None,
+    host: tuple[str, str, str],
+) -> Any:
+    """All groups together, and what is said of the draws.
+
+    ``host`` names the package, its host, and the host's distribution.
+    """
+    groups = site_groups(replayed, draws, engine.target.parameter_sites)
+    if not observed_data:
+        groups.pop("observed_data")
+    warn_of_draws(replayed, statistics)
+    if statistics:
+        groups["sample_stats"] = statistics
+    groups |= {"constant_data": constants, "optimization": steps}
+    return inference_data(
+        groups,
+        replayed.plate_sizes,
+        dims=dims,
+        coords=coords,
+        attributes=fit_attributes(engine, *host),
+        num_chains=getattr(engine, "num_chains", 1),
+        sites=replayed.sites,
+    )
 
 
 def fit_attributes(engine: Any, package: str, host: str, distribution: str) -> dict[str, Any]:

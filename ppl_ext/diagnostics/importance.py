@@ -216,7 +216,7 @@ def ratios_at_draws(
     log_q, prior, likelihood = (
         each.astype(np.float64) for each in fitted.at_draws(num_samples, draw_chunk, _log_densities)
     )
-    return log_ratios(tempered(prior, likelihood, temperature), log_q, fitted.eps)
+    return log_ratios(tempered(prior, likelihood, temperature), log_q, fitted.target.epsilon)
 
 
 def _log_densities(

@@ -27,6 +27,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -160,6 +161,38 @@ def draws_of_fit(draws: Any, linearize: Any, *given: Any, **options: Any) -> tup
     if hasattr(draws, "get_samples"):
         draws = draws.get_samples(*given, **taken)
     return draws, at
+
+
+def observed_at(
+    site: str | None,
+    draws: Mapping[str, Any],
+    observed: Callable[[Collection[str]], tuple[Any, Any, Any]],
+    computed_sites: Callable[..., Any],
+    dependent_on: Callable[..., Any],
+) -> tuple[str, Any, Any, Any, Callable[..., Any]]:
+    """The site to predict, the target and data that show it, what is observed, and dependents.
+
+    Parameters
+    ----------
+    observed : callable
+        Of the names of sites that have draws: a target, its data, and what it observes.
+    computed_sites : callable
+        Sites that the target computes of its data and draws.
+    dependent_on : callable
+        What depends on sites, given ``missing=`` and ``values=``.
+    """
+    target, data, observing = observed(draws)
+    few = {0, len(next(iter(draws.values()))) - 1}
+    some = [{name: draws[name][place] for name in target.layout.names} for place in few]
+    unseen = list(observing.missing)
+    dependent = partial(dependent_on, missing=unseen, values=some)
+    computed = partial(computed_sites, target, data, draws)
+    site, latents = site_to_predict(
+        site, target.observed_sites, unseen, observing.finite, computed, dependent
+    )
+    if latents:
+        target, data, observing = observed({*draws, *latents})
+    return site, target, data, observing, dependent
 
 
 def predicted_site(

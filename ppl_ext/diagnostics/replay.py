@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Shaped
 from numpy.typing import NDArray
 
+from ppl_ext.batches.passes import Passes
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import described
 
@@ -265,6 +266,27 @@ def joined(replays: Sequence[Replay], plates: Mapping[str, int]) -> Replay:
 
 
 # -- sites and their axes -------------------------------------------------------------------------
+
+
+def over_batches(
+    one: Callable[[Any, int | None], Replay],
+    target: Any,
+    data: Any,
+    passes: Passes | None,
+    place: Callable[[Any], Any],
+) -> Replay:
+    """The replay on the rows of the arguments, or on those of all batches of a loader.
+
+    ``one`` replays on bound arguments, given the batch's number, or None where they are all rows.
+    """
+    if passes is None:
+        return one(data, None)
+    sizes = target.over(passes).plates_of_batches(data)
+    batches = enumerate(passes.batches(place, next(iter(sizes.values()))))
+    found = [
+        one(target.bind(*args, **{**data.kwargs, **own}), number) for number, (args, own) in batches
+    ]
+    return joined(found, sizes)
 
 
 @dataclass

@@ -25,10 +25,17 @@ import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.batches.passes import Passes
-from ppl_ext.diagnostics.fit import FittedGuide, all_rows, check_temperature, chunk_sizes
+from ppl_ext.diagnostics.fit import (
+    FittedGuide,
+    all_rows,
+    check_temperature,
+    chunk_sizes,
+    target_of_engine,
+)
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice, check_count, check_number, described
 from ppl_ext.statistics.effective import effective_number
+from ppl_ext.target.on_host import as_float64
 
 #: Draws of a guide unless told otherwise.
 KSD_SAMPLES = 1000
@@ -168,6 +175,74 @@ class _Scores:
         return theta, target.full_score_parts(theta, data).score(self.temperature).score
 
 
+@dataclass(frozen=True)
+class Points:
+    """Where a package has the points of a fit from.
+
+    Parameters
+    ----------
+    is_array : callable
+        Whether positions themselves are given.
+    placed : callable
+        Positions, on the device of a target.
+    drawn, particles : callable
+        Of an engine: so many draws by site, and its particles.
+    guide : callable
+        The guide of anything else.
+    of_model : callable
+        The target of a model, and its data.
+    """
+
+    is_array: Callable[[Any], bool]
+    placed: Callable[[Any, Any], Any]
+    drawn: Callable[[int], Any]
+    particles: Callable[[], Any]
+    guide: Callable[[], FittedGuide]
+    of_model: Callable[..., tuple[Any, Any]]
+
+
+def discrepancy_of(
+    fit: Any,
+    points: Points,
+    *,
+    target: Any,
+    model: Callable[..., Any] | None,
+    args: tuple[Any, ...] | None,
+    kwargs: Mapping[str, Any] | None,
+    passes: Passes | None,
+    num_samples: int | None,
+    likelihood_temperature: float | None,
+    draw_chunk: int | None,
+    **options: Any,
+) -> SteinDiscrepancy:
+    """Discrepancy between positions, an engine or a guide and a target; see ``ksd``."""
+    how = likelihood_temperature, draw_chunk
+    if points.is_array(fit):
+        given = target, model, args, kwargs, num_samples
+        target, data = target_of_positions(fit, *given, points.of_model, passes)
+        positions = points.placed(fit, target)
+        check_positions(tuple(positions.shape), target.dim)
+        return discrepancy_of_positions(positions, target, data, *how, **options)
+    check_no_target(target, fit)
+    of_fit = model, args, kwargs, passes
+    particles = hasattr(fit, "target") and hasattr(fit, "particles")
+    if is_sampler(fit):
+        target, data = target_of_engine(fit, *of_fit)
+        check_count("num_samples", num_samples, optional=True)
+        drawn = points.drawn(num_samples or KSD_SAMPLES)
+        positions = points.placed(target.unconstrain(drawn, data), target)
+        options["statistic"] = options["statistic"] or "U"
+    elif not particles or hasattr(fit, "approximation"):
+        fitted = points.guide()
+        return discrepancy_of_guide(fitted, num_samples, *how, **options)
+    else:
+        check_not_particles(options["null"], fit)
+        target, data = target_of_engine(fit, *of_fit)
+        positions = points.placed(points.particles(), target)
+        check_num_samples(num_samples, len(positions))
+    return discrepancy_of_positions(positions, target, data, *how, **options)
+
+
 def discrepancy_of_guide(
     fitted: FittedGuide,
     num_samples: int | None,
@@ -205,7 +280,7 @@ def discrepancy_of_positions(
     pieces = []
     for start in range(0, size * (1 + len(more)), size):
         places = np.minimum(np.arange(start, start + size), num - 1)
-        pieces.append(_as_numpy(scores(None, None, target, data, positions[places])[1]))
+        pieces.append(as_float64(scores(None, None, target, data, positions[places])[1]))
     return stein_discrepancy(positions, np.concatenate(pieces)[:num], **options)
 
 
@@ -272,7 +347,7 @@ def stein_discrepancy(
         The shapes differ, an option is out of range, a position or score is not finite, or a
         coordinate does not vary and ``metric="whitened"``.
     """
-    positions, scores = _as_numpy(positions), _as_numpy(scores)
+    positions, scores = as_float64(positions), as_float64(scores)
     if positions.ndim != 2 or positions.shape != scores.shape:
         raise ArgumentError(
             f"Expected positions and scores of one shape (P, D), found {positions.shape} and "
@@ -290,7 +365,7 @@ def stein_discrepancy(
     # Distances are taken after centring: |x|^2 + |y|^2 - 2 x.y cancels far from the origin.
     positions = positions - positions.mean(0)
     if metric is not None:
-        scales = positions.std(0, ddof=1) if isinstance(metric, str) else _as_numpy(metric)
+        scales = positions.std(0, ddof=1) if isinstance(metric, str) else as_float64(metric)
         still = int((scales == 0).sum())
         if still:
             raise ArgumentError(
@@ -339,11 +414,6 @@ def _signs(positions: Float[np.ndarray, "P D"], null: str) -> Float[np.ndarray, 
     turned = np.where(generator.uniform(size=signs.shape) < 0.5 * (1.0 - keep), -1.0, 1.0)
     turned[:, 0] = signs[:, 0]
     return np.cumprod(turned, axis=1)
-
-
-def _as_numpy(values: Any) -> Float[np.ndarray, " ..."]:
-    on_host = values.detach().cpu() if hasattr(values, "detach") else values
-    return np.asarray(on_host, np.float64)
 
 
 def _stein_kernel(
@@ -449,7 +519,7 @@ def check_options(
             "Expected metric to be 'whitened', None or an array of the coordinates' scales, found "
             f"{metric!r}."
         )
-    scales = _as_numpy(metric)
+    scales = as_float64(metric)
     if scales.shape != (dim,) or not (np.isfinite(scales) & (scales > 0)).all():
         raise ArgumentError(
             f"Expected {dim} positive finite scales as metric, found shape {scales.shape}"

@@ -14,7 +14,7 @@ from ppl_ext.arguments import check_callable, nonfinite_arguments
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.stream import Stream
 from ppl_ext.documented import documents_subclasses
-from ppl_ext.engines.judgement import MEAN, Judgement, Run, judge
+from ppl_ext.engines.judgement import Judgement, Run, judge
 from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.options import check_choice, decisions, describe, described, options_of
 from ppl_ext.running.best import LARGEST, Watch

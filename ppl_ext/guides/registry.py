@@ -83,6 +83,14 @@ class FlatDensityRegistry(Generic[Factory]):
             f"found {found}. {self.alternatives}"
         )
 
+    def knows(self, guide: Any) -> bool:
+        """Whether a guide has a flat log density."""
+        try:
+            self.find(guide)
+        except ArgumentError:
+            return False
+        return True
+
 
 def check_same_sites(found: dict[str, tuple[int, ...]], layout: FlatLayout) -> None:
     """See that a guide's flat vector has the sites of the target, in its order.

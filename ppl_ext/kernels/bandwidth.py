@@ -90,15 +90,14 @@ def _scalar_rule(arrays: KernelArrays, rule: str, squared: Float[Any, "P P"]) ->
     num = squared.shape[0]
     if num == 1:
         return arrays.as_array(1.0, squared)
-    pairs = arrays.of_pairs(squared)
-    if rule == "median":
-        return _middle(arrays, pairs, pair_middle(num), squared=True) / math.log(num + 1)
-    if rule == "blackjax":
-        return _middle(arrays, pairs, pair_middle(num), squared=False) ** 2 / math.log(num)
-    if rule == "dartml":
-        return _middle(arrays, pairs, full_middle(num), squared=True) / math.log(num + 1)
-    median = _middle(arrays, pairs, full_middle(num), squared=False)
-    return median**2 / math.log(num) + arrays.functions.finfo(squared.dtype).eps
+    # The two middle values of the pairs, or of the full matrix with its diagonal.
+    middle = pair_middle if rule in ("median", "blackjax") else full_middle
+    lower, upper = arrays.order_statistics(arrays.of_pairs(squared), middle(num))
+    if rule in ("median", "dartml"):
+        return 0.5 * (lower + upper) / math.log(num + 1)
+    root = arrays.functions.sqrt
+    width = (0.5 * (root(lower) + root(upper))) ** 2 / math.log(num)
+    return width if rule == "blackjax" else width + arrays.functions.finfo(squared.dtype).eps
 
 
 def _coordinate_rule(arrays: KernelArrays, centred: Float[Any, "P D"]) -> Float[Any, " D"]:
@@ -124,13 +123,3 @@ def _positive(arrays: KernelArrays, width: Any, squared: Float[Any, "P P"]) -> A
     mean = squared.mean() / math.log(squared.shape[0] + 1)
     stand_in = functions.where(mean > smallest, mean, 1.0)
     return functions.where(width <= smallest, stand_in, width)
-
-
-def _middle(
-    arrays: KernelArrays, pairs: Any, ranks: tuple[int | None, int | None], squared: bool
-) -> Any:
-    """Mean of the squared distances (or of the distances) at two neighbouring ranks."""
-    lower, upper = arrays.order_statistics(pairs, ranks)
-    if not squared:
-        lower, upper = arrays.functions.sqrt(lower), arrays.functions.sqrt(upper)
-    return 0.5 * (lower + upper)

@@ -16,7 +16,8 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tqdm.auto import tqdm
@@ -195,15 +196,81 @@ def take_steps(
         engine, or in its attribute ``state``. Where a step was stopped, or by Ctrl-C wherever it
         came, it is saved as well.
     """
-    with between_steps():
-        try:
-            return _taken(name, cadence, take, watch, until, save, call_back, progress_bar, shown)
-        except BaseException as error:
-            hand_over(error, *state())
-            # Ctrl-C comes in a step or between two.
-            if cadence.checkpoint_every and isinstance(error, KeyboardInterrupt):
-                save()
-            raise
+    with between_steps(), _handing_over(state, save if cadence.checkpoint_every else None):
+        pieces: list[Piece] = []
+        position, size = cadence.first, 1
+        # Where there are no steps a state is saved all the same.
+        saved = False
+        watch.start(position)
+        with tqdm(total=cadence.last - position, desc=name, disable=not progress_bar) as bar:
+            while position < cadence.last:
+                boundary = cadence.boundary(position)
+                if until is not None:
+                    boundary = min(boundary, until.next_look(position))
+                count = min(size, boundary - position)
+                started = time.perf_counter()
+                try:
+                    piece = take(count)
+                except BaseException as error:
+                    if isinstance(error, NonFiniteError):
+                        error.best = watch.end()
+                    # What other processes hold is lost with them.
+                    if cadence.checkpoint_every and not isinstance(
+                        error, KeyboardInterrupt | RankLostError
+                    ):
+                        save()
+                    raise
+                elapsed = time.perf_counter() - started
+                count = len(piece.losses)
+                position += count
+                pieces.append(piece)
+                watch.take(piece)
+                ends = until is not None and until.look(
+                    position, piece.skipped, last=position == cadence.last
+                )
+                if cadence.looks(position) or ends:
+                    watch.look(position)
+                if count == size and elapsed < PIECE_SECONDS / 2:
+                    size = min(2 * size, LARGEST_PIECE)
+                elif elapsed > 2 * PIECE_SECONDS and position > cadence.first + 1:
+                    size = max(1, size // 2)
+                if progress_bar:
+                    told = {each: f"{value:.4g}" for each, value in piece.latest().items()}
+                    told |= {} if shown is None else shown()
+                    if piece.skipped:
+                        told["skipped"] = str(piece.skipped)
+                    if until is not None:
+                        told["settling"] = str(until.found)
+                    bar.set_postfix(told, refresh=False)
+                    bar.update(count)
+                saved = cadence.saves(position, ends)
+                if saved:
+                    save()
+                with at_once():
+                    stops = cadence.calls_back(position, ends) and call_back(
+                        position, piece.latest()
+                    )
+                if stops:
+                    break
+                if ends:
+                    break
+        if cadence.checkpoint_every and not saved:
+            save()
+        return joined(pieces)
+
+
+@contextmanager
+def _handing_over(
+    state: Callable[[], tuple[int, Any]], save: Callable[[], None] | None
+) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        hand_over(error, *state())
+        # Ctrl-C comes in a step or between two.
+        if save is not None and isinstance(error, KeyboardInterrupt):
+            save()
+        raise
 
 
 def hand_over(error: BaseException, steps: int, state: Any) -> None:
@@ -215,74 +282,3 @@ def hand_over(error: BaseException, steps: int, state: Any) -> None:
     error.add_note(f"The {where} holds the state after step {steps}; {go_on} goes on from it.")
     if state is not None:
         error.state = state  # type: ignore[attr-defined]
-
-
-def _taken(
-    name: str,
-    cadence: Cadence,
-    take: Callable[[int], Piece],
-    watch: Watch,
-    until: SettlingWatch | None,
-    save: Callable[[], None],
-    call_back: Callable[[int, Mapping[str, float]], bool | None],
-    progress_bar: bool,
-    shown: Callable[[], Mapping[str, str]] | None = None,
-) -> Piece:
-    pieces: list[Piece] = []
-    position, size = cadence.first, 1
-    # Where there are no steps a state is saved all the same.
-    saved = False
-    watch.start(position)
-    with tqdm(total=cadence.last - position, desc=name, disable=not progress_bar) as bar:
-        while position < cadence.last:
-            boundary = cadence.boundary(position)
-            if until is not None:
-                boundary = min(boundary, until.next_look(position))
-            count = min(size, boundary - position)
-            started = time.perf_counter()
-            try:
-                piece = take(count)
-            except BaseException as error:
-                if isinstance(error, NonFiniteError):
-                    error.best = watch.end()
-                # What other processes hold is lost with them.
-                if cadence.checkpoint_every and not isinstance(
-                    error, KeyboardInterrupt | RankLostError
-                ):
-                    save()
-                raise
-            elapsed = time.perf_counter() - started
-            count = len(piece.losses)
-            position += count
-            pieces.append(piece)
-            watch.take(piece)
-            ends = until is not None and until.look(
-                position, piece.skipped, last=position == cadence.last
-            )
-            if cadence.looks(position) or ends:
-                watch.look(position)
-            if count == size and elapsed < PIECE_SECONDS / 2:
-                size = min(2 * size, LARGEST_PIECE)
-            elif elapsed > 2 * PIECE_SECONDS and position > cadence.first + 1:
-                size = max(1, size // 2)
-            if progress_bar:
-                told = {each: f"{value:.4g}" for each, value in piece.latest().items()}
-                told |= {} if shown is None else shown()
-                if piece.skipped:
-                    told["skipped"] = str(piece.skipped)
-                if until is not None:
-                    told["settling"] = str(until.found)
-                bar.set_postfix(told, refresh=False)
-                bar.update(count)
-            saved = cadence.saves(position, ends)
-            if saved:
-                save()
-            with at_once():
-                stops = cadence.calls_back(position, ends) and call_back(position, piece.latest())
-            if stops:
-                break
-            if ends:
-                break
-    if cadence.checkpoint_every and not saved:
-        save()
-    return joined(pieces)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from ppl_ext.start.find import MOST_DIMENSIONS, Counted, find
 from ppl_ext.start.given import HOST, Space, Started, start_from
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.target.layouts import DataPlate
+from ppl_ext.target.noncentred import moved_sites
+from ppl_ext.target.on_host import as_float64
 
 #: Positions that are evaluated at once; fewer are filled up, so that one program serves all.
 WIDTH = 16
@@ -114,6 +117,35 @@ def starts_by_host(given: Any, usual: str, dim: int) -> bool:
     if given is None:
         return usual == HOST or dim > MOST_SEARCHED
     return isinstance(given, str) and given == HOST
+
+
+def space_of(
+    target: Any,
+    data: Any,
+    of_guide: Callable[[Any], Any],
+    guide_form: str,
+    evaluate: Piece,
+    moved_values: Callable[[Any, Any, dict[str, Any]], dict[str, Any]],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Space:
+    """What a target tells a search of where its positions lie."""
+
+    def placed(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: target.placed(value) for name, value in values.items()}
+
+    return Space(
+        target.dim,
+        target.layout.slices,
+        lambda: target.value_shapes(data),
+        lambda values: as_float64(target.unconstrain(placed(values), data)),
+        of_guide,
+        guide_form,
+        InPieces(evaluate),
+        target.epsilon,
+        clock,
+        moved_sites(target.model),
+        lambda values: moved_values(target, data, placed(values)),
+    )
 
 
 def begin(

@@ -6,12 +6,13 @@ of either package.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, get_args
 
 from jaxtyping import Bool, Float
 
+from ppl_ext.curvature.curvature import CurvatureSizes
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice, check_count, check_number, is_number
 from ppl_ext.target.scores import Array
@@ -159,6 +160,26 @@ def as_damping(damping: float | LevenbergMarquardt) -> LevenbergMarquardt:
     return LevenbergMarquardt(damping)
 
 
+def check_optimizer_of_others(sites: Collection[str] | None, optim: Any, example: str) -> None:
+    """See that there is an optimizer where sites without curvature need one."""
+    if sites is not None and optim is None:
+        raise ArgumentError(
+            f"Expected an optimizer with sites, such as {example}: it moves the sites other than "
+            f"{list(sites)} along SVGD's direction. Found None."
+        )
+
+
+def names_of_others(names: Collection[str], sites: Collection[str]) -> list[str]:
+    """Latent sites other than those with curvature, of which there has to be one."""
+    others = [name for name in names if name not in sites]
+    if not others:
+        raise ArgumentError(
+            f"Expected sites to leave some latent sites to the optimizer, found all of them, "
+            f"{list(sites)}. Leave sites out."
+        )
+    return others
+
+
 class Proposal(NamedTuple, Generic[Array]):
     """Moves within the trust region.
 
@@ -195,27 +216,6 @@ class Judgement(NamedTuple, Generic[Array]):
     damping: Any
     disagreement: Any
     radius: Float[Array, " P"] | None
-
-
-class CurvatureSizes(NamedTuple):
-    """The sizes of the parts of a curvature, as far as they decide what a solver costs.
-
-    Parameters
-    ----------
-    rows : int
-        Rows R of each particle.
-    has_matrix : bool
-        Whether there is a matrix (D, D) of each particle.
-    blocks : tuple of (int, int)
-        Sides of the factors of each Kronecker block.
-    one_diagonal : bool
-        Whether the diagonal is the same for all particles.
-    """
-
-    rows: int
-    has_matrix: bool
-    blocks: tuple[tuple[int, int], ...]
-    one_diagonal: bool
 
 
 def solver_costs(

@@ -342,6 +342,15 @@ class LogDensityShell(ABC, Generic[Array, Data]):
 
     # -- spaces and starting points -----------------------------------------------------------
 
+    @property
+    @abstractmethod
+    def epsilon(self) -> float:
+        """Machine epsilon of the precision in which densities are computed."""
+
+    @abstractmethod
+    def placed(self, values: Any) -> Array:
+        """Positions or values in the target's precision, and on its device."""
+
     @abstractmethod
     def value_shapes(self, data: Data) -> dict[str, tuple[int, ...]]:
         """Shapes of the latent sites in their supports, without positions in front."""

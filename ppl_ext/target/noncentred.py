@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.errors import ModelCheckError
+from ppl_ext.target.on_host import as_float64
 
 #: Says what speaks against an answer before there is one, where a warning would be too early.
 LOGGER = logging.getLogger("ppl_ext")
@@ -150,6 +151,43 @@ def difference(
         f"its log density, Jacobian included, differs from that of the program as written at "
         f"{differs.sum()} of {known.sum()} positions, by up to {worst:.2g} nats"
     )
+
+
+def check_moved(moves: Moves, written: Any, data: Any, moved: Any, moved_data: Any) -> None:
+    """See that a program as moved is the program as written.
+
+    By the prior part: the likelihood is one function of the sites' values in both.
+
+    Parameters
+    ----------
+    written, moved : LogDensity
+        The targets of both, with the model's arguments bound.
+
+    Raises
+    ------
+    ModelCheckError
+        It has another density.
+    """
+
+    def there(positions: Positions) -> Positions:
+        values = moved.constrain(moved.placed(positions), moved_data)
+        return as_float64(written.unconstrain(values, data))
+
+    def density_of(target: Any, data: Any) -> Callable[[Positions], Densities]:
+        def density(positions: Positions) -> Densities:
+            z = target.placed(positions)
+            prior, likelihood = target.log_prior_and_likelihood(z, data, target.first_rows())
+            # Where sites are summed with discrete ones, their densities are in the likelihood.
+            return as_float64(prior + likelihood if target.bound.enumerated else prior)
+
+        return density
+
+    latents = moves.latents
+    places = [(moved.layout.slices[latents[n]], written.layout.slices[n]) for n in latents]
+    densities = density_of(moved, moved_data), density_of(written, data)
+    told = difference(points_around(moved.dim), *densities, there, places, written.epsilon)
+    if told:
+        raise different_error(tuple(latents), told)
 
 
 def different_error(sites: Sequence[str], told: str) -> ModelCheckError:

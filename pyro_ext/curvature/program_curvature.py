@@ -16,8 +16,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.curvature.program_curvature import LARGEST_JACOBIANS, GaussNewton
-from ppl_ext.errors import ArgumentError
+from ppl_ext.curvature.program_curvature import (
+    LARGEST_JACOBIANS,
+    GaussNewton,
+    check_no_factors,
+    sites_with_curvature,
+)
 from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
 from pyro_ext.curvature.gauss_newton import Parameters, drawn_at, drawn_from, rows_of_one
@@ -81,23 +85,16 @@ class ProgramCurvature:
     """
 
     def __init__(self, target: LogDensity, data: Data, options: GaussNewton) -> None:
-        layout = target.layout
-        wanted = options.sites if options.sites is not None else tuple(layout.names)
-        unknown = [name for name in wanted if name not in layout.slices]
-        if unknown:
-            raise ArgumentError(
-                f"Expected sites among the latent sites {list(layout.names)}, found {unknown}."
-            )
         self.options = options
-        self.where = Coordinates(target, wanted)
+        self.where = Coordinates(target, sites_with_curvature(options, target.layout.names))
         self.coordinates, self.slices = self.where.numbers, self.where.slices
         self.sites = tuple(self.slices)
         # Anywhere will do: these positions show the structure, and are not started from.
         drawn = np.random.default_rng(0).uniform(-1.0, 1.0, (2, target.dim))
         positions = torch.as_tensor(drawn, dtype=target.dtype, device=target.device)
-        self._check_likelihood(target, positions[0], data)
-        self.prior = prior_structure(target, positions, data, options.prior_form, self.sites)
         indices = target.first_rows()
+        check_no_factors(target.likelihood_factors(positions[0], data, indices), "pyro")
+        self.prior = prior_structure(target, positions, data, options.prior_form, self.sites)
         self.rows = row_structure(target, positions[0], data, indices)
         outputs = target.outputs(positions[0], data, indices)
         self._names = tuple(outputs)
@@ -135,15 +132,6 @@ class ProgramCurvature:
             found = rank_one_sites(rows, self.slices, target.layout.shapes)
         return frozenset(name for name, holds in found.items() if holds)
 
-    def _check_likelihood(self, target: LogDensity, position: Tensor, data: Data) -> None:
-        factors = target.likelihood_factors(position, data, target.first_rows())
-        if factors:
-            raise ArgumentError(
-                f"Expected a likelihood of observed sample sites, found the factors {factors}: a "
-                "factor has no distribution whose Fisher information could give its curvature. "
-                "Write them as pyro.sample(..., obs=...), or use SVGD."
-            )
-
     def at(
         self, target: LogDensity, z: Float[Tensor, "P D"], data: Data, indices: Indices | None
     ) -> Curvature:
@@ -156,7 +144,7 @@ class ProgramCurvature:
             likelihood = self._sweep(target, z, data)
         else:
             likelihood = self._likelihood(target, z, data, indices)
-        return _added(self._prior_part(target, z, data), likelihood)
+        return self._prior_part(target, z, data).plus(likelihood)
 
     def _prior_part(self, target: LogDensity, z: Tensor, data: Data) -> Curvature:
         if self.prior.constant:
@@ -205,7 +193,7 @@ class ProgramCurvature:
         total: Curvature | None = None
         for weight, indices in chunks:
             found = self._likelihood(target, z, data, indices, weight)
-            total = found if total is None else self._shortened(_added(total, found))
+            total = found if total is None else self._shortened(total.plus(found))
         assert total is not None
         return total
 
@@ -277,18 +265,6 @@ class ProgramCurvature:
     ) -> Curvature:
         shapes = target.layout.shapes
         return kronecker_factors(total, self.slices, shapes, like, self.rank_one, rows)
-
-
-def _added(first: Curvature, second: Curvature) -> Curvature:
-    """The sum of two curvatures, of which one at most has blocks."""
-    rows = [part.rows for part in (first, second) if part.rows is not None]
-    matrices = [part.matrix for part in (first, second) if part.matrix is not None]
-    return Curvature(
-        first.diagonal + second.diagonal,
-        sum(matrices[1:], start=matrices[0]) if matrices else None,
-        torch.cat(rows, dim=1) if rows else None,
-        first.blocks + second.blocks,
-    )
 
 
 def _stacked(parts: list[Curvature]) -> Curvature:

@@ -11,43 +11,28 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple, TypeAlias
+from functools import partial
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ppl_ext.curvature import rows_alone
 from ppl_ext.curvature.program_curvature import (
     RepeatedComponent,
     RowStructure,
     change_of_rows,
-    rows_in_common,
+    rows_by_themselves,
 )
+from ppl_ext.curvature.rows_alone import Alone
 from pyro_ext.curvature.fisher import fisher_root, needs_draws, root_for
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.layout import Indices
 from pyro_ext.density.outputs import Output
 
 Outputs: TypeAlias = Mapping[str, Output]
-
-
-class _Alone(NamedTuple):
-    """A site in the model of one row at a time.
-
-    Parameters
-    ----------
-    batch : tuple of int
-        Shape of the batch of one row.
-    parameters : dict of str to Tensor
-        Those of each row, with one more axis, the first.
-    weights : Tensor
-        Factors on the elements of each row, likewise.
-    """
-
-    batch: tuple[int, ...]
-    parameters: dict[str, Tensor]
-    weights: Tensor
 
 
 def row_structure(
@@ -74,25 +59,21 @@ def row_structure(
         repeated = {name: _repeated(output) for name, output in together.items()}
         found = {name: components for name, components in repeated.items() if components}
         apart = {name: output for name, output in together.items() if not needs_draws(output)}
+        same = partial(rows_alone.apart, epsilon=torch.finfo(torch.get_default_dtype()).eps)
         if len(indices) == 1:
             ((plate, numbers),) = indices.items()
             inside = {name: output for name, output in apart.items() if plate in output.plates}
             alone = _each(lambda number: target.outputs(z, data, {plate: number[None]}), (numbers,))
-            return RowStructure(_apart(inside, alone, scaled_up=True), found)
-        if not indices:
-            shapes = [array.shape for array in _arrays(data)]
-            batches = [output.batch for output in apart.values()]
-            for arguments in rows_in_common(shapes, batches):
-                # Later arguments may be others: rows that depend on each other through a sum of
-                # weights look apart while all weights are one.
-                looks = _looks(target, z, data, arguments)
-                for scaled_up in (False, True):
-                    beside = [_apart(*each, scaled_up) for each in looks]
-                    if beside and all(beside):
-                        by_row = frozenset.intersection(*beside).intersection(apart)
-                        if by_row:
-                            return RowStructure(by_row, found, arguments, scaled_up)
-    return RowStructure(repeated=found)
+            return RowStructure(same(inside, alone, scaled_up=True), found)
+        if indices:
+            return RowStructure(repeated=found)
+        return rows_by_themselves(
+            [array.shape for array in _arrays(data)],
+            [output.batch for output in apart.values()],
+            partial(_looks, target, z, data),
+            lambda *given: same(*given).intersection(apart),
+            found,
+        )
 
 
 def rows_of(data: Data, arguments: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -132,7 +113,7 @@ def _arrays(data: Data) -> list[Tensor]:
     return [leaves[place] for place in _places(data)]
 
 
-def _each(function: Callable[..., Outputs], rows: tuple[Tensor, ...]) -> dict[str, _Alone]:
+def _each(function: Callable[..., Outputs], rows: tuple[Tensor, ...]) -> dict[str, Alone]:
     """What a function of one row has at each of them, nothing where it cannot be taken so."""
     batches: dict[str, tuple[int, ...]] = {}
 
@@ -145,18 +126,18 @@ def _each(function: Callable[..., Outputs], rows: tuple[Tensor, ...]) -> dict[st
     with warnings.catch_warnings(), suppress(Exception):
         warnings.simplefilter("ignore")
         stacked = torch.func.vmap(tensors)(*rows)
-        return {name: _Alone(batches[name], *found) for name, found in stacked.items()}
+        return {name: Alone(batches[name], *found) for name, found in stacked.items()}
     return {}
 
 
 def _looks(
     target: LogDensity, z: Tensor, data: Data, arguments: tuple[int, ...]
-) -> list[tuple[Outputs, dict[str, _Alone]]]:
+) -> list[tuple[Outputs, dict[str, Alone]]]:
     """Outputs of all rows together and of each alone, at the arguments and at changed ones.
 
     None where there is no such model.
     """
-    looks: list[tuple[Outputs, dict[str, _Alone]]] = []
+    looks: list[tuple[Outputs, dict[str, Alone]]] = []
     # A model may do anything with values that were not given to it.
     with warnings.catch_warnings(), suppress(Exception):
         warnings.simplefilter("ignore")
@@ -179,28 +160,6 @@ def _changed(data: Data, arguments: tuple[int, ...]) -> Data:
         for number, each in zip(arguments, rows, strict=True)
     ]
     return with_arrays(data, arguments, changed)
-
-
-def _apart(together: Outputs, alone: Mapping[str, _Alone], scaled_up: bool) -> frozenset[str]:
-    """Sites whose rows alone are those of the batch, in parameters and in weights."""
-    beside = _side_by_side(together, alone)
-    return frozenset(n for n in beside if _same_weight(together[n], alone[n], scaled_up))
-
-
-def _same_weight(together: Output, alone: _Alone, scaled_up: bool) -> bool:
-    count = len(alone.weights)
-    axes = [axis for axis, size in enumerate(alone.batch) if size != together.batch[axis]]
-    joined = torch.cat(list(alone.weights), axes[0] if axes else 0) / (count if scaled_up else 1)
-    return bool(torch.allclose(joined, together.weight, rtol=1e-5))
-
-
-def _side_by_side(together: Outputs, alone: Mapping[str, _Alone]) -> frozenset[str]:
-    """Sites whose rows alone are those of the batch."""
-    return frozenset(
-        name
-        for name, output in together.items()
-        if name in alone and _is_side_by_side(output, alone[name])
-    )
 
 
 def _repeated(output: Output) -> tuple[RepeatedComponent, ...]:
@@ -266,28 +225,3 @@ def merged(
         factor = torch.where(counts, torch.where(counts, squares, 1.0).sqrt(), 0.0)
         found.append((factor * value).reshape(-1))
     return found
-
-
-def _is_side_by_side(together: Output, alone: _Alone) -> bool:
-    """Whether the parameters of single rows, along one axis, are those of the batch."""
-    wanted, shape, count = together.batch, alone.batch, len(alone.weights)
-    if len(shape) != len(wanted):
-        return False
-    axes = [axis for axis, (one, all_) in enumerate(zip(shape, wanted, strict=True)) if one != all_]
-    if count == 1:
-        return not axes
-    if len(axes) != 1 or shape[axes[0]] != 1 or wanted[axes[0]] != count:
-        return False
-    tolerance = 1e3 * torch.finfo(torch.get_default_dtype()).eps
-
-    def agree(rows: Tensor, other: Tensor) -> bool:
-        one = torch.cat(list(rows), axes[0])
-        # Relative to the largest: sums that nearly cancel are known no better than their terms.
-        size = 1.0 + other.abs().max()
-        return one.shape == other.shape and bool((one - other).abs().max() <= tolerance * size)
-
-    # Some parameters are flags.
-    return all(
-        agree(alone.parameters[name].double(), value.double())
-        for name, value in together.parameters.items()
-    )

@@ -34,6 +34,13 @@ def placing(dtype: torch.dtype | None) -> Place:
     return place
 
 
+def array_or_none(value: Any) -> np.ndarray | None:
+    """An argument as an array of NumPy, None of what is no array."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().numpy()
+    return value if isinstance(value, np.ndarray) else None
+
+
 def batches_of(
     passes: Passes, bound: BoundModel, data: Data, sharding: Sharding | None = None
 ) -> Iterator[tuple[float, Data, Indices]]:

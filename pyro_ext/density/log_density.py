@@ -311,7 +311,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             torch.inference_mode(False),
             torch.enable_grad(),
         ):
-            z = torch.as_tensor(self._near_zero(), dtype=self.dtype, device=self.device)
+            z = self.placed(self._near_zero())
             try:
                 parts = self.evaluate(z.requires_grad_(), data, self.bound.first_rows())
             except Exception:  # noqa: BLE001 - the check of the model tells of what fails.
@@ -323,10 +323,17 @@ class LogDensity(LogDensityShell[Tensor, Data]):
                     "what it computes of latent sites."
                 )
 
+    @property
+    def epsilon(self) -> float:
+        return torch.finfo(self.dtype).eps
+
+    def placed(self, values: Any) -> Tensor:
+        return torch.as_tensor(values, dtype=self.dtype, device=self.device)
+
     def _likelihoods(
         self, z: Float[np.ndarray, "K D"], rows: Mapping[str, np.ndarray], data: Data
     ) -> Float[np.ndarray, " K"]:
-        positions = torch.as_tensor(z, dtype=self.dtype, device=self.device)
+        positions = self.placed(z)
         numbers = {name: torch.as_tensor(each, device=self.device) for name, each in rows.items()}
         found = np.full(len(positions), np.nan)
         with torch.no_grad(), suppress(LinAlgError):
@@ -488,7 +495,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         check_count("num", num)
         if self.start is not None:
             found = self.start.positions(num, int(torch.randint(2**62, (), generator=generator)))
-            return torch.as_tensor(found, dtype=self.dtype, device=self.device)
+            return self.placed(found)
         return self._start.positions(num, generator, data)
 
     def prior_positions(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from pyro import poutine
 from pyro.infer.reparam import LocScaleReparam, TransformReparam
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Independent, TransformedDistribution, constraints
 from torch.distributions.transforms import AffineTransform, ExpTransform, SigmoidTransform
 
-from ppl_ext.target.noncentred import Moves, Noncentred, difference, different_error, points_around
+from ppl_ext.target.noncentred import Moves, Noncentred
 from pyro_ext.density.handlers import global_generator, running
 from pyro_ext.density.layout import Data, with_own_containers
 from pyro_ext.density.log_density import LogDensity
@@ -65,44 +64,6 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
             config |= {**own, stands_for: LocScaleReparam(0.0, shape_params=others)}
             latents[name] = f"{stands_for}_decentered"
     return Moves(latents, config)
-
-
-def check_moved(
-    moves: Moves, written: LogDensity, data: Data, moved: LogDensity, moved_data: Data
-) -> None:
-    """See that a program as moved is the program as written.
-
-    By the prior part: the likelihood is one function of the sites' values in both.
-
-    Raises
-    ------
-    ModelCheckError
-        It has another density.
-    """
-
-    def tensor(positions: np.ndarray) -> Tensor:
-        return torch.as_tensor(positions, dtype=written.dtype, device=written.device)
-
-    def there(positions: np.ndarray) -> np.ndarray:
-        values = moved.constrain(tensor(positions), moved_data)
-        return written.unconstrain(values, data).detach().double().cpu().numpy()
-
-    def density_of(target: LogDensity, data: Data) -> Callable[[np.ndarray], np.ndarray]:
-        def density(positions: np.ndarray) -> np.ndarray:
-            parts = target.log_prior_and_likelihood(tensor(positions), data, target.first_rows())
-            # Where sites are summed with discrete ones, their densities are in the likelihood.
-            found = parts[0] + parts[1] if target.bound.enumerated else parts[0]
-            return found.detach().double().cpu().numpy()
-
-        return density
-
-    latents = moves.latents
-    places = [(moved.layout.slices[latents[n]], written.layout.slices[n]) for n in latents]
-    densities = density_of(moved, moved_data), density_of(written, data)
-    epsilon = torch.finfo(written.dtype).eps
-    told = difference(points_around(moved.dim), *densities, there, places, epsilon)
-    if told:
-        raise different_error(tuple(latents), told)
 
 
 @torch.no_grad()

@@ -21,35 +21,32 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from pyro.infer import MCMC
 from pyro.infer.mcmc import StreamingMCMC
 
 from ppl_ext.arguments import entry
-from ppl_ext.batches.passes import Passes, rows_of_loader
+from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
     Group,
+    arviz_of,
     check_fit,
     constant_group,
-    fit_attributes,
     groups_to_replay,
     remembered,
-    site_groups,
     step_group,
-    warn_of_draws,
 )
-from ppl_ext.diagnostics.inference_data import Variable, inference_data
-from ppl_ext.diagnostics.replay import Replay, joined
+from ppl_ext.diagnostics.inference_data import Variable
+from ppl_ext.diagnostics.replay import Replay, over_batches
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
 from ppl_ext.options import check_count
 from ppl_ext.running.sharding import check_sharding
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.density.batches import placing
+from pyro_ext.density.batches import array_or_none, placing
 from pyro_ext.density.replay import replay
 from pyro_ext.diagnostics.chains import Chains
 from pyro_ext.diagnostics.host_fit import HostFit
@@ -147,86 +144,52 @@ def to_arviz(
     draws = {
         name: torch.as_tensor(given[name]).detach() for name in target.layout.names if name in given
     }
-    replayed = _replayed(
-        passes,
-        target,
-        draws,
-        data,
-        groups=groups_to_replay(
-            posterior_predictive,
-            log_likelihood,
-            log_prior,
-            observed_data,
-            constant_data,
-            discrete,
-        ),
-        discrete=discrete or "sample",
-        draw_chunk=draw_chunk,
-        data_chunk=data_chunk,
-        seed=seed,
-        sharding=sharding,
+    groups = groups_to_replay(
+        posterior_predictive,
+        log_likelihood,
+        log_prior,
+        observed_data,
+        constant_data,
+        discrete,
     )
-    arrays = {name: value.cpu().numpy() for name, value in draws.items()}
-    groups = site_groups(replayed, arrays, target.parameter_sites)
-    if not observed_data:
-        groups.pop("observed_data")
-    if sample_stats:
-        groups["sample_stats"] = _sample_statistics(
-            engine, target.over(passes), draws, data, draw_chunk
+
+    def on_rows(data: Data, number: int | None) -> Replay:
+        return replay(
+            target,
+            draws,
+            data,
+            groups=groups,
+            discrete=discrete or "sample",
+            draw_chunk=draw_chunk,
+            data_chunk=data_chunk,
+            all_rows=number is None,
+            seed=seed + (number or 0),
+            sharding=sharding,
         )
-    warn_of_draws(replayed, groups.get("sample_stats", {}))
-    if passes is not None and constant_data is True:
-        constant_data = False  # the arrays are those of one batch
-    groups["constant_data"] = constant_group(
-        constant_data, _signature(target.model), args, kwargs, replayed, _as_array
+
+    replayed = over_batches(on_rows, target, data, passes, placing(target.dtype))
+    statistics = (
+        _sample_statistics(engine, target.over(passes), draws, data, draw_chunk)
+        if sample_stats
+        else {}
+    )
+    constants = constant_group(
+        constant_data, _signature(target.model), args, kwargs, replayed, array_or_none, passes
     )
     history = {} if isinstance(engine, Fit) else getattr(engine, "history", {})
     traces = history if result is None else {"loss": result.losses, **result.info}
-    groups["optimization"] = step_group(traces, losses, _as_array)
-    return inference_data(
-        groups,
-        replayed.plate_sizes,
+    return arviz_of(
+        engine,
+        {name: value.cpu().numpy() for name, value in draws.items()},
+        replayed,
+        observed_data=observed_data,
+        statistics=statistics,
+        constants=constants,
+        steps=step_group(traces, losses, array_or_none),
         dims=dims,
         coords=coords,
-        attributes=fit_attributes(engine, "pyro_ext", "pyro", "pyro-ppl"),
-        num_chains=getattr(engine, "num_chains", 1),
-        sites=replayed.sites,
+        host=("pyro_ext", "pyro", "pyro-ppl"),
     )
-
-
-def _replayed(
-    passes: Passes | None,
-    target: LogDensity,
-    draws: Mapping[str, Any],
-    data: Data,
-    *,
-    seed: int,
-    **options: Any,
-) -> Replay:
-    """The replay on the rows of the arguments, or on those of all batches of a loader."""
-    if passes is None:
-        return replay(target, draws, data, seed=seed, **options)
-    sizes = target.over(passes).plates_of_batches(data)
-    found = [
-        replay(
-            target,
-            draws,
-            target.bind(*args, **{**data.kwargs, **own}),
-            all_rows=False,
-            seed=seed + number,
-            **options,
-        )
-        for number, (args, own) in enumerate(
-            passes.batches(placing(target.dtype), next(iter(sizes.values())))
-        )
-    ]
-    return joined(found, sizes)
-
-
-def _as_array(value: Any) -> Array | None:
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu().numpy()
-    return value if isinstance(value, np.ndarray) else None
 
 
 def _signature(model: Any) -> inspect.Signature:

@@ -45,11 +45,6 @@ class FittedGuide(shared.FittedGuide):
 
     seed: int | None = None
 
-    @property
-    def eps(self) -> float:
-        """The machine epsilon with which log densities are computed."""
-        return torch.finfo(self.target.dtype).eps
-
     def draw(self, generator: torch.Generator, num: int) -> Float[Tensor, "num D"]:
         """Flat draws (num, D)."""
         drawn: Tensor = self.density.sample(self.parameters, generator, num)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ppl_ext.batches.passes import Passes
 from ppl_ext.diagnostics.fit import HOST_DRAWS, sites_of_guide
-from ppl_ext.errors import ArgumentError
 from pyro_ext.density.handlers import global_generator
 from pyro_ext.diagnostics.fit import (
     FittedGuide,
@@ -25,7 +24,7 @@ from pyro_ext.diagnostics.fit import (
     fitted_guide,
     target_of_model,
 )
-from pyro_ext.guides.flat_density import check_has_flat_density
+from pyro_ext.guides.flat_density import has_flat_density
 
 
 class HostFit:
@@ -63,7 +62,7 @@ class HostFit:
         self.guide = guide
         self._seed = seed
         self.fitted: FittedGuide | None = None
-        if _has_flat_density(guide):
+        if has_flat_density(guide):
             self.fitted = fitted_guide(guide, model, args, kwargs, passes=passes)
             self.target, self._data = self.fitted.target, self.fitted.data
         else:
@@ -98,11 +97,3 @@ class HostFit:
         """The host's engine and the guide."""
         name = getattr(self.guide, "__name__", type(self.guide).__name__)
         return {"engine": "SVI", "guide": name}
-
-
-def _has_flat_density(guide: Any) -> bool:
-    try:
-        check_has_flat_density(guide)
-    except ArgumentError:
-        return False
-    return True

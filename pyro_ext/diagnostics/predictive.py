@@ -13,8 +13,8 @@ from ppl_ext.arguments import entry
 from ppl_ext.diagnostics.predictive_data import (
     PREDICTIVE_DOCUMENTATION,
     draws_of_fit,
+    observed_at,
     predicted_site,
-    site_to_predict,
 )
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
@@ -95,21 +95,10 @@ def predictive_distribution(
         known = observing.over(model)
         return *target_of_model(known, args, kwargs, dtype=dtype, all_rows=False), observing
 
-    target, data, observing = observed(draws)
-    run = run_at(model, args, kwargs)
-    unseen, few = list(observing.missing), [*{0, len(next(iter(draws.values()))) - 1}]
-    some = [{name: draws[name][place] for name in target.layout.names} for place in few]
-    dependent = partial(dependents, missing=unseen, values=some, run=run)
-    site, latents = site_to_predict(
-        site,
-        target.observed_sites,
-        unseen,
-        observing.finite,
-        partial(computed_sites, target, data, draws),
-        dependent,
+    dependent_on = partial(dependents, run=run_at(model, args, kwargs))
+    site, target, data, observing, dependent = observed_at(
+        site, draws, observed, computed_sites, dependent_on
     )
-    if latents:
-        target, data, observing = observed({*draws, *latents})
     if at is not None:
         at = {name: torch.as_tensor(value).detach() for name, value in at.items()}
     options = {"data_chunk": data_chunk, "around": at, "seed": seed, "sharding": sharding}

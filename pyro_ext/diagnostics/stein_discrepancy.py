@@ -13,23 +13,14 @@ from torch import Tensor
 
 from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import rows_of_loader
-from ppl_ext.diagnostics.fit import target_of_engine
 from ppl_ext.diagnostics.stein_discrepancy import (
     BLOCK,
     KSD_DOCUMENTATION,
-    KSD_SAMPLES,
+    Points,
     SteinDiscrepancy,
-    check_no_target,
-    check_not_particles,
-    check_num_samples,
-    check_positions,
-    discrepancy_of_guide,
-    discrepancy_of_positions,
-    is_sampler,
-    target_of_positions,
+    discrepancy_of,
 )
 from ppl_ext.documented import documented
-from ppl_ext.options import check_count
 from pyro_ext.density import LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.diagnostics.fit import SEED, fitted_guide, target_of_model
@@ -76,44 +67,27 @@ def ksd(
     True
     """
     args, kwargs, passes = rows_of_loader(batches, args, kwargs, placing(None))
-    options = {
-        "statistic": statistic,
-        "metric": metric,
-        "scale": scale,
-        "block": block,
-        "null": null,
-    }
-    if isinstance(fit, (Tensor, np.ndarray)):
-        target, data = target_of_positions(
-            fit, target, model, args, kwargs, num_samples, target_of_model, passes
-        )
-        positions = torch.as_tensor(fit, dtype=target.dtype, device=target.device).detach()
-        check_positions(tuple(positions.shape), target.dim)
-    else:
-        check_no_target(target, fit)
-        if is_sampler(fit):
-            target, data = target_of_engine(fit, model, args, kwargs, passes)
-            check_count("num_samples", num_samples, optional=True)
-            drawn = fit.get_samples(num_samples or KSD_SAMPLES)
-            positions = target.unconstrain(drawn, data).detach()
-            return discrepancy_of_positions(
-                positions,
-                target,
-                data,
-                likelihood_temperature,
-                draw_chunk,
-                **{**options, "statistic": statistic or "U"},
-            )
-        particles = hasattr(fit, "target") and hasattr(fit, "particles")
-        if not particles or hasattr(fit, "approximation"):
-            fitted = fitted_guide(fit, model, args, kwargs, seed, passes)
-            return discrepancy_of_guide(
-                fitted, num_samples, likelihood_temperature, draw_chunk, **options
-            )
-        check_not_particles(null, fit)
-        target, data = target_of_engine(fit, model, args, kwargs, passes)
-        positions = fit.particles
-        check_num_samples(num_samples, len(positions))
-    return discrepancy_of_positions(
-        positions, target, data, likelihood_temperature, draw_chunk, **options
+    return discrepancy_of(
+        fit,
+        Points(
+            lambda given: isinstance(given, Tensor | np.ndarray),
+            lambda given, at: torch.as_tensor(given, dtype=at.dtype, device=at.device).detach(),
+            lambda num: fit.get_samples(num),
+            lambda: fit.particles,
+            lambda: fitted_guide(fit, model, args, kwargs, seed, passes),
+            target_of_model,
+        ),
+        target=target,
+        model=model,
+        args=args,
+        kwargs=kwargs,
+        passes=passes,
+        num_samples=num_samples,
+        likelihood_temperature=likelihood_temperature,
+        draw_chunk=draw_chunk,
+        statistic=statistic,
+        metric=metric,
+        scale=scale,
+        block=block,
+        null=null,
     )

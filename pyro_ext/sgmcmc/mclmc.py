@@ -74,7 +74,7 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
         self.judgement = None
         super().setup_chains(num_chains, warmup_steps, *args, **kwargs)
         self._figures["potential_energy"] = []
-        self._moves_of_chains = moves = self._moves(FUNCTIONS, self._epsilon)
+        self._moves_of_chains = moves = self._moves(FUNCTIONS, self.target.epsilon)
         if resumed:
             return
         z = self.state.z
@@ -87,10 +87,6 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
                 self._evaluate,
             )
         self._state = self.state._replace(dynamics=dynamics, step_size=float(dynamics.step.value))
-
-    @property
-    def _epsilon(self) -> float:
-        return float(torch.finfo(self.target.dtype).eps)
 
     def _settings(self) -> str:
         return f"{super()._settings()}, adjusted={self.adjusted}, num_steps={self.num_steps}"

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, describe
 from ppl_ext.running import state_files
+from ppl_ext.stein.particles import annealed, check_all_particles, check_annealing
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import Engine, Plan, Update
 from pyro_ext.kernels import Kernel
@@ -63,17 +64,6 @@ class DirectionState(NamedTuple):
     optimizer: EngineOptimizer
     direction: Any
     split: bool = False
-
-
-def annealed(
-    scores: Float[Tensor, "P D"], annealing: Annealing | None, step: int
-) -> Float[Tensor, "P D"]:
-    """Scores (P, D) times the annealing factor of a step, counted from 0.
-
-    The repulsion of the direction is left as it is (D'Angelo and Fortuin 2021, "Annealed Stein
-    variational gradient descent", https://arxiv.org/abs/2101.09815).
-    """
-    return scores if annealing is None else scores * annealing(step)
 
 
 class ParticleEngine(Engine):
@@ -127,11 +117,7 @@ class ParticleEngine(Engine):
 
     def _set_kernel(self, kernel: Kernel, annealing: Annealing | None = None) -> None:
         """Follow the Stein direction of a kernel, with scores times a factor of the step."""
-        if annealing is not None and not callable(annealing):
-            raise ArgumentError(
-                "Expected annealing to be a callable from the step number to a factor, found "
-                f"{type(annealing).__name__}."
-            )
+        check_annealing(annealing)
         self._has_kernel, self.kernel, self.annealing = True, kernel, annealing
 
     def _settings(self) -> dict[str, str]:
@@ -348,9 +334,5 @@ class ParticleEngine(Engine):
         return state._replace(direction=saved["direction"])
 
     def _draw(self, plan: Any, state: Any, num_samples: int | None) -> Tensor:
-        if num_samples not in (None, self.num_particles):
-            raise ArgumentError(
-                f"Expected num_samples to be None or the number of particles, "
-                f"{self.num_particles}, found {num_samples}: the particles are the draws."
-            )
+        check_all_particles(num_samples, self.num_particles)
         return self.particles

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyro.infer.svgd import SteinKernel
 
-from ppl_ext.errors import ArgumentError
+from ppl_ext.stein.particles import check_no_estimator
 from pyro_ext.density import Data
 from pyro_ext.engine import Update
 from pyro_ext.gradients import SVRG
@@ -91,11 +91,7 @@ class SVGDVR(ParticleEngine):
         annealing: Annealing | None = None,
         **options: Any,
     ) -> None:
-        if "estimator" in options:
-            raise ArgumentError(
-                "Expected no estimator with SVGDVR, which is SVGD with estimator=SVRG(...). Use "
-                "SVGD for another one."
-            )
+        check_no_estimator(options)
         self.anchor_every = anchor_every
         self.reset_optimizer = reset_optimizer
         estimator = SVRG(anchor_every, sampling, full_data)

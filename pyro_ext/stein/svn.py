@@ -15,28 +15,32 @@ from pyro.infer.svgd import SteinKernel
 from torch import Generator, Tensor
 
 from ppl_ext.curvature.program_curvature import as_curvature
-from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_number, describe
 from ppl_ext.process import hold
+from ppl_ext.stein.damping import (
+    damping_scale,
+    judge_on_rows,
+    rows_of_a_step,
+    within_radius,
+)
 from ppl_ext.stein.newton import (
     Coupling,
-    Judgement,
     LevenbergMarquardt,
     NewtonSystem,
-    Proposal,
     Solver,
     as_damping,
     as_system,
+    check_optimizer_of_others,
     choose_solver,
+    names_of_others,
     solver_costs,
 )
 from pyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature, Structure
 from pyro_ext.curvature.coordinates import Coordinates
-from pyro_ext.density import Data, LogDensity, Score
+from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.handlers import global_generator
 from pyro_ext.density.layout import Indices
 from pyro_ext.engine import Plan, Update
-from pyro_ext.gradients import Full, GradientEstimator, Minibatch, Noisy, ScoreEstimate
 from pyro_ext.kernels import (
     IMQ,
     RBF,
@@ -48,7 +52,6 @@ from pyro_ext.kernels import (
     mixture,
 )
 from pyro_ext.optim import EngineOptimizer, OptimizerLike, Undo
-from pyro_ext.stein.damping import damping_scale, judge, within_radius
 from pyro_ext.stein.newton_system import LinearSystem
 from pyro_ext.stein.particles import ParticleEngine
 
@@ -218,11 +221,7 @@ class SVN(ParticleEngine):
         if not callable(step_size):
             check_number("step_size", step_size, most=1.0)
         curvature = as_curvature(curvature)
-        if curvature.sites is not None and optim is None:
-            raise ArgumentError(
-                'Expected an optimizer with sites, such as pyro.optim.Adam({"lr": 0.01}): it moves '
-                f"the sites other than {list(curvature.sites)} along SVGD's direction. Found None."
-            )
+        check_optimizer_of_others(curvature.sites, optim, 'pyro.optim.Adam({"lr": 0.01})')
         super().__init__(model, optim, num_particles, **options)
         self.curvature = curvature
         self.system = as_system(system)
@@ -244,14 +243,8 @@ class SVN(ParticleEngine):
         # With sites the optimizer has the coordinates of all others, else those of all.
         others = program.where
         if self.curvature.sites is not None:
-            names = target.layout.names
-            others = Coordinates(target, [name for name in names if name not in program.sites])
-        if not len(others):
-            raise ArgumentError(
-                f"Expected sites to leave some latent sites to the optimizer, found all of them, "
-                f"{list(program.sites)}. Leave sites out."
-            )
-        solver = self._solver(target, program, data, _rows_of_a_step(estimator, target))
+            others = Coordinates(target, names_of_others(target.layout.names, program.sites))
+        solver = self._solver(target, program, data, rows_of_a_step(estimator, target))
         return NewtonPlan(target, estimator, program, others, solver)
 
     def _solver(
@@ -293,7 +286,7 @@ class SVN(ParticleEngine):
                 return Update(loss, {}, False)
 
             curvature, age = self._curvature(plan, state, score.indices, data)
-            scale = damping_scale(curvature.diagonals())
+            scale = damping_scale(torch, curvature.diagonals())
 
             points, scores = where.part(particles), where.part(score.score)
             interactions = self._kernel_of(curvature).interactions(points)
@@ -305,8 +298,10 @@ class SVN(ParticleEngine):
             undo = _undo(state)
             with undo or nullcontext():
                 moves = self._moves(state, points, solution.moves)
-                proposal = within_radius(moves, curvature.quadratic(moves), state.radius)
-                judgement = self._judge(plan, state, data, score, proposal, solution.solved)
+                proposal = within_radius(torch, moves, curvature.quadratic(moves), state.radius)
+                judgement = judge_on_rows(
+                    torch, self.damping, plan, state, data, score, proposal, solution.solved
+                )
                 taken = torch.where(judgement.accepted[:, None], proposal.moves, 0.0)
                 moved = where.placed(particles, points + taken)
                 if self.curvature.sites is not None:
@@ -323,17 +318,20 @@ class SVN(ParticleEngine):
                     state.moved.copy_(moved)
         kept = curvature if self.curvature.every > 1 else None
         following = state._replace(
-            damping=judgement.damping, radius=judgement.radius, curvature=kept, curvature_age=age
+            damping=float(judgement.damping),
+            radius=judgement.radius,
+            curvature=kept,
+            curvature_age=age,
         )
         info = {
             "solved": float(solution.solved),
             "residual": solution.residual,
             "iterations": float(solution.iterations),
             "force_norm": float(phi.square().sum(dim=1).mean().sqrt()),
-            "damping": judgement.damping,
+            "damping": following.damping,
         }
         if self.damping.adapt:
-            info["disagreement"] = judgement.disagreement
+            info["disagreement"] = float(judgement.disagreement)
             info["accepted"] = float(judgement.accepted.double().mean())
         return Update(loss, info, finite, following)
 
@@ -357,32 +355,6 @@ class SVN(ParticleEngine):
     def _scores_of_a_step(self, plan: NewtonPlan) -> float:
         # A whole matrix of curvature takes a product with each coordinate's direction.
         return 1.0 + plan.target.dim if plan.solver == "dense" else 1.0
-
-    def _judge(
-        self,
-        plan: NewtonPlan,
-        state: NewtonState,
-        data: Data,
-        score: ScoreEstimate,
-        proposal: Proposal[Tensor],
-        solved: bool,
-    ) -> Judgement[Tensor]:
-        """Which particles take their moves, the next damping and the next radius."""
-        moves = proposal.moves
-        if not self.damping.adapt:
-            taken = torch.ones(len(moves), dtype=torch.bool, device=moves.device)
-            return Judgement(taken, state.damping, 0.0, state.radius)
-        target, where, indices = plan.target, plan.program.where, score.indices
-        on_rows = () if indices is None else (indices,)
-        own: Score | ScoreEstimate = score
-        if not isinstance(plan.estimator, Minibatch | Full):
-            # Noise and reduced variance are not of the density of the rows.
-            own = (target.score if on_rows else target.full_score)(state.particles, data, *on_rows)
-        proposed = where.placed(state.particles, where.part(state.particles) + moves)
-        gain = (where.part(own.score) * moves).sum(dim=1)
-        old = own.log_density(target.likelihood_temperature)
-        new = (target.log_density if on_rows else target.full_log_density)(proposed, data, *on_rows)
-        return judge(gain, proposal, old, new, state.damping, state.radius, solved)
 
     def _algorithm_state(self, state: NewtonState) -> dict[str, Any]:
         return {
@@ -422,10 +394,3 @@ def _move_others(plan: NewtonPlan, state: NewtonState, scores: Tensor) -> Tensor
     phi, _ = kernel.direction(kernel.init(points), points, plan.others.part(scores))
     state.optimizer.step({_NAME: -phi})
     return state.moved.detach()
-
-
-def _rows_of_a_step(estimator: GradientEstimator, target: LogDensity) -> Indices | None:
-    """Rows of the shape that the estimator's batches have."""
-    while isinstance(estimator, Noisy):
-        estimator = estimator.inner(target)
-    return None if isinstance(estimator, Full) or not target.plates else target.first_rows()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ppl_ext.errors import ArgumentError
+from ppl_ext.stein.particles import check_translation_invariant, without_neighbours
 from pyro_ext.kernels import RBF, Kernel, KernelState, as_kernel
 from pyro_ext.optim import OptimizerLike
 from pyro_ext.stein.particles import KernelPlan, ParticleEngine
@@ -72,18 +71,9 @@ class WGD(ParticleEngine):
     ) -> None:
         self._set_kernel(RBF() if kernel is None else as_kernel(kernel))
         super().__init__(model, optim, num_particles, **options)
-        if not self.kernel.translation_invariant:
-            raise ArgumentError(
-                "Expected a kernel that is a function of the difference of two particles, as a "
-                f"density estimate needs, found {self.kernel!r}. Use RBF, IMQ, or sums and "
-                "multiples of them."
-            )
+        check_translation_invariant(self.kernel)
 
     def _direction(
         self, plan: KernelPlan, state: KernelState, particles: Tensor, scores: Tensor
     ) -> tuple[Tensor, KernelState]:
-        density = plan.kernel.gram(state, particles).sum(dim=1, keepdim=True)
-        # Without scores the Stein direction is 1/P sum_j grad_{z_j} k(z_j, z_i), which is minus
-        # the gradient by z_i where k depends on the difference alone.
-        away, state = plan.kernel.direction(state, particles, torch.zeros_like(scores))
-        return scores + len(particles) * away / density, state
+        return without_neighbours(plan.kernel, state, particles, scores)

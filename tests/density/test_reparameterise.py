@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.target.noncentred import difference, points_around
+from ppl_ext.target.noncentred import check_moved, difference, points_around
 from tests.fit.test_fit import fit_of, numbers
 
 MOVED, MOVED_BASE, LEFT = {"e": "e_decentered"}, {"e": "e_base_decentered"}, dict[str, str]()
@@ -74,7 +74,7 @@ def moved(backend: Any, model: Any) -> tuple[dict[str, str], Any]:
 
     def compare() -> None:
         program = own.noncentred(model, moves, target.layout.names)
-        own.check_moved(moves, target, data, *backend.target(program))
+        check_moved(moves, target, data, *backend.target(program))
 
     return dict(moves.latents), compare
 

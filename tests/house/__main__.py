@@ -16,6 +16,8 @@ def figures() -> dict[str, object]:
     calls, depth, files = running.calls_of_a_step()
     frames, rooms = running.frames_to_a_kernel()
     deepest, ancestors = running.deepest(), running.most_ancestors()
+    same = source.identical_lines().values()
+    every, bodies = (sum(numbers) for numbers in zip(*same, strict=True))
     parts = ", ".join(f"{name} {each['code']:,}" for name, each in size.items())
     return {
         "lines of code without docstrings": f"{code:,} ({parts})",
@@ -25,17 +27,20 @@ def figures() -> dict[str, object]:
         "own calls of a warm step of Pyro's SVGD": f"{calls}, depth {depth}, {files} files",
         "frames from run to the kernel's arithmetic": f"{frames} in {rooms} files",
         "loose files of ppl_ext": source.loose_files(),
-        "identical lines of same-named files": source.identical_lines(),
+        "identical lines of same-named files": f"{every:,} ({bodies:,} in bodies)",
         "circles of files": len(source.circles()),
         "circles of rooms in ppl_ext": len(source.room_circles()),
     }
 
 
 def main() -> int:
-    """Print the table; with ``-v`` which files and rooms the circles are of."""
+    """Print the table; with ``-v`` the files of circles and those with identical lines."""
     print(markdown_table([{"figure": name, "is": value} for name, value in figures().items()]))
     if "-v" in sys.argv:
         print("\n".join([*source.circles(), *source.room_circles()]))
+        same = source.identical_lines().items()
+        ranked = sorted(same, key=lambda each: each[1][::-1], reverse=True)
+        print("\n".join(f"{bodies:4} of {every:4} {name}" for name, (every, bodies) in ranked))
     return 0
 
 

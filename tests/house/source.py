@@ -74,40 +74,63 @@ def loose_files() -> int:
     return len([path for path in (ROOT / "ppl_ext").glob("*.py") if path.name != "__init__.py"])
 
 
-def identical_lines() -> int:
-    """Lines of code that both packages' files of one name have in common, in order."""
-    return sum(
-        sum(block.size for block in matcher.get_matching_blocks()) for matcher in _matchers()
-    )
+def identical_lines() -> dict[str, tuple[int, int]]:
+    """Of each name, lines of code that both packages' files have in common, in order.
 
-
-def _matchers() -> list[difflib.SequenceMatcher[str]]:
+    All of them, and those of bodies: what both packages offer has its signature, its fields and its
+    name in a list of names in each of them.
+    """
     first, second = (
-        {path.relative_to(ROOT / package): path for path in sources(package)}
+        {str(path.relative_to(ROOT / package)): path for path in sources(package)}
         for package in PACKAGES
     )
-    return [
-        difflib.SequenceMatcher(None, _folded(first[name]), _folded(second[name]), autojunk=False)
-        for name in sorted(first.keys() & second.keys())
-    ]
+    found = {}
+    for name in sorted(first.keys() & second.keys()):
+        (lines, of_faces), (others, _) = _folded(first[name]), _folded(second[name])
+        matcher = difflib.SequenceMatcher(None, lines, others, autojunk=False)
+        same = [
+            place
+            for block in matcher.get_matching_blocks()
+            for place in range(block.a, block.a + block.size)
+        ]
+        found[name] = len(same), sum(not of_faces[place] for place in same)
+    return found
 
 
-def _folded(path: Path) -> list[str]:
-    """A file's lines of code without imports and docstrings, frameworks' names folded."""
+def _folded(path: Path) -> tuple[list[str], list[bool]]:
+    """A file's lines of code without imports and docstrings, frameworks' names folded.
+
+    Of each also whether it is part of what the file offers, and not of a body.
+    """
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     imported: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             imported.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    kept = lines_of(path)[0] - imported
-    lines = []
+    kept, faces = lines_of(path)[0] - imported, _faces(tree)
+    lines: list[tuple[str, bool]] = []
     for number, line in enumerate(text.splitlines(), start=1):
         if number in kept:
             for pattern, word in _FOLDED.items():
                 line = re.sub(pattern, word, line)
-            lines.append(line.split("#")[0].strip())
-    return [line for line in lines if len(line) > 1]
+            lines.append((line.split("#")[0].strip(), number in faces))
+    long = [each for each in lines if len(each[0]) > 1]
+    return [line for line, _ in long], [is_face for _, is_face in long]
+
+
+def _faces(tree: ast.AST) -> set[int]:
+    """Numbers of the lines of signatures, of classes' fields, and of lists of names."""
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            found.update(range(first, node.body[0].lineno))
+        named = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        for each in node.body if isinstance(node, ast.ClassDef) else [node] if named else []:
+            if isinstance(each, ast.Assign | ast.AnnAssign):
+                found.update(range(each.lineno, (each.end_lineno or each.lineno) + 1))
+    return found
 
 
 def _arrows(package: str) -> dict[str, set[str]]:

@@ -326,7 +326,7 @@ def of_step(name: str, model: str, layout: str) -> dict[str, Any]:
     engine = ENGINES[name](wide, sharding=sharding(layout))
     state = engine.init(jax.random.key(0), X, X[:, 0], start="host")
     bound = engine._require_bound()
-    text = bound.update.traced(state, bound.data).lower().compile().as_text()
+    text = bound.update.jitted.trace(state, bound.data).lower().compile().as_text()
     found = collectives(text, 4)
     return {"moved": sum(each.numbers for each in found) / (P * columns)}
 

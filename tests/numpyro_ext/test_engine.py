@@ -68,7 +68,7 @@ def test_a_copy_of_an_engine_goes_on_alike() -> None:
 def test_a_run_that_goes_on_with_the_optimised_program_is_cut_anywhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Loop, "_find_switch", lambda self, *args: 10)
+    monkeypatch.setattr(Loop, "switch", lambda self, *args: 10)
     e = SHELL.make()
     whole = run(e, 20)
     assert len(whole.losses) == 20 and int(whole.state.step) == 20

@@ -264,7 +264,7 @@ def test_values_that_nobody_asks_for_are_no_constants(monkeypatch: pytest.Monkey
 
     class Read(Program):
         def __call__(self, *args: Any) -> Any:
-            texts.append(self.traced(*args).lower().as_text())
+            texts.append(self.jitted.trace(*args).lower().as_text())
             return super().__call__(*args)
 
     monkeypatch.setattr(sys.modules[set_up.__module__], "Program", Read)

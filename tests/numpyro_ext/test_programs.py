@@ -207,7 +207,7 @@ def test_the_first_steps_are_taken_by_a_program_that_is_quickly_compiled(
         return compile_(lowered, rarely)
 
     monkeypatch.setattr(programs, "_compile", noted)
-    monkeypatch.setattr(Loop, "_find_switch", lambda self, *args: 5)
+    monkeypatch.setattr(Loop, "switch", lambda self, *args: 5)
     loop = _sines(1)
     with compiled() as names:
         taken = loop(0, 9, x)

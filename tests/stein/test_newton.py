@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ppl_ext.curvature.curvature import CurvatureSizes
 from ppl_ext.curvature.program_curvature import GaussNewton
 from ppl_ext.errors import ArgumentError, ModelCheckError
+from ppl_ext.stein import damping
 from ppl_ext.stein.newton import (
-    CurvatureSizes,
     LevenbergMarquardt,
     NewtonSystem,
+    Proposal,
     as_damping,
     as_system,
     choose_solver,
@@ -33,7 +35,7 @@ FIXED = LevenbergMarquardt(adapt=False, trust_radius=None)
 @pytest.fixture
 def rooms(backend: Any) -> SimpleNamespace:
     """The rooms of one package that these tests look into."""
-    names = ("curvature", "kernels", "stein", "stein.damping", "stein.newton_system")
+    names = ("curvature", "kernels", "stein", "stein.newton_system")
     return SimpleNamespace(**{name.split(".")[-1]: backend.room(name) for name in names})
 
 
@@ -353,15 +355,14 @@ def test_what_has_no_curvature_is_refused(backend: Any, rooms: Any) -> None:
 
 def judged(backend: Any, rooms: Any, after: Any, solved: bool = True, shortened: Any = None) -> Any:
     """The judgement of two moves that promise a gain of 2 - 1, at damping and radius 1."""
-    damping = rooms.damping
     flags = np.zeros(2, bool) if shortened is None else np.asarray(shortened)
     moves, lengths = backend.array([[1.0, 1.0], [1.0, 1.0]]), backend.array([1.0, 1.0])
-    proposal = damping.Proposal(moves, lengths, backend.array(flags))
+    proposal = Proposal(moves, lengths, backend.array(flags))
     given = (1.0, backend.array([1.0, 1.0]), solved)
     if backend.name == "numpyro":
         given = tuple(backend.array(each) for each in given)
     gain, before = backend.array([2.0, 2.0]), backend.array([0.0, 0.0])
-    found = damping.judge(gain, proposal, before, backend.array(after), *given)
+    found = damping.judge(backend.xp, gain, proposal, before, backend.array(after), *given)
     accepted, radius = backend.numpy(found.accepted), backend.numpy(found.radius)
     return found._replace(accepted=accepted, radius=radius)
 
@@ -401,25 +402,27 @@ def test_the_radius_follows_the_model(backend: Any, rooms: Any) -> None:
 def test_a_density_that_rose_is_no_reason_to_take_a_move(backend: Any, rooms: Any) -> None:
     """A long step down an exponential slope: nearly nothing of what was foretold, and yet more."""
     moves, lengths = backend.array([[1.0]]), backend.array([1.0])
-    proposal = rooms.damping.Proposal(moves, lengths, backend.array(np.array([False])))
+    proposal = Proposal(moves, lengths, backend.array(np.array([False])))
     given = (1.0, backend.array([1.0]), True)
     if backend.name == "numpyro":
         given = tuple(backend.array(each) for each in given)
     gain, before, after = (backend.array([each]) for each in (1000.0, 0.0, 30.0))
-    assert not backend.numpy(rooms.damping.judge(gain, proposal, before, after, *given).accepted)
+    assert not backend.numpy(
+        damping.judge(backend.xp, gain, proposal, before, after, *given).accepted
+    )
 
 
 def test_moves_stay_within_the_radius(backend: Any, rooms: Any) -> None:
     moves, scale = np.array([[3.0, 4.0], [0.03, 0.04], [0.0, 0.0]]), np.array([1.0, 4.0])
     lengths = np.sqrt((moves**2 * scale).mean(1))
     given = backend.array(moves), backend.array(2.0 * lengths**2)
-    found = rooms.damping.within_radius(*given, backend.array([0.5, 1.0, 1.0]))
+    found = damping.within_radius(backend.xp, *given, backend.array([0.5, 1.0, 1.0]))
     shorter = backend.numpy(found.moves)
     np.testing.assert_allclose(shorter[1:], moves[1:])
     np.testing.assert_allclose(shorter[0], moves[0] * 0.5 / lengths[0])
     np.testing.assert_allclose(backend.numpy(found.lengths), [0.5, *lengths[1:]])
     np.testing.assert_array_equal(found.shortened, [True, False, False])
-    np.testing.assert_array_equal(rooms.damping.within_radius(*given, None).moves, moves)
+    np.testing.assert_array_equal(damping.within_radius(backend.xp, *given, None).moves, moves)
 
 
 # -- the engine -------------------------------------------------------------------------------
