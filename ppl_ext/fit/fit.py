@@ -17,7 +17,7 @@ from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.sampler import go_on
 from ppl_ext.diagnostics.fit import evenly_spaced
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit import policy
+from ppl_ext.fit import networks, policy
 from ppl_ext.fit.comparison import compared, flat_columns
 from ppl_ext.fit.evidence import LogEvidence, log_evidence
 from ppl_ext.fit.figures import site_figures
@@ -28,6 +28,7 @@ from ppl_ext.fit.refit import refitted
 from ppl_ext.fit.saved import as_tree, from_tree
 from ppl_ext.fit.verdict import Stage, Verdict
 from ppl_ext.fit.views import Views
+from ppl_ext.networks.random_module import watched
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.running import state_files
 
@@ -731,6 +732,8 @@ def fit(
     exact: bool,
     progress_bar: bool,
     has_engine: bool = False,
+    judge: str | None = None,
+    held_out: Any = None,
     clock: Callable[[], float] = time.perf_counter,
     again: Again | None = None,
     known: Fit | None = None,
@@ -747,6 +750,13 @@ def fit(
     check_number("target_sd_error", target_sd_error, optional=True)
     for name, flag in (("exact", exact), ("progress_bar", progress_bar)):
         check_choice(name, flag, (True, False))
+    check_choice("judge", judge, (None, "sites", "outputs"))
+    rows = networks.held_out_arguments(held_out)
+    if has_engine and (judge == "outputs" or rows is not None):
+        raise ArgumentError(
+            "Expected judge='outputs' and held_out without guide and engine, whose draws are "
+            "judged by chains, found them with one."
+        )
     with tqdm(desc="fit", unit=" evaluations", disable=not progress_bar) as bar:
         for_engines = math.inf if budget is None else budget
         meter = Meter(
@@ -754,8 +764,18 @@ def fit(
         )
         wanted = policy.Wanted(float(target_ess), exact, meter.seconds, has_engine, target_sd_error)
         ways = problems()
-        written = next(ways)
+        with watched() as modules:
+            written = next(ways)
         written.observed.warn()
+        outputs = None
+        if known is None:
+            outputs = networks.outputs_of(
+                written, judge, rows, is_network=bool(modules) and not has_engine, seconds=meter.seconds
+            )
+        if outputs is not None:
+            climbed, verdict = networks.sampled(outputs, generator, wanted, meter)
+            bar.set_description_str(verdict.level)
+            return Fit(climbed.draws, verdict, networks.CHAINS, climbed, generator, seed)
         if known is None:
             climbed = climb(written, ways, generator, wanted, meter)
         else:
