@@ -88,6 +88,13 @@ FIT_DOCUMENTATION = """
         Likewise an engine of this package with the same model, such as ``SVGD(model, optim)``,
         which runs until it has settled. A class, or its name such as "SVGD", is made with its
         defaults, and with Adam at 0.05 where it needs an optimiser.
+    judge : {"sites", "outputs"}, optional
+        What chains have to agree in: latent sites, or the outputs of a network at its rows, which
+        are the parameters of the observed distributions. Default: outputs, where ``random_module``
+        draws weights and rows are arguments. See the page "Networks as programs".
+    held_out : tuple or mapping, optional
+        The model's arguments with rows that are not fitted, such as ``(x_test, y_test)``, at which
+        outputs are judged as well. Where these rows are calibrated, chains need not be adjusted.
     progress_bar : bool
         Show what is done and what is found.
     sharding : Sharding, optional
@@ -460,6 +467,11 @@ class Fit:
         check_number("seconds", seconds, optional=True)
         check_choice("progress_bar", progress_bar, (True, False))
         climbed, generator = self.climbed, self._generator
+        if self.verdict.of_outputs:
+            raise ArgumentError(
+                "Expected a fit whose sites are judged, found one of a network, whose chains are "
+                "not kept. Fit again with a larger target_ess."
+            )
         if climbed.sampled is None or generator is None:
             raise ArgumentError(
                 f"Expected a fit with chains, found one that ended {self.verdict.level!r} without. "
@@ -536,7 +548,8 @@ class Fit:
         if again is None:
             _ = self.climbed
             raise ArgumentError(
-                "Expected a fit of arguments by chains, found one of a loader or of an engine. "
+                "Expected a fit of arguments by chains, found one of a loader, an engine or a "
+                "network. "
                 "Fit again."
             )
         seed = int(np.random.default_rng((SEED, self._seed)).integers(2**31))
@@ -741,7 +754,8 @@ def fit(
     """Fit what ``problems`` makes of a program; see the packages' ``fit``.
 
     ``has_engine`` tells whether the draws are to be those of the problems' own engine, and
-    ``clock`` by which seconds are counted, where several processes have to decide alike. ``again``
+    ``clock`` by which seconds are counted, where several processes have to decide alike. What is
+    judged, and the rows that are held out, are those of the packages' ``fit``. ``again``
     makes problems of other arguments, for ``Fit.refit``, which has a ``known`` fit.
     """
     check_count("budget", budget, optional=True)
@@ -770,7 +784,11 @@ def fit(
         outputs = None
         if known is None:
             outputs = networks.outputs_of(
-                written, judge, rows, is_network=bool(modules) and not has_engine, seconds=meter.seconds
+                written,
+                judge,
+                rows,
+                is_network=bool(modules) and not has_engine,
+                seconds=meter.seconds,
             )
         if outputs is not None:
             climbed, verdict = networks.sampled(outputs, generator, wanted, meter)

@@ -44,11 +44,17 @@ WARM_UP, FIRST_LOOK = 700, 500
 #: How much later the next look is; moves by those of the warm-up after which the chains are tuned
 #: anew, by a warm-up twice as long, where their outputs do not agree.
 LATER, MOST_MOVES = 1.5, 4.0
-#: Moves of adjusted chains: of the warm-up, of which the last part finds their step, and those that
-#: their cost is estimated by. Steps are about so much shorter than those without acceptance.
-ADJUSTED_WARM_UP, ADJUSTED_MOVES, SHORTER = 300, 400, 2.0
-#: R-hat of outputs with which chains may be adjusted, and acceptance below which they hardly move.
-NEAR, REFUSED = 1.1, 0.3
+#: Moves of adjusted chains: of the warm-up, whose first three fifths are left out, since the scale
+#: is known, and before the first look, when 16 chains are worth some 400 draws.
+ADJUSTED_WARM_UP, ADJUSTED_LOOK = 200, 50
+#: Standard deviation of a trajectory's energy with which 0.9 of them are accepted, and how many
+#: times that of one step it has, about.
+ACCEPTED_ERROR, TIMES_ONE = 0.25, 2.0
+#: Of chains that are not adjusted, the share of the effective draws that are asked for which the
+#: least certain output has to have: a hundred of 400 leave the mean uncertain by a tenth of its
+#: standard deviation. R-hat of outputs that so many draws have, with which chains may be adjusted
+#: as well; and acceptance below which adjusted ones hardly move.
+SHARE_OF_DRAWS, NEAR, REFUSED = 0.25, 1.1, 0.3
 #: Draws of each chain that are kept, and numbers in all; draws that calibration is judged by.
 MOST_KEPT, LEAST_KEPT, MOST_NUMBERS, CALIBRATED_BY = 200, 12, 40_000_000, 400
 #: Outputs of each kind that are judged, and numbers of a prediction that are held at once.
@@ -210,10 +216,8 @@ def _calibration(site: str, found: Dataset, generator: np.random.Generator) -> C
     rows, classes = found.sizes["row"], is_classification(found)
     if rows < LEAST_ROWS:
         return Calibration(told=f"Give {LEAST_ROWS} held-out rows at least, found {rows}.")
-    name = "probabilities" if classes else "cdf"
     # The mixture of the draws is one draw.
-    mixture = found[[name, "observed"]].mean("draw").expand_dims("draw")
-    mixture["observed"] = found["observed"]
+    mixture = found.mean("draw").expand_dims("draw").assign(observed=found["observed"])
     error = calibration_error(calibration_curve(mixture))
     if classes:
         cumulated = mixture_probabilities(mixture).cumsum(-1)
@@ -479,9 +483,9 @@ def _agreeing(
     Where it ends before there are draws, those ``before`` are given back.
     """
     evaluate, generator, problem = run.evaluate, run.generator, outputs.problem
-    due = FIRST_LOOK if before is None else ADJUSTED_MOVES // 2
+    due = FIRST_LOOK if before is None else ADJUSTED_LOOK
     while True:
-        goes_on = run.go_on(run.total - run.number + due, meter.allows)
+        goes_on = run.go_on(max(0, run.total - run.number) + due, meter.allows)
         if len(run.kept) < LEAST_KEPT:
             if before is not None and figures is not None:
                 return before, figures
@@ -491,8 +495,8 @@ def _agreeing(
                 f"warm-up takes {CHAINS * (ENSEMBLE_STEPS + WARM_UP):,} evaluations. Give more."
             )
         figures = Figures.of(outputs, run)
-        is_done = policy.enough(figures.chained, wanted)
-        if is_done or not goes_on or (is_near_enough and figures.r_hat < NEAR):
+        is_done = is_near_enough and figures.r_hat < NEAR
+        if is_done or not goes_on or not _against(figures.chained, run, wanted):
             return run, figures
         if before is None and run.made > MOST_MOVES * run.total and figures.r_hat > policy.R_HAT:
             run = Run.begun(problem, evaluate, generator, run.z, 2 * run.total)
@@ -501,10 +505,21 @@ def _agreeing(
             due = math.ceil((LATER - 1.0) * run.made)
 
 
+def _against(found: policy.Chained, run: Run, wanted: policy.Wanted) -> list[str]:
+    """What speaks against chains; of those that are not adjusted less is asked."""
+    if run.moves.adjusted:
+        return policy.of_chains(found, wanted)
+    less = replace(wanted, target_ess=SHARE_OF_DRAWS * wanted.target_ess)
+    return policy.of_chains(found, less, most_r_hat=NEAR)
+
+
 def _cost(run: Run) -> float:
-    """Evaluations that adjusted chains take, about."""
-    steps = QUARTER * math.sqrt(run.moves.whole) * SHORTER / float(run.dynamics.step.value)
-    return CHAINS * ADJUSTED_MOVES * steps
+    """Evaluations that adjusted chains take, about; the energy's error grows as a step cubed."""
+    dim = run.moves.whole
+    ratio = ACCEPTED_ERROR / (TIMES_ONE * math.sqrt(dim * ENERGY_VARIANCE))
+    step = float(run.dynamics.step.value) * ratio ** (1.0 / 3.0)
+    tuned = ADJUSTED_WARM_UP - int(Schedule(ADJUSTED_WARM_UP).moving)
+    return CHAINS * (tuned + ADJUSTED_LOOK) * QUARTER * math.sqrt(dim) / step
 
 
 def _told_of(run: Run, figures: Figures) -> str:
@@ -526,7 +541,7 @@ def judged(
     """What chains are worth, by their outputs."""
     chained = figures.chained
     program = policy.Program(outputs.problem.dim, True, 0.0, _rounding(run))
-    against = [*policy.of_chains(chained, wanted), *policy.of_rounding(program)]
+    against = [*_against(chained, run, wanted), *policy.of_rounding(program)]
     reasons = [
         f"Outputs are judged, since weights have no identity. Least certain is "
         f"'{chained.worst_site}': R-hat {chained.r_hat:.3f}, ESS {chained.ess_bulk:.0f} (tails "

@@ -524,12 +524,13 @@ def of_chains(
     rested: bool = False,
     is_sure: bool = False,
     is_heavy: bool = False,
+    most_r_hat: float = MOST_R_HAT,
 ) -> list[str]:
     """What speaks against chains; of those that had ``rested`` before they went on what is sure.
 
     ``is_sure`` asks more, of chains of which pairs did not meet, and ``is_heavy`` more agreement.
     """
-    most = MOST_SURE_R_HAT if is_sure or is_heavy else MOST_R_HAT
+    most = MOST_SURE_R_HAT if is_sure or is_heavy else most_r_hat
     least = wanted.target_ess * (STILL if rested else 1.0)
     reasons = []
     if found.endless:
