@@ -17,7 +17,7 @@ from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.sampler import go_on
 from ppl_ext.diagnostics.fit import evenly_spaced
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit import networks, policy
+from ppl_ext.fit import networks, outputs, policy
 from ppl_ext.fit.comparison import compared, flat_columns
 from ppl_ext.fit.evidence import LogEvidence, log_evidence
 from ppl_ext.fit.figures import site_figures
@@ -765,7 +765,7 @@ def fit(
     for name, flag in (("exact", exact), ("progress_bar", progress_bar)):
         check_choice(name, flag, (True, False))
     check_choice("judge", judge, (None, "sites", "outputs"))
-    rows = networks.held_out_arguments(held_out)
+    rows = outputs.held_out_arguments(held_out)
     if has_engine and (judge == "outputs" or rows is not None):
         raise ArgumentError(
             "Expected judge='outputs' and held_out without guide and engine, whose draws are "
@@ -781,17 +781,17 @@ def fit(
         with watched() as modules:
             written = next(ways)
         written.observed.warn()
-        outputs = None
+        of_rows = None
         if known is None:
-            outputs = networks.outputs_of(
+            of_rows = outputs.outputs_of(
                 written,
                 judge,
                 rows,
                 is_network=bool(modules) and not has_engine,
                 seconds=meter.seconds,
             )
-        if outputs is not None:
-            climbed, verdict = networks.sampled(outputs, generator, wanted, meter)
+        if of_rows is not None:
+            climbed, verdict = networks.sampled(of_rows, generator, wanted, meter)
             bar.set_description_str(verdict.level)
             return Fit(climbed.draws, verdict, networks.CHAINS, climbed, generator, seed)
         if known is None:

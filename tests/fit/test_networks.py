@@ -17,7 +17,7 @@ import xarray
 from scipy.stats import norm
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit import networks, policy
+from ppl_ext.fit import networks, outputs, policy
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.fit.views import NO_NAMES, Views
@@ -105,22 +105,22 @@ def sampled(
     of: Problem, held_out: Any = None, *, exact: bool = True, budget: int = 100_000
 ) -> tuple[np.ndarray, Verdict]:
     """Draws of the weights, and the verdict."""
-    rows = networks.held_out_arguments(held_out)
-    outputs = networks.outputs_of(of, None, rows, is_network=True, seconds=600.0)
-    assert outputs is not None
+    rows = outputs.held_out_arguments(held_out)
+    judged = outputs.outputs_of(of, None, rows, is_network=True, seconds=600.0)
+    assert judged is not None
     wanted = policy.Wanted(400.0, exact, 600.0)
     found, verdict = networks.sampled(
-        outputs, np.random.default_rng(1), wanted, Meter(budget, 600.0)
+        judged, np.random.default_rng(1), wanted, Meter(budget, 600.0)
     )
     assert sum(stage.evaluations for stage in verdict.cost) <= budget
     return np.asarray(found.draws["w"]), verdict
 
 
-def check_right(outputs: np.ndarray, x: np.ndarray, *, worst: float, sd: float) -> None:
+def check_right(found: np.ndarray, x: np.ndarray, *, worst: float, sd: float) -> None:
     """Errors of outputs (S, N): of means in standard deviations, and of these as a share."""
     mean, deviation = posterior(x)
-    assert np.abs((outputs.mean(0) - mean) / deviation).max() < worst
-    assert np.abs(outputs.std(0) / deviation - 1.0).max() < sd
+    assert np.abs((found.mean(0) - mean) / deviation).max() < worst
+    assert np.abs(found.std(0) / deviation - 1.0).max() < sd
 
 
 def test_adjusted_chains_whose_outputs_agree_are_exact() -> None:
@@ -180,15 +180,15 @@ def test_rows_of_a_loader_are_not_judged() -> None:
     assert given.views is not None
     given = replace(given, views=replace(given.views, batches=[1]))
     options: Any = {"is_network": True, "seconds": 600.0}
-    assert networks.outputs_of(given, None, None, **options) is None
+    assert outputs.outputs_of(given, None, None, **options) is None
     with pytest.raises(ArgumentError, match="Pass the rows as arguments"):
-        networks.outputs_of(given, "outputs", None, **options)
+        outputs.outputs_of(given, "outputs", None, **options)
 
 
 @pytest.mark.parametrize("held_out", [np.zeros(3), "rows"])
 def test_held_out_rows_are_arguments(held_out: Any) -> None:
     with pytest.raises(ArgumentError, match="held_out"):
-        networks.held_out_arguments(held_out)
+        outputs.held_out_arguments(held_out)
 
 
 def model_of(backend: Any) -> Any:
@@ -225,8 +225,8 @@ def model_of(backend: Any) -> Any:
 
 
 def test_programs_of_random_modules_are_judged_by_outputs(backend: Any) -> None:
-    model, train = model_of(backend), tuple(map(backend.array, TRAIN))
-    held_out = tuple(map(backend.array, HELD_OUT))
+    single = [[backend.array(each.astype(np.float32)) for each in of] for of in (TRAIN, HELD_OUT)]
+    model, train, held_out = model_of(backend), *map(tuple, single)
     fit: Any = backend.public.fit
     if not backend.is_pyro:
         import jax
