@@ -84,7 +84,12 @@ class Outputs:
             A site has none.
         """
         assert self.problem.views is not None and self.problem.views.distribution is not None
-        draws = self.problem.numbers(positions)
+        # In the precision of the program, whose modules take no other.
+        kinds = {name: each.dtype for name, each in self.problem.values(positions[:1]).items()}
+        draws = {
+            name: each.astype(str(kinds[name]).removeprefix("torch."))
+            for name, each in self.problem.numbers(positions).items()
+        }
         args, kwargs = self.rows[rows]
         for site in self.problem.target.observed_sites:
             yield site, self.problem.views.distribution(draws, *args, site=site, **kwargs)
