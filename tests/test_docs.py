@@ -280,6 +280,12 @@ def test_names_on_the_pages_are_there(package: str) -> None:
             assert hasattr(module, name), f"{page.name}: {package}_ext has no {name}"
 
 
+def test_links_between_pages_lead_to_files() -> None:
+    for page in DOCS.rglob("*.md"):
+        for target in re.findall(r"\]\((?!\w+:)([^)#\s]+\.md)\b", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).is_file(), f"{page.name}: no page {target}"
+
+
 @pytest.mark.docs
 @pytest.mark.parametrize(("page", "package"), GRANTED, ids=lambda word: word)
 def test_blocks_run_one_after_another(
