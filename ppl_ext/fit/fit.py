@@ -793,7 +793,7 @@ def fit(
         if of_rows is not None:
             climbed, verdict = networks.sampled(of_rows, generator, wanted, meter)
             bar.set_description_str(verdict.level)
-            return Fit(climbed.draws, verdict, networks.CHAINS, climbed, generator, seed)
+            return Fit(climbed.draws, verdict, verdict.num_chains, climbed, generator, seed)
         if known is None:
             climbed = climb(written, ways, generator, wanted, meter)
         else:

@@ -369,7 +369,8 @@ def judged(
         f"'{chained.worst_site}': R-hat {chained.r_hat:.3f}, ESS {chained.ess_bulk:.0f} (tails "
         f"{chained.ess_tail:.0f})."
     ]
-    quality, level = run.quality, "exact"
+    level: Level = "exact"
+    quality = run.quality
     if run.moves.adjusted:
         line = f"Moves were accepted with probability {quality.min():.2f} to {quality.max():.2f}."
         if not quality.min() > REFUSED:

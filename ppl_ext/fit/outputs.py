@@ -112,8 +112,8 @@ class Outputs:
                         found.setdefault(label, []).append(values)
                 # Two draws tell how many numbers a draw takes.
                 first, size = first + size, max(2, AT_ONCE * size // max(held, 1))
-        joined = {name: np.concatenate(each) for name, each in found.items()}
-        return {name: each for name, own in joined.items() if (each := _varying(own)).shape[1]}
+        varying = {name: _varying(np.concatenate(each)) for name, each in found.items()}
+        return {name: own for name, own in varying.items() if own.shape[1]}
 
     def calibration(self, positions: Positions, generator: np.random.Generator) -> Calibration:
         """Whether held-out rows are as the draws predict them."""

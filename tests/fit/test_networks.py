@@ -68,7 +68,10 @@ def problem(bend: float = 1.0, apart: float = 0.0) -> Problem:
     def distribution(draws: Any, x: Any, y: Any = None, *, site: str) -> xarray.Dataset:
         mean = draws["w"] @ features(x).T
         spread = np.full_like(mean, NOISE**2)
-        found = {"mean": (("draw", "row"), mean), "variance": (("draw", "row"), spread)}
+        found: dict[str, Any] = {
+            "mean": (("draw", "row"), mean),
+            "variance": (("draw", "row"), spread),
+        }
         if y is not None:
             found["cdf"] = ("draw", "row"), norm.cdf((y - mean) / NOISE)
             found["observed"] = ("row",), y
@@ -194,6 +197,7 @@ def test_held_out_rows_are_arguments(held_out: Any) -> None:
 def model_of(backend: Any) -> Any:
     """The same network as a program, by ``random_module``."""
     px, weight, bias = backend.public, backend.array(FIRST[0]), backend.array(FIRST[1])
+    module: Any
     if backend.is_pyro:
         import torch
 
@@ -209,7 +213,7 @@ def model_of(backend: Any) -> Any:
         from flax import nnx
 
         rngs = nnx.Rngs(0)
-        layers = nnx.Linear(INPUTS, UNITS, rngs=rngs), nnx.Linear(UNITS, 1, rngs=rngs)
+        layers: Any = nnx.Linear(INPUTS, UNITS, rngs=rngs), nnx.Linear(UNITS, 1, rngs=rngs)
         layers[0].kernel.set_value(weight)
         layers[0].bias.set_value(bias)
         module = nnx.Sequential(layers[0], jnp.tanh, layers[1])
