@@ -73,10 +73,12 @@ def calibrate(
     ...     noise = jax.random.normal(rng_key, (200,))
     ...     return {"mean": y.sum() / (len(y) + 0.01) + deviation * noise}
     >>> key = jax.random.key(0)
-    >>> print(nx.calibrate(key, model, y, fit_function=conjugate).is_uniform)
+    >>> right = nx.calibrate(key, model, y, num_data_sets=40, fit_function=conjugate)
+    >>> print(right.is_uniform)
     True
-    >>> narrow = lambda rng_key, y: conjugate(rng_key, y, 0.5)
-    >>> print(nx.calibrate(key, model, y, fit_function=narrow).is_uniform)
+    >>> half = lambda rng_key, y: conjugate(rng_key, y, 0.5)
+    >>> narrow = nx.calibrate(key, model, y, num_data_sets=40, fit_function=half)
+    >>> print(narrow.is_uniform)
     False
     """
     check_key(rng_key)

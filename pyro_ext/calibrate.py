@@ -68,9 +68,11 @@ def calibrate(
     >>> def conjugate(y, scale=1.0):
     ...     deviation = scale * (len(y) + 0.01) ** -0.5
     ...     return {"mean": y.sum() / (len(y) + 0.01) + deviation * torch.randn(200)}
-    >>> print(px.calibrate(model, y, fit_function=conjugate).is_uniform)
+    >>> right = px.calibrate(model, y, num_data_sets=40, fit_function=conjugate)
+    >>> print(right.is_uniform)
     True
-    >>> print(px.calibrate(model, y, fit_function=lambda y: conjugate(y, 0.5)).is_uniform)
+    >>> narrow = px.calibrate(model, y, num_data_sets=40, fit_function=lambda y: conjugate(y, 0.5))
+    >>> print(narrow.is_uniform)
     False
     """
     shared.check_options(fit_function, num_data_sets, num_draws, observed, progress_bar)

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float
 from scipy.special import chdtri, ndtri, stdtr
 
 from ppl_ext.statistics.effective import effective_number
-from ppl_ext.statistics.pareto import pareto_shape
+from ppl_ext.statistics.pareto import pareto_fit
 
 #: Probability of each end at which the tails' effective number is taken.
 TAIL = 0.05
@@ -35,9 +35,12 @@ WINDOW = 4.0
 #: Probability of calling chains at rest adrift, over all coordinates together, and a shift, in
 #: standard deviations, below which nobody minds.
 LEVEL, LEAST_SHIFT = 1e-3, 0.05
-#: Error of a standard deviation from which on the tails are looked at, and the shape of a tail
-#: from which on the variance of squares is infinite or nearly so.
+#: Error of a standard deviation from which on tails are called heavy, and the shape of a tail from
+#: which on the variance of squares is infinite or nearly so.
 UNCERTAIN, HEAVY = 0.05, 0.25
+#: Draws that are expected beyond the quantile where a tail's squares are cut, so that nine sets of
+#: ten have none there, and points at which they are summed.
+BEYOND, POINTS = 0.1, 200
 #: Fourth moment, as a share of the squared variance, from which on a few draws make the variance: a
 #: Normal has 3, an exponential 9.
 FEW = 20.0
@@ -58,7 +61,8 @@ class Convergence:
         Effective numbers of draws, for the middle, as ranks and as a mean, and for the less certain
         of both tails.
     deviation_error : array (D,)
-        Standard error of the standard deviation, as a share of it.
+        Standard error of the standard deviation, as a share of it; infinite where the tail is so
+        heavy that there is none.
     is_heavy : bool array (D,)
         Where the tails are so heavy that no number of draws makes a standard deviation certain, or
         that a few draws make it; quantiles tell what it cannot.
@@ -108,15 +112,12 @@ def convergence(draws: Draws) -> Convergence:
     squares = np.square((draws - draws.mean((0, 1))) / draws.std((0, 1)))
     fourth = np.square(squares).mean((0, 1))
     # The spread of few chains is small where none of them has seen a tail.
-    by_draws = 0.5 * np.sqrt(np.maximum(fourth - 1.0, 0.0) / effective_number(squares))
-    errors = np.fmax(_deviation_errors(draws), by_draws)
-    is_heavy = np.array(
-        [
-            error > UNCERTAIN
-            and (fourth[number] > FEW or _tail_shape(centered[:, :, number].ravel()) > HEAVY)
-            for number, error in enumerate(errors)
-        ]
-    )
+    worth = effective_number(squares)
+    by_draws = 0.5 * np.sqrt(np.maximum(fourth - 1.0, 0.0) / worth)
+    tailed = zip(centered.reshape(-1, draws.shape[2]).T, worth, strict=True)
+    shapes, by_tails = np.array([_tail(*each) for each in tailed]).T
+    errors = np.fmax(np.fmax(_deviation_errors(draws), by_draws), by_tails)
+    is_heavy = (errors > UNCERTAIN) & ((fourth > FEW) | (shapes > HEAVY))
     shifts, ratios = zip(*map(_drift, (bulk, folded)), strict=True)
     chains, dim = draws.shape[1:]
     p_value = 2.0 * stdtr(chains - 1, -np.max(ratios)) * 2 * dim
@@ -214,13 +215,51 @@ def _deviation_errors(draws: Draws) -> Float[np.ndarray, " D"]:
     return 0.5 * error / np.maximum(variance, np.finfo(float).tiny)
 
 
-def _tail_shape(distances: Float[np.ndarray, " S"]) -> float:
-    """Shape of the generalised Pareto distribution of the largest distances."""
-    count = int(min(0.2 * len(distances), 3.0 * np.sqrt(len(distances))))
-    largest = np.sort(distances)[-(count + 1) :]
-    excesses = largest[1:] - largest[0]
-    excesses = excesses[excesses > 0.0]
-    return pareto_shape(excesses / excesses.mean()) if len(excesses) > 4 else 0.0
+def _tail(distances: Float[np.ndarray, " S"], worth: float) -> tuple[float, float]:
+    """Shape of the tail of distances from a middle, and error of the standard deviation by it.
+
+    The largest distances have a generalised Pareto distribution. Draws that are independent and
+    ``worth`` so many have seen its squares up to a quantile, beyond which they have none; what lies
+    beyond is missing from their standard deviation. The variance of the squares up to there and the
+    square of what is missing make the error, a share of the standard deviation. It is infinite
+    where the distribution has none.
+    """
+    number = len(distances)
+    count = int(min(0.2 * number, 3.0 * np.sqrt(number)))
+    ordered = np.sort(distances)
+    edge = ordered[-count - 1]
+    body, excesses = ordered[: number - count], ordered[ordered > edge] - edge
+    if len(excesses) < 5:
+        return 0.0, 0.0
+    unit = excesses.mean()
+    shape, scale = pareto_fit(excesses / unit)
+    if not shape < 0.5:
+        return shape, np.inf if np.isfinite(shape) else 0.0
+    # So few draws know a shape of some size to this error, and what they miss is of heavier ones.
+    found, uncertain = shape, (1.0 + shape) / np.sqrt(len(excesses))
+    shape = min(shape + uncertain * np.clip(shape / HEAVY, 0.0, 1.0), 0.5 * (shape + 0.5))
+    share = count / number
+    cut = min(BEYOND / worth, share)
+    # Midpoints of logarithms of the probabilities of what lies further out.
+    steps = np.geomspace(cut, share, POINTS + 1)
+    places = np.sqrt(steps[1:] * steps[:-1])
+
+    def quantile(beyond: Float[np.ndarray, " P"] | float) -> Float[np.ndarray, " P"]:
+        return edge + unit * scale / shape * np.expm1(-shape * np.log(beyond / share))
+
+    seen = np.square(quantile(places))
+    second = np.square(body).sum() / number + np.diff(steps) @ seen
+    fourth = np.power(body, 4).sum() / number + np.diff(steps) @ np.square(seen)
+    # The integral of squared quantiles from 0 to the cut, term by term.
+    slope = unit * scale / shape
+    low, power = edge - slope, (cut / share) ** -shape
+    missing = cut * (
+        low**2
+        + 2.0 * low * slope * power / (1.0 - shape)
+        + slope**2 * power**2 / (1.0 - 2.0 * shape)
+    )
+    error = np.sqrt((fourth - second**2) / worth + missing**2)
+    return found, 0.5 * float(error / (second + missing))
 
 
 def _drift(draws: Draws) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, " D"]]:

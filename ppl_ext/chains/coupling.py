@@ -164,7 +164,8 @@ def coupled(
     positions : tuple of array (P, D)
         Where the chains of pairs start.
     transitions : int
-        After which the distance is bounded; the pairs run twice as long at most.
+        After which the distance is bounded at the latest: sooner where all pairs have met before.
+        The pairs run twice as long at most.
     generator : numpy.random.Generator
     has_budget : callable
         Whether there may be another transition.
@@ -188,7 +189,8 @@ def coupled(
             apart, ahead, behind = apart[~met], ahead.rows(~met), behind.rows(~met)
     except SpentError:
         pass
-    return Coupled.of(times, 1, transitions, made)
+    slowest = times.max() - 1.0
+    return Coupled.of(times, 1, int(min(transitions, slowest)), made)
 
 
 class _Recalled:

@@ -238,6 +238,13 @@ class Window:
         parts = (getattr(self, each.name) for each in fields(self))
         return Window(*(part[len(part) // 2 :] for part in parts))
 
+    def after(self, transitions: int) -> Window:
+        """Without the first transitions."""
+        each = len(self.draws) // len(self.chances)
+        skipped = {"draws": each * transitions, "values": each * transitions}
+        parts = (getattr(self, f.name)[skipped.get(f.name, transitions) :] for f in fields(self))
+        return Window(*parts)
+
     @property
     def lacks(self) -> bool:
         """Whether no jump takes some chain from where it is, while others jump."""
@@ -275,6 +282,11 @@ class Sampled:
     def draws(self) -> Float[np.ndarray, "N M D"]:
         """The draws that are kept."""
         return self.window.draws
+
+    def after(self, transitions: int) -> Sampled:
+        """Without the first transitions that were kept."""
+        discarded = self.discarded + transitions
+        return replace(self, window=self.window.after(transitions), discarded=discarded)
 
 
 @np.errstate(all="ignore")

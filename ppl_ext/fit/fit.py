@@ -24,7 +24,7 @@ from ppl_ext.fit.figures import site_figures
 from ppl_ext.fit.ladder import Climbed, climb, staged, with_chains
 from ppl_ext.fit.looks import as_arviz, fit_page, plot, predicted, summary, values_of
 from ppl_ext.fit.problem import Meter, Problem
-from ppl_ext.fit.refit import refitted
+from ppl_ext.fit.refit import Reweighted, refitted
 from ppl_ext.fit.saved import as_tree, from_tree
 from ppl_ext.fit.verdict import Stage, Verdict
 from ppl_ext.fit.views import Views
@@ -473,9 +473,12 @@ class Fit:
                 "not kept. Fit again with a larger target_ess."
             )
         if climbed.sampled is None or generator is None:
+            advice = "Fit again with exact=True and a larger budget."
+            if isinstance(climbed, Reweighted):
+                advice = "Give refit a larger target_ess."
             raise ArgumentError(
                 f"Expected a fit with chains, found one that ended {self.verdict.level!r} without. "
-                "Fit again with exact=True and a larger budget."
+                f"{advice}"
             )
         problem, sampled = climbed.problem, climbed.sampled
         self.check_data()

@@ -42,6 +42,9 @@ TURNS, DOUBTFUL, SURE = 3, 0.3, 0.7
 #: How far from a mode pairs of chains start, in its standard deviations; pairs of chains with
 #: trajectories, and their evaluations as a share of those of the fit before.
 APART, PAIRS, PAIRS_SHARE = 3.0, 32, 0.2
+#: Share of the transitions that are kept which are left out at most, for the chains to forget where
+#: they were when tuning ended.
+FORGOTTEN = 0.25
 #: Nats of difference between bounds from which on a way to write the program is the better one.
 BETTER = 0.5
 
@@ -286,10 +289,16 @@ def _by_chains(
     with stage("pairs of chains") as notes:
         coupled = _coupled(problem, begun.start, sampled, generator, meter)
         notes.append(coupled.told)
-    if not policy.is_bounded(coupled):
-        is_sure = partial(is_enough, is_sure=True)
+    number = len(sampled.draws)
+    if coupled.bound is not None:
+        sampled = sampled.after(coupled.transitions)
+    is_bounded = policy.is_bounded(coupled)
+    is_sure = partial(is_enough, is_sure=not is_bounded)
+    if not is_sure(convergence(sampled.kernel.ordered(sampled.draws)), sampled.window):
+        # Of chains that were enough little more than what was left out is missing.
+        missing = max(number - len(sampled.draws), number // 8) if is_bounded else None
         with stage("more chains") as notes:
-            sampled = _longer(sampled, is_sure, None, generator, meter)
+            sampled = _longer(sampled, is_sure, None, generator, meter, missing)
             notes.append(f"{sampled.window.transitions} transitions kept")
     return sampled, coupled
 
@@ -354,13 +363,17 @@ def _longer(
     most: int | None,
     generator: np.random.Generator,
     meter: Meter,
+    step: int | None = None,
 ) -> Sampled:
-    """Chains that go on until they are enough, or so many draws, or the end of the budget."""
+    """Chains that go on until they are enough, or so many draws, or the end of the budget.
+
+    They go on for a ``step`` of so many draws each time, or for half as many as there are.
+    """
     while not is_enough(convergence(sampled.kernel.ordered(sampled.draws)), sampled.window):
         number = len(sampled.draws)
         if (most is not None and CHAINS * number > most) or not meter.allows():
             break
-        sampled = go_on(sampled, number // 2, generator, meter.allows)
+        sampled = go_on(sampled, step or number // 2, generator, meter.allows)
         if len(sampled.draws) == number:
             break  # What is left buys no transition.
     return sampled
@@ -382,10 +395,12 @@ def _coupled(
     if most - meter.evaluations < 4 * PAIRS or not meter.allows():
         return Coupled(0, reason="the budget ended before there were pairs of chains")
     starts = _apart(problem, start, PAIRS, generator, sampled.kernel.symmetry)
+    # Chains are so far from their limit after as many transitions with the kernel that does not
+    # change any more: those before, which tuned it, do not count.
     return coupled_by(
         sampled.kernel,
         starts,
-        sampled.discarded,
+        max(1, int(FORGOTTEN * sampled.window.transitions)),
         generator,
         lambda: meter.evaluations < most and meter.allows(),
     )

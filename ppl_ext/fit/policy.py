@@ -31,10 +31,11 @@ FULL, LOW_RANK = 200, 1_000
 #: draws to be trusted.
 BEST_KHAT, BEST_SHARE = 0.5, 0.3
 #: Pareto k-hat below which, and effective share above which, jumps to draws of the approximation
-#: are chains enough: where the share is less, trajectories cost less. Total variation distance that
-#: pairs may leave open, draws that jumps may take for each effective one that is wanted, and
-#: acceptance below which pairs of other chains are not tried.
-JUMP_KHAT, JUMP_SHARE, OPEN, MOST_JUMPS, LEAST_JUMPS = 0.3, 0.5, 0.15, 6.0, 0.05
+#: are chains enough, at an evaluation for each, where trajectories take ten and more. Total
+#: variation distance that pairs may leave open, draws that jumps may take for each effective one
+#: that is wanted (for 400 of them what chains take at least), and acceptance below which pairs of
+#: other chains are not tried.
+JUMP_KHAT, JUMP_SHARE, OPEN, MOST_JUMPS, LEAST_JUMPS = 0.3, 0.3, 0.15, 12.0, 0.05
 #: Chains: R-hat that they run for, and at most. In the worst of a hundred entries 400 effective
 #: draws have 1.02 by chance. Share of divergent trajectories and of stuck chains at most, and
 #: effective numbers of the tails as a share of those of the middle.

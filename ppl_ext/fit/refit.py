@@ -219,12 +219,16 @@ def _reweighted(
     if _has_more_modes(evaluate, problem, positions, values, generator):
         return None, "a mode was found that its draws do not have"
     share = number / len(positions)
+    told = f"{way}: {told}."
+    if number < wanted.target_ess:
+        told += (
+            f" They are worth about {number:.0f} independent draws, fewer than the "
+            f"{wanted.target_ess:.0f} that were asked for. Give refit a larger target_ess for more."
+        )
     evidence = policy.Evidence(
         program, replace(wanted, exact=False), before.evidence.modes, policy.Correction(0.0, share)
     )
-    return Reweighted(
-        problem, positions[:, None], None, evidence, told=f"{way}: {told}.", values=values
-    ), ""
+    return Reweighted(problem, positions[:, None], None, evidence, told=told, values=values), ""
 
 
 def _by_draws(

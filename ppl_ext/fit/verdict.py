@@ -85,7 +85,8 @@ class Value:
     mean, sd : float
     mean_error, sd_error : float
         Standard errors, in the units of the number; of draws that were held against others bounds
-        on the errors. NaN where they are not known.
+        on the errors. NaN where they are not known; infinite where tails are so heavy that there is
+        no standard deviation.
     ess_bulk, ess_tail, r_hat : float
     """
 

@@ -244,6 +244,21 @@ def test_heavy_tails_are_told_from_light_ones() -> None:
     assert list(found.is_heavy) == [True, False]
 
 
+def test_errors_of_deviations_know_how_heavy_a_tail_is() -> None:
+    """Of draws whose squares have no variance six of seven are within two errors."""
+    generator = np.random.default_rng(11)
+    draws = 1.0 / generator.gamma(2.5, size=(36, 16, 200))
+    right = 1.0 / (1.5 * math.sqrt(0.5))
+    errors = convergence(draws).deviation_error
+    ratios = np.abs(draws.std((0, 1)) / right - 1.0) / errors
+    # By the fourth moments of the draws alone half of them are; of 200 the share varies by 0.025.
+    assert (ratios < 2.0).mean() > 0.78 and np.median(errors) < 0.5
+    # A Normal's error is that of its fourth moment, and a Cauchy's is infinite.
+    light = convergence(generator.normal(size=(250, 16, 20))).deviation_error
+    assert np.median(light) == pytest.approx(1.0 / math.sqrt(2.0 * 4_000), rel=0.15)
+    assert convergence(generator.standard_cauchy((250, 16, 1))).deviation_error[0] == math.inf
+
+
 def test_a_sampler_comes_to_rest_at_the_density() -> None:
     """From points outside and a metric that is off; draws right to 4 errors of their number."""
     generator = np.random.default_rng(7)

@@ -256,7 +256,7 @@ def test_chains_go_on_for_what_does_not_speak_against_them() -> None:
 
 def test_jumps_alone_want_a_proposal_that_is_near_and_pairs_that_meet() -> None:
     assert may_jump(GOOD)
-    assert not may_jump(replace(GOOD, khat=0.35)) and not may_jump(replace(GOOD, share=0.4))
+    assert not may_jump(replace(GOOD, khat=0.35)) and not may_jump(replace(GOOD, share=0.25))
     assert is_bounded(Coupled(64, 0, 10, 3, 0.046))
     assert not is_bounded(Coupled(64, 0, 10, 3, 0.2)) and not is_bounded(Coupled(64, 1, 10, 60))
 

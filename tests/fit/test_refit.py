@@ -9,6 +9,7 @@ import pytest
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import refit
+from ppl_ext.statistics.effective import effective_number
 from tests.fit.test_fit import fit_of, numbers
 
 ROWS = 2.0 + 0.8 * np.random.default_rng(0).normal(size=42)
@@ -49,6 +50,8 @@ def test_a_few_more_rows_reweight_the_draws(backend: Any, tmp_path: Any) -> None
     assert fit.verdict.evaluations < 800
     assert fit.verdict.by_site["mean"].ess_bulk > 300
     check_mean(backend, fit, ROWS)
+    with pytest.raises(ArgumentError, match="Give refit a larger target_ess"):
+        fit.more(100)
     np.testing.assert_array_equal(numbers(backend, before)["mean"], untouched["mean"])
     # Its evidence is of the new rows, and it can be refitted in its turn, also from a file.
     covariance = 100.0 + 0.64 * np.eye(len(ROWS))
@@ -64,6 +67,17 @@ def test_a_few_more_rows_reweight_the_draws(backend: Any, tmp_path: Any) -> None
     again = loaded.refit(array(ROWS[:41]), progress_bar=False)
     assert again.verdict.level == "corrected"
     check_mean(backend, again, ROWS[:41])
+
+
+def test_a_refit_says_that_its_draws_are_fewer_than_were_asked_for(backend: Any) -> None:
+    rows = backend.array(ROWS)
+    before = fit_of(backend, conjugate(backend), rows)
+    worth = float(effective_number(before.climbed.positions).min())
+    told = f"worth about {worth:.0f} independent draws, fewer than the {1.2 * worth:.0f} that"
+    fit = before.refit(rows, target_ess=1.2 * worth, progress_bar=False)
+    assert fit.verdict.level == "corrected" and told in fit.verdict.reasons[0]
+    fit = before.refit(rows, target_ess=0.9 * worth, progress_bar=False)
+    assert "worth about" not in fit.verdict.reasons[0]
 
 
 def test_a_shift_moves_an_approximation(backend: Any, monkeypatch: Any) -> None:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from benchmarks.trust.planted.widths import Mixture
+from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.proposal import Proposal
-from ppl_ext.fit import policy
+from ppl_ext.chains.sampler import Sampled
+from ppl_ext.fit import ladder, policy
 from ppl_ext.fit.ladder import Climbed, climb
 from ppl_ext.fit.modes import ENOUGH, Search, Watched, masses, unexplained
 from ppl_ext.fit.problem import Meter, Problem
@@ -131,6 +133,26 @@ def test_a_needle_within_a_mode_is_a_mode_of_its_own() -> None:
     np.testing.assert_allclose(found.mean, needle.mean, atol=1e-3)
     assert found.log_mass == pytest.approx(needle.log_mass, abs=0.05)
     assert not more_modes(target.evaluate, points, (wide, needle), generator, EPSILON)
+
+
+def test_chains_are_kept_from_where_pairs_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound counts transitions after tuning, which the draws leave out."""
+    target, seen = mixture(2, [1.0], [1.0], [1.0]), list[Sampled]()
+
+    def met(problem: Any, start: Any, sampled: Sampled, *_: Any) -> Coupled:
+        seen.append(sampled)
+        return Coupled(32, transitions=3, slowest=3, bound=0.09)
+
+    monkeypatch.setattr(policy, "may_jump", lambda _: False)
+    monkeypatch.setattr(ladder, "_coupled", met)
+    found = climbed(target).sampled
+    (before,) = seen
+    assert found is not None and found.discarded == before.discarded + 3
+    skipped = 3 * before.kernel.draws_of_each
+    kept = before.draws[skipped:]
+    np.testing.assert_array_equal(found.draws[: len(kept)], kept)
+    assert len(found.window.chances) >= len(before.window.chances) - 3
+    assert len(found.window.values) == len(found.draws)
 
 
 def test_a_normal_is_searched_by_hundreds_of_paths_of_an_evaluation_each() -> None:

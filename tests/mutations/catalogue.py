@@ -1640,6 +1640,13 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "a bound on draws that are kept from before it holds",
+        "fit/ladder.py",
+        "sampled = sampled.after(coupled.transitions)",
+        "sampled = sampled.after(0)",
+        tests,
+    )
+    yield from neutral(
         "a bound without the number of pairs",
         "chains/coupling.py",
         "share = float(betaincinv(late + 1.0, number - late, CONFIDENCE))",
@@ -1823,7 +1830,12 @@ def _fit() -> Iterator[Mutation]:
     for name, old, new in (
         ("long stays in a tail are not seen", least, "own = own * 1.0"),
         ("means of skewed draws by their ranks", means, "_effective_number(bulk)"),
-        ("the spread of chains alone tells of deviations", ", by_draws)", ", 0.0)"),
+        (
+            "the spread of chains alone tells of deviations",
+            "_deviation_errors(draws), by_draws)",
+            "_deviation_errors(draws), 0.0)",
+        ),
+        ("what lies beyond all draws is not missing", "+ missing**2)", ")"),
     ):
         yield from neutral(name, "chains/convergence.py", old, new, "chains")
     for name, old, new in (
