@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +25,7 @@ from numpyro_ext.density.batches import array_or_none, on_host, place
 from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.density.reparameterise import moves_of, noncentred
 from numpyro_ext.diagnostics.arviz import to_arviz
-from numpyro_ext.diagnostics.predictive import predictions
+from numpyro_ext.diagnostics.predictive import predictions, predictive_distribution
 from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
 from numpyro_ext.gradients import SVRG
@@ -102,6 +102,8 @@ def fit(
     exact: bool = True,
     guide: Any = None,
     engine: Engine | type[Engine] | str | None = None,
+    judge: Literal["sites", "outputs"] | None = None,
+    held_out: Any = None,
     progress_bar: bool = True,
     sharding: Sharding | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
@@ -158,6 +160,8 @@ def fit(
         exact=exact,
         progress_bar=progress_bar,
         has_engine=guide is not None or given is not None,
+        judge=judge,
+        held_out=held_out,
         again=ways if passes is None else None,
         clock=time.perf_counter if sharding is None else sharding.clock,
     )
@@ -317,7 +321,15 @@ def ways_of(
     own = _by_engine(engine_of, model, target, data, strategy_key, passes, of_all)
     rows = rows_of(target, data, once("its pieces", lambda: pieces_of(target)))
     options = strategy_key, generator, rows, digest, own, passes is not None
-    views = Views(args_given, of_all, to_arviz, partial(predictions, model), names, loader)
+    views = Views(
+        args_given,
+        of_all,
+        to_arviz,
+        partial(predictions, model),
+        names,
+        loader,
+        partial(predictive_distribution, model),
+    )
     written = _problem("as written", target, target, data, as_written, *options)
     yield replace(written, views=views)
     may_move = not (target.plates or rows.every)

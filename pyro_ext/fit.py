@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ from pyro_ext.density.batches import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.reparameterise import moves_of, noncentred
 from pyro_ext.diagnostics.arviz import to_arviz
-from pyro_ext.diagnostics.predictive import predictions
+from pyro_ext.diagnostics.predictive import predictions, predictive_distribution
 from pyro_ext.engine import Engine
 from pyro_ext.gradients import SVRG
 from pyro_ext.score import ProximalScoreVI
@@ -102,6 +102,8 @@ def fit(
     exact: bool = True,
     guide: Any = None,
     engine: Engine | type[Engine] | str | None = None,
+    judge: Literal["sites", "outputs"] | None = None,
+    held_out: Any = None,
     progress_bar: bool = True,
     sharding: Sharding | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
@@ -162,6 +164,8 @@ def fit(
         progress_bar=progress_bar and (sharding is None or sharding.writes),
         clock=time.perf_counter if sharding is None else sharding.clock,
         has_engine=guide is not None or given is not None,
+        judge=judge,
+        held_out=held_out,
         again=ways if passes is None else None,
     )
 
@@ -310,7 +314,15 @@ def ways_of(
     engine = _by_engine(engine_of, model, target, data, passes, of_all)
     rows = rows_of(target, data)
     options = rng, generator, rows, digest, engine, passes is not None
-    views = Views(args_given, of_all, to_arviz, partial(predictions, model), names, loader)
+    views = Views(
+        args_given,
+        of_all,
+        to_arviz,
+        partial(predictions, model),
+        names,
+        loader,
+        partial(predictive_distribution, model),
+    )
     written = _problem("as written", target, target, data, as_written, *options)
     yield replace(written, views=views)
     may_move = not (target.plates or rows.every)

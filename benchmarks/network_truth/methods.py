@@ -121,7 +121,7 @@ _LAPLACE: Any = {"engine": "LaplaceGGN", "steps": 2_000, "adam": 0.01}
 #: Rates of the stochastic gradient kernels are those of the page's examples. Engines that need
 #: minibatches (`SVGDVR`) or a sampler (`SteinDiscrepancyVI`) have no recipe for networks.
 METHODS: dict[str, Recipe] = {
-    "fit": Recipe("`fit(model, *args)`, nothing else said"),
+    "fit": Recipe("`fit(model, *args, held_out=rows)`"),
     "NUTS": Recipe(f"the host's, {NUTS_CHAINS} chains of {NUTS_WARM_UP} + {NUTS_DRAWS}"),
     "ADVI": Recipe(
         f"the host's SVI, AutoDiagonalNormal, {ADVI_STEPS:,} steps of Adam, step size {ADVI_RATE} "
@@ -172,11 +172,16 @@ def is_there(name: str, backend: str) -> bool:
     return not needed or hasattr(package, needed)
 
 
-def run_method(name: str, backend: str, program: Program, seed: int, size: Size) -> Answer:
-    """Run a method on a network; what it warns of its convergence is what it says of itself."""
+def run_method(
+    name: str, backend: str, program: Program, seed: int, size: Size, held_out: Any = None
+) -> Answer:
+    """Run a method on a network; what it warns of its convergence is what it says of itself.
+
+    `fit` gets the rows that are held out, of which it says whether they are calibrated.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = _run(name, backend, program, seed, size)
+        found = _run(name, backend, program, seed, size, held_out)
     doubts = (ConvergenceWarning, DivergenceWarning)
     told = [str(each.message) for each in caught if issubclass(each.category, doubts)]
     if not told:
@@ -185,9 +190,9 @@ def run_method(name: str, backend: str, program: Program, seed: int, size: Size)
     return replace(found, fitted=replace(found.fitted, trusted=False, reasons=reasons))
 
 
-def _run(name: str, backend: str, program: Program, seed: int, size: Size) -> Answer:
+def _run(name: str, backend: str, program: Program, seed: int, size: Size, held_out: Any) -> Answer:
     if name == "fit":
-        return Answer(run_fit(backend, program, seed))
+        return Answer(run_fit(backend, program, seed, held_out=held_out))
     recipe = METHODS[name]
     module = importlib.import_module(f"benchmarks.network_truth.{backend}_methods")
     found: Answer

@@ -193,7 +193,9 @@ def one(
             # Of hosts about their own internals.
             warnings.simplefilter("ignore")
             started = time.process_time()
-            answer = run_method(method, backend, with_rows.program, seed, Size(share))
+            answer = run_method(
+                method, backend, with_rows.program, seed, Size(share), with_rows.held_out
+            )
             record.figures = {
                 "dimension": NETWORKS[name].dimension,
                 "evaluations": answer.fitted.evaluations,

@@ -180,21 +180,21 @@ def options_of_chains(size: Size) -> dict[str, Any]:
     return {"num_warmup": warmup, "num_samples": draws, "num_chains": CHAINS, "progress_bar": False}
 
 
-def run_fit(backend: str, program: Program, seed: int) -> Fitted:
-    """`fit` of this project with its defaults."""
-    args, kwargs = program.args, program.kwargs
+def run_fit(backend: str, program: Program, seed: int, **options: Any) -> Fitted:
+    """`fit` of this project with its defaults, but for these options."""
+    args, kwargs = program.args, {**program.kwargs, **options, "progress_bar": False}
     if backend == "numpyro":
         import jax
 
         package: Any = importlib.import_module("numpyro_ext")
         key = jax.random.key(seed)
-        found = package.fit(key, program.model, *args, progress_bar=False, **kwargs)
+        found = package.fit(key, program.model, *args, **kwargs)
     else:
         import pyro
 
         package = importlib.import_module("pyro_ext")
         pyro.set_rng_seed(seed)
-        found = package.fit(program.model, *args, seed=seed, progress_bar=False, **kwargs)
+        found = package.fit(program.model, *args, seed=seed, **kwargs)
     verdict = found.verdict
     stages: list[dict[str, Any]] = []
     for number, stage in enumerate(verdict.cost):

@@ -89,6 +89,8 @@ def refused(problem: Problem, verdict: Verdict) -> str:
     target = problem.target
     if not verdict.trusted:
         return "The draws are not trusted, and what they miss the evidence would miss as well."
+    if verdict.of_outputs:
+        return "The draws are judged by outputs: they need not have all modes of the weights."
     if target.parameter_sites:
         return (
             "The density of a Stan program is in one piece, which does not tell whether its priors "

@@ -17,7 +17,7 @@ from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.sampler import go_on
 from ppl_ext.diagnostics.fit import evenly_spaced
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit import policy
+from ppl_ext.fit import networks, outputs, policy
 from ppl_ext.fit.comparison import compared, flat_columns
 from ppl_ext.fit.evidence import LogEvidence, log_evidence
 from ppl_ext.fit.figures import site_figures
@@ -28,6 +28,7 @@ from ppl_ext.fit.refit import Reweighted, refitted
 from ppl_ext.fit.saved import as_tree, from_tree
 from ppl_ext.fit.verdict import Stage, Verdict
 from ppl_ext.fit.views import Views
+from ppl_ext.networks.random_module import watched
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.running import state_files
 
@@ -87,6 +88,13 @@ FIT_DOCUMENTATION = """
         Likewise an engine of this package with the same model, such as ``SVGD(model, optim)``,
         which runs until it has settled. A class, or its name such as "SVGD", is made with its
         defaults, and with Adam at 0.05 where it needs an optimiser.
+    judge : {"sites", "outputs"}, optional
+        What chains have to agree in: latent sites, or the outputs of a network at its rows, which
+        are the parameters of the observed distributions. Default: outputs, where ``random_module``
+        draws weights and rows are arguments. See the page "Networks as programs".
+    held_out : tuple or mapping, optional
+        The model's arguments with rows that are not fitted, such as ``(x_test, y_test)``, at which
+        outputs are judged as well. Where these rows are calibrated, chains need not be adjusted.
     progress_bar : bool
         Show what is done and what is found.
     sharding : Sharding, optional
@@ -459,6 +467,11 @@ class Fit:
         check_number("seconds", seconds, optional=True)
         check_choice("progress_bar", progress_bar, (True, False))
         climbed, generator = self.climbed, self._generator
+        if self.verdict.of_outputs:
+            raise ArgumentError(
+                "Expected a fit whose sites are judged, found one of a network, whose chains are "
+                "not kept. Fit again with a larger target_ess."
+            )
         if climbed.sampled is None or generator is None:
             advice = "Fit again with exact=True and a larger budget."
             if isinstance(climbed, Reweighted):
@@ -538,7 +551,8 @@ class Fit:
         if again is None:
             _ = self.climbed
             raise ArgumentError(
-                "Expected a fit of arguments by chains, found one of a loader or of an engine. "
+                "Expected a fit of arguments by chains, found one of a loader, an engine or a "
+                "network. "
                 "Fit again."
             )
         seed = int(np.random.default_rng((SEED, self._seed)).integers(2**31))
@@ -734,6 +748,8 @@ def fit(
     exact: bool,
     progress_bar: bool,
     has_engine: bool = False,
+    judge: str | None = None,
+    held_out: Any = None,
     clock: Callable[[], float] = time.perf_counter,
     again: Again | None = None,
     known: Fit | None = None,
@@ -741,7 +757,8 @@ def fit(
     """Fit what ``problems`` makes of a program; see the packages' ``fit``.
 
     ``has_engine`` tells whether the draws are to be those of the problems' own engine, and
-    ``clock`` by which seconds are counted, where several processes have to decide alike. ``again``
+    ``clock`` by which seconds are counted, where several processes have to decide alike. What is
+    judged, and the rows that are held out, are those of the packages' ``fit``. ``again``
     makes problems of other arguments, for ``Fit.refit``, which has a ``known`` fit.
     """
     check_count("budget", budget, optional=True)
@@ -750,6 +767,13 @@ def fit(
     check_number("target_sd_error", target_sd_error, optional=True)
     for name, flag in (("exact", exact), ("progress_bar", progress_bar)):
         check_choice(name, flag, (True, False))
+    check_choice("judge", judge, (None, "sites", "outputs"))
+    rows = outputs.held_out_arguments(held_out)
+    if has_engine and (judge == "outputs" or rows is not None):
+        raise ArgumentError(
+            "Expected judge='outputs' and held_out without guide and engine, whose draws are "
+            "judged by chains, found them with one."
+        )
     with tqdm(desc="fit", unit=" evaluations", disable=not progress_bar) as bar:
         for_engines = math.inf if budget is None else budget
         meter = Meter(
@@ -757,8 +781,22 @@ def fit(
         )
         wanted = policy.Wanted(float(target_ess), exact, meter.seconds, has_engine, target_sd_error)
         ways = problems()
-        written = next(ways)
+        with watched() as modules:
+            written = next(ways)
         written.observed.warn()
+        of_rows = None
+        if known is None:
+            of_rows = outputs.outputs_of(
+                written,
+                judge,
+                rows,
+                is_network=bool(modules) and not has_engine,
+                seconds=meter.seconds,
+            )
+        if of_rows is not None:
+            climbed, verdict = networks.sampled(of_rows, generator, wanted, meter)
+            bar.set_description_str(verdict.level)
+            return Fit(climbed.draws, verdict, verdict.num_chains, climbed, generator, seed)
         if known is None:
             climbed = climb(written, ways, generator, wanted, meter)
         else:

@@ -311,7 +311,7 @@ def enough(
         asked = min(FAR_DEVIATION, asked or FAR_DEVIATION)
     is_certain = asked is None or found.deviation_error <= asked
     is_agreed = found.r_hat < (SURE_R_HAT if is_sure or is_heavy else R_HAT)
-    return is_certain and is_agreed and not _of_chains(found, wanted)
+    return is_certain and is_agreed and not of_chains(found, wanted)
 
 
 def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
@@ -342,7 +342,7 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     if evidence.chains is not None:
         found = evidence.chains
         bounded = evidence.coupled is None or is_bounded(evidence.coupled)
-        against += _of_chains(
+        against += of_chains(
             found,
             evidence.wanted,
             rested=evidence.rested,
@@ -518,19 +518,20 @@ def _words_of_deviations(found: Chained) -> str:
     return f"Standard deviations are known to {found.deviation_error:.1%}."
 
 
-def _of_chains(
+def of_chains(
     found: Chained,
     wanted: Wanted,
     *,
     rested: bool = False,
     is_sure: bool = False,
     is_heavy: bool = False,
+    most_r_hat: float = MOST_R_HAT,
 ) -> list[str]:
     """What speaks against chains; of those that had ``rested`` before they went on what is sure.
 
     ``is_sure`` asks more, of chains of which pairs did not meet, and ``is_heavy`` more agreement.
     """
-    most = MOST_SURE_R_HAT if is_sure or is_heavy else MOST_R_HAT
+    most = MOST_SURE_R_HAT if is_sure or is_heavy else most_r_hat
     least = wanted.target_ess * (STILL if rested else 1.0)
     reasons = []
     if found.endless:

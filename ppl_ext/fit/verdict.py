@@ -22,6 +22,11 @@ MEANING: dict[Level, str] = {
 }
 #: What is said of draws that chains confirmed.
 CONFIRMED = "trusted, the draws agree with chains that agree with each other"
+#: The same of outputs, at rows of training and at those that were held out.
+PREDICTIONS_CONFIRMED = (
+    "predictions confirmed: chains that started apart agree in outputs, and held-out rows are "
+    "calibrated"
+)
 #: The number of the schema of :meth:`Verdict.as_dict`, which goes up when a name in it changes.
 SCHEMA = 1
 #: Stages of a fit in words.
@@ -35,6 +40,9 @@ STAGES = {
     "pairs of chains": "coupling chains",
     "more chains": "sampling further",
     "engine": "running an engine",
+    "ensemble": "training an ensemble",
+    "network chains": "sampling a network",
+    "adjusted chains": "sampling a network without bias",
 }
 #: Words that a sentence begins with that says what to do.
 VERBS = (
@@ -153,6 +161,8 @@ class Verdict:
         chains come to, with 95 % confidence, from pairs of chains that start far apart. A part of
         the posterior that neither starts nor chains reach is not in it. None where there are no
         chains, or pairs did not meet; the reasons say so then.
+    of_outputs : bool
+        Whether the draws are judged by the outputs of a network, and not by their sites.
 
     Examples
     --------
@@ -175,19 +185,22 @@ class Verdict:
     confirmed: bool = False
     num_chains: int = 0
     total_variation: float | None = None
+    of_outputs: bool = False
 
     @property
     def trusted(self) -> bool:
-        """Whether the level is "exact" or "corrected", or chains confirmed the draws."""
+        """Whether the level is "exact" or "corrected", or something confirmed the draws."""
         return self.confirmed or self.level in ("exact", "corrected")
 
     @property
     def headline(self) -> str:
         """The level, and what it says, in one line."""
+        if self.confirmed and self.of_outputs:
+            return f"{self.level}, {PREDICTIONS_CONFIRMED}"
         if self.confirmed:
             return f"{self.level}: {CONFIRMED}"
         if self.level == "exact" and self.num_chains > 1:
-            return f"exact: {self.num_chains} chains agree"
+            return f"exact: {self.num_chains} chains agree{' in outputs' * self.of_outputs}"
         return f"{self.level}: {MEANING[self.level]}"
 
     @property
@@ -304,6 +317,7 @@ class Verdict:
             found["confirmed"],
             found.get("num_chains", 0),
             found.get("total_variation"),
+            found.get("of_outputs", False),
         )
 
     def table(self) -> Table | None:

@@ -62,6 +62,8 @@ class Views:
     names : Names
     batches : iterable, optional
         The loader that the rows came from, in place of ``args``.
+    distribution : callable, optional
+        Of draws by site, the model's arguments and ``site=``: the predictive distribution.
     """
 
     args: tuple[Any, ...]
@@ -70,3 +72,4 @@ class Views:
     predict: Callable[..., dict[str, np.ndarray]]
     names: Names
     batches: Iterable[Any] | None = None
+    distribution: Callable[..., Any] | None = None

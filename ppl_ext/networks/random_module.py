@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from ppl_ext.errors import ArgumentError
@@ -50,6 +52,20 @@ DOCUMENTATION = """
 """
 
 
+_drawn: ContextVar[set[str] | None] = ContextVar("_drawn", default=None)
+
+
+@contextmanager
+def watched() -> Iterator[set[str]]:
+    """Names of the random modules of programs that are run meanwhile."""
+    names: set[str] = set()
+    token = _drawn.set(names)
+    try:
+        yield names
+    finally:
+        _drawn.reset(token)
+
+
 def check_name(name: Any) -> None:
     """See that the module's name is one.
 
@@ -91,6 +107,8 @@ def draw_parameters(
         See ``random_module``.
     """
     check_name(name)
+    if (names := _drawn.get()) is not None:
+        names.add(name)
     if not parameters:
         raise ArgumentError("Expected a module with parameters, found one without.")
     given = prior_by_pattern(prior, parameters) if isinstance(prior, Mapping) else {}

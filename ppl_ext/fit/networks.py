@@ -1,0 +1,406 @@
+"""A fit of a network by its outputs: weights have no identity, predictions have.
+
+Two sets of weights that are far apart may be one function, so that chains of weights never seem to
+agree. So outputs are judged (:mod:`ppl_ext.fit.outputs`). Members of an ensemble start apart, and
+from each goes on a chain of microcanonical Langevin dynamics; see E. Sommer and others,
+"Microcanonical Langevin ensembles: advancing the sampling of Bayesian neural networks", ICLR 2025,
+https://arxiv.org/abs/2502.06335.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+from jaxtyping import Float
+
+from ppl_ext.chains.convergence import Convergence, convergence
+from ppl_ext.errors import ArgumentError
+from ppl_ext.fit import policy
+from ppl_ext.fit.figures import site_figures
+from ppl_ext.fit.ladder import CHAINS, Climbed, staged
+from ppl_ext.fit.outputs import Calibration, Columns, Outputs, Positions
+from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.fit.verdict import Level, Stage, Verdict
+from ppl_ext.microcanonical.chains import QUARTER, Dynamics, Microcanonical
+from ppl_ext.microcanonical.functions import Eager
+from ppl_ext.microcanonical.tuning import DOUBTFUL_VARIANCE, ENERGY_VARIANCE, Schedule
+from ppl_ext.start.paths import Evaluate, SpentError
+
+#: Steps of Adam from draws of the prior, and its first step size, which falls to 0: members of an
+#: ensemble come to where the mass is, and the warm-up does the rest (arXiv:2502.06335).
+ENSEMBLE_STEPS, RATE = 200, 0.03
+#: Moves of the first warm-up and of the first look after it. A trial on 602 weights had outputs
+#: right to 0.07 sd then.
+WARM_UP, FIRST_LOOK = 700, 500
+#: How much later the next look is; moves by those of the warm-up after which the chains are tuned
+#: anew, by a warm-up twice as long, where their outputs do not agree.
+LATER, MOST_MOVES = 1.5, 4.0
+#: Moves of adjusted chains: of the warm-up, whose first three fifths are left out, since the scale
+#: is known, and before the first look, when 16 chains are worth some 400 draws.
+ADJUSTED_WARM_UP, ADJUSTED_LOOK = 200, 50
+#: Standard deviation of a trajectory's energy with which 0.9 of them are accepted, and how many
+#: times that of one step it has, about.
+ACCEPTED_ERROR, TIMES_ONE = 0.25, 2.0
+#: Of chains that are not adjusted, the share of the effective draws that are asked for which the
+#: least certain output has to have: a hundred of 400 leave the mean uncertain by a tenth of its
+#: standard deviation. R-hat of outputs that so many draws have, with which chains may be adjusted
+#: as well; and acceptance below which adjusted ones hardly move.
+SHARE_OF_DRAWS, NEAR, REFUSED = 0.25, 1.1, 0.3
+#: Draws of each chain that are kept, and numbers in all.
+MOST_KEPT, LEAST_KEPT, MOST_NUMBERS = 200, 12, 40_000_000
+#: Arrays as large as all positions that moves hold at once.
+ARRAYS = 12
+#: Error of standard deviations of Normals, as a share of them, at the variance of the energy that
+#: steps are tuned to; it grows as the square of the step, the variance as its sixth power.
+BIAS = 0.02
+
+FUNCTIONS = Eager(np)
+
+
+@dataclass
+class Run:
+    """Chains of one kind, and what is kept of them.
+
+    Attributes
+    ----------
+    moves : Microcanonical
+    evaluate : callable
+    generator : numpy.random.Generator
+    z : array (C, D)
+    dynamics : Dynamics
+    number, total : int
+        Moves so far, and those of the warm-up.
+    most : int
+        Draws of each chain that are kept.
+    """
+
+    moves: Microcanonical
+    evaluate: Evaluate
+    generator: np.random.Generator
+    z: Positions
+    dynamics: Dynamics
+    number: int
+    total: int
+    most: int
+    every: int = 1
+    diverged: int = 0
+    kept: list[Positions] = field(default_factory=list)
+
+    @classmethod
+    def begun(
+        cls,
+        problem: Problem,
+        evaluate: Evaluate,
+        generator: np.random.Generator,
+        z: Positions,
+        total: int,
+        before: Run | None = None,
+    ) -> Run:
+        """Chains before their warm-up; adjusted ones, where it is chains without acceptance that
+        come ``before``, with what these have learnt of the scale and the step."""
+        adjusted = before is not None
+        moves = Microcanonical(problem.dim, FUNCTIONS, ENERGY_VARIANCE, adjusted, problem.epsilon)
+        noise = generator.standard_normal((len(z), moves.whole))
+        spare = generator.standard_normal((len(z), moves.spare))
+        dynamics = moves.first(z, noise, spare, total, evaluate)
+        number = 0
+        if before is not None:
+            number, known = Schedule(total).moving, before.dynamics
+            dynamics = dynamics._replace(
+                scale=known.scale,
+                score=dynamics.score * known.scale,
+                step=known.step,
+                length=0.0 * known.length + math.sqrt(moves.whole),
+            )
+        return cls(moves, evaluate, generator, z, dynamics, number, total, kept_of(problem.dim))
+
+    def go_on(self, moves: int, may_go_on: Callable[[], bool]) -> bool:
+        """Make so many moves; False where the budget ended before."""
+        for _ in range(moves):
+            if not may_go_on():
+                return False
+            normal = partial(self.generator.standard_normal, (len(self.z), self.moves.whole))
+            uniform = self.generator.uniform(size=len(self.z) + 1)
+            try:
+                self.z, self.dynamics, diverged = self.moves.move(
+                    self.dynamics,
+                    self.z,
+                    self.number,
+                    self.total,
+                    normal,
+                    np.log(uniform[1:]),
+                    uniform[0],
+                    self.evaluate,
+                )
+            except SpentError:
+                return False
+            self.number += 1
+            if self.number > self.total:
+                self.diverged += int(diverged.sum())
+                self._keep()
+        return True
+
+    def _keep(self) -> None:
+        if (self.number - self.total) % self.every == 0:
+            self.kept.append(self.z.copy())
+        if len(self.kept) == self.most:
+            self.kept, self.every = self.kept[1::2], 2 * self.every
+
+    @property
+    def made(self) -> int:
+        """Moves after the warm-up."""
+        return max(0, self.number - self.total)
+
+    @property
+    def draws(self) -> Float[np.ndarray, "N C D"]:
+        """Positions that are kept."""
+        return np.stack(self.kept)
+
+    @property
+    def quality(self) -> Float[np.ndarray, " C"]:
+        """By chain: probability of acceptance, or the energy's variance for each dimension."""
+        mean: np.ndarray = np.asarray(self.dynamics.squares) / max(1.0, float(self.dynamics.moves))
+        return np.sqrt(mean) if self.moves.adjusted else mean / self.moves.dim
+
+
+def kept_of(dim: int) -> int:
+    """Draws of each chain that are kept of so many weights."""
+    return max(LEAST_KEPT, min(MOST_KEPT, MOST_NUMBERS // (CHAINS * dim)))
+
+
+def memory_of(dim: int) -> str:
+    """What chains of so many weights take, in words."""
+    numbers = (kept_of(dim) + ARRAYS) * CHAINS * dim
+    return f"{CHAINS} chains of {dim:,} weights take about {8e-6 * numbers:,.0f} MB"
+
+
+@np.errstate(all="ignore")
+def sampled(
+    outputs: Outputs, generator: np.random.Generator, wanted: policy.Wanted, meter: Meter
+) -> tuple[Climbed, Verdict]:
+    """Draws of a network, and whether its outputs may be trusted."""
+    problem, stages = outputs.problem, list[Stage]()
+    stage = partial(staged, stages, meter)
+    evaluate = meter.of(problem.evaluate, leaves=0)
+    memory = memory_of(problem.dim)
+    with stage("ensemble", shown=memory) as notes:
+        z = _ensemble(problem, evaluate, generator)
+        notes.append(memory)
+    confirms = "held out" in outputs.rows
+    adjusts = wanted.exact and not confirms
+    with stage("network chains") as notes:
+        run, figures = _agreeing(
+            outputs, Run.begun(problem, evaluate, generator, z, WARM_UP), wanted, meter, adjusts
+        )
+        notes.append(_told_of(run, figures))
+    calibration = Calibration()
+    if not adjusts:
+        calibration = outputs.calibration(_flat(run.draws), generator)
+        adjusts = wanted.exact and not calibration.is_good
+    reasons = list[str]()
+    if adjusts:
+        cost = _cost(run)
+        if figures.r_hat < NEAR and cost <= meter.left:
+            with stage("adjusted chains") as notes:
+                begun = Run.begun(problem, evaluate, generator, run.z, ADJUSTED_WARM_UP, run)
+                run, figures = _agreeing(outputs, begun, wanted, meter, False, run, figures)
+                notes.append(_told_of(run, figures))
+        else:
+            reasons.append(
+                f"Chains were not adjusted: that would take about {cost:,.0f} evaluations, of "
+                f"which {meter.left:,} were left. Give a larger budget."
+            )
+    verdict = judged(outputs, run, figures, calibration, wanted, reasons)
+    verdict = replace(verdict, cost=tuple(stages))
+    program = policy.Program(problem.dim, True, 0.0, _rounding(run))
+    return Climbed(problem, run.draws, None, policy.Evidence(program, wanted), stages), verdict
+
+
+def _ensemble(
+    problem: Problem, evaluate: Evaluate, generator: np.random.Generator
+) -> Float[np.ndarray, "C D"]:
+    """Members that start at draws of the prior, and climb by Adam."""
+    z = problem.starting_points(CHAINS)
+    if problem.prior is not None:
+        try:
+            drawn = problem.prior(CHAINS, int(generator.integers(2**31)))
+        except NotImplementedError:
+            drawn = np.full_like(z, math.nan)
+        values, scores = evaluate(np.where(np.isfinite(drawn), drawn, z))
+        usable = np.isfinite(values) & np.isfinite(scores).all(1) & np.isfinite(drawn).all(1)
+        z = np.where(usable[:, None], drawn, z)
+    mean, square = np.zeros_like(z), np.zeros_like(z)
+    best, at = np.full(CHAINS, -math.inf), z
+    for step in range(ENSEMBLE_STEPS):
+        values, score = evaluate(z)
+        better = values > best
+        best, at = np.where(better, values, best), np.where(better[:, None], z, at)
+        score = np.nan_to_num(score)
+        mean += 0.1 * (score - mean)
+        square += 1e-3 * (score**2 - square)
+        size = np.sqrt(square / (1.0 - 0.999 ** (step + 1))) + 1e-8
+        rate = RATE * (1.0 - step / ENSEMBLE_STEPS)
+        z = z + rate * mean / (1.0 - 0.9 ** (step + 1)) / size
+    return at
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How far chains agree in their outputs."""
+
+    columns: Columns
+    found: Convergence
+    chained: policy.Chained
+
+    @classmethod
+    def of(cls, outputs: Outputs, run: Run) -> Figures:
+        """Of what is kept of chains."""
+        draws = run.draws
+        columns = outputs.columns(_flat(draws))
+        joined = np.concatenate(list(columns.values()), 1)
+        found = convergence(joined.reshape(*draws.shape[1::-1], -1).transpose(1, 0, 2))
+        names = [name for name, each in columns.items() for _ in range(each.shape[1])]
+        r_hat = float(found.r_hat.max())
+        worst = found.r_hat.argmax() if r_hat > policy.R_HAT else found.ess_bulk.argmin()
+        chained = policy.Chained(
+            r_hat,
+            float(found.ess_bulk.min()),
+            float(found.ess_tail.min()),
+            found.worst_deviation,
+            (),
+            run.diverged / max(1, run.made * draws.shape[1]),
+            0.0,
+            0.0,
+            found.is_adrift,
+            names[int(worst)],
+        )
+        return cls(columns, found, chained)
+
+    @property
+    def r_hat(self) -> float:
+        """The largest."""
+        return self.chained.r_hat
+
+
+def _flat(draws: Float[np.ndarray, "N C D"]) -> Positions:
+    """Chain by chain, as the hosts' MCMC gives them."""
+    return draws.transpose(1, 0, 2).reshape(-1, draws.shape[2])
+
+
+def _agreeing(
+    outputs: Outputs,
+    run: Run,
+    wanted: policy.Wanted,
+    meter: Meter,
+    is_near_enough: bool,
+    before: Run | None = None,
+    figures: Figures | None = None,
+) -> tuple[Run, Figures]:
+    """Chains that go on until their outputs agree, or come near that, or the budget ends.
+
+    Where it ends before there are draws, those ``before`` are given back.
+    """
+    evaluate, generator, problem = run.evaluate, run.generator, outputs.problem
+    due = FIRST_LOOK if before is None else ADJUSTED_LOOK
+    while True:
+        goes_on = run.go_on(max(0, run.total - run.number) + due, meter.allows)
+        if len(run.kept) < LEAST_KEPT:
+            if before is not None and figures is not None:
+                return before, figures
+            raise ArgumentError(
+                f"Expected a budget that buys {CHAINS} chains of a network, found "
+                f"budget={meter.budget:,} and seconds={meter.seconds:g}, which ended before. Their "
+                f"warm-up takes {CHAINS * (ENSEMBLE_STEPS + WARM_UP):,} evaluations. Give more."
+            )
+        figures = Figures.of(outputs, run)
+        is_done = is_near_enough and figures.r_hat < NEAR
+        if is_done or not goes_on or not _against(figures.chained, run, wanted):
+            return run, figures
+        if before is None and run.made > MOST_MOVES * run.total and figures.r_hat > policy.R_HAT:
+            run = Run.begun(problem, evaluate, generator, run.z, 2 * run.total)
+            due = FIRST_LOOK
+        else:
+            due = math.ceil((LATER - 1.0) * run.made)
+
+
+def _against(found: policy.Chained, run: Run, wanted: policy.Wanted) -> list[str]:
+    """What speaks against chains; of those that are not adjusted less is asked."""
+    if run.moves.adjusted:
+        return policy.of_chains(found, wanted)
+    less = replace(wanted, target_ess=SHARE_OF_DRAWS * wanted.target_ess)
+    return policy.of_chains(found, less, most_r_hat=NEAR)
+
+
+def _cost(run: Run) -> float:
+    """Evaluations that adjusted chains take, about; the energy's error grows as a step cubed."""
+    dim = run.moves.whole
+    ratio = ACCEPTED_ERROR / (TIMES_ONE * math.sqrt(dim * ENERGY_VARIANCE))
+    step = float(run.dynamics.step.value) * ratio ** (1.0 / 3.0)
+    tuned = ADJUSTED_WARM_UP - int(Schedule(ADJUSTED_WARM_UP).moving)
+    return CHAINS * (tuned + ADJUSTED_LOOK) * QUARTER * math.sqrt(dim) / step
+
+
+def _told_of(run: Run, figures: Figures) -> str:
+    return f"{run.made:,} moves of {CHAINS} chains, R-hat of outputs {figures.r_hat:.3f}"
+
+
+def _rounding(run: Run) -> float:
+    return run.moves.epsilon * float(np.abs(run.dynamics.log_density).max())
+
+
+def judged(
+    outputs: Outputs,
+    run: Run,
+    figures: Figures,
+    calibration: Calibration,
+    wanted: policy.Wanted,
+    told: list[str],
+) -> Verdict:
+    """What chains are worth, by their outputs."""
+    chained = figures.chained
+    program = policy.Program(outputs.problem.dim, True, 0.0, _rounding(run))
+    against = [*_against(chained, run, wanted), *policy.of_rounding(program)]
+    reasons = [
+        f"Outputs are judged, since weights have no identity. Least certain is "
+        f"'{chained.worst_site}': R-hat {chained.r_hat:.3f}, ESS {chained.ess_bulk:.0f} (tails "
+        f"{chained.ess_tail:.0f})."
+    ]
+    level: Level = "exact"
+    quality = run.quality
+    if run.moves.adjusted:
+        line = f"Moves were accepted with probability {quality.min():.2f} to {quality.max():.2f}."
+        if not quality.min() > REFUSED:
+            against.append(f"{line} A chain hardly moves. Give a larger budget.")
+        else:
+            reasons.append(line)
+    else:
+        level, worst = "approximate", float(quality.max())
+        bias = BIAS * (worst / ENERGY_VARIANCE) ** (1.0 / 3.0)
+        line = (
+            f"Steps were not adjusted: the energy's error has a variance of {worst:.2g} for each "
+            f"dimension, with which standard deviations of Normals are {bias:.1%} off."
+        )
+        if not worst < DOUBTFUL_VARIANCE:
+            against.append(f"{line} Steps are too long. Give a larger budget.")
+        else:
+            reasons.append(line)
+    if calibration.told:
+        is_bad = not (calibration.is_good or math.isnan(calibration.error) or level == "exact")
+        (against if is_bad else reasons).append(calibration.told)
+    found: Level = "not trusted" if against else level
+    number = run.draws.shape[1]
+    return Verdict(
+        found,
+        (*against, *reasons, *told),
+        {name: site_figures(name, each, number, 1.0) for name, each in figures.columns.items()},
+        confirmed=found == "approximate" and calibration.is_good,
+        num_chains=number,
+        of_outputs=True,
+    )
+
+
+__all__ = ["kept_of", "memory_of", "sampled"]

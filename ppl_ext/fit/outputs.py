@@ -1,0 +1,258 @@
+"""The outputs of a program at rows: what a fit of a network is judged by.
+
+Outputs are the parameters of the observed distributions at the rows of training, and at those that
+are held out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from ppl_ext.diagnostics.calibration import calibration_curve, calibration_error
+from ppl_ext.diagnostics.predictive_data import is_classification, mixture_probabilities
+from ppl_ext.errors import ArgumentError
+from ppl_ext.fit import policy
+from ppl_ext.fit.problem import Problem, timed
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+#: Draws that calibration is judged by.
+CALIBRATED_BY = 400
+#: Outputs of each kind that are judged, and numbers of a prediction that are held at once.
+MOST_OUTPUTS, AT_ONCE = 60, 4_000_000
+#: Calibration error that nobody minds, held-out rows from which on there is one, sets of rows that
+#: are drawn from the predictions, and the share of them that may have a smaller error.
+CALIBRATED, LEAST_ROWS, SIMULATED, SURE = 0.05, 20, 200, 0.99
+#: Probabilities below this count as this: single precision has none that is nearer to 1.
+LEAST = 1e-7
+
+Positions = Float[np.ndarray, "S D"]
+Columns = dict[str, Float[np.ndarray, "S K"]]
+#: Positional and keyword arguments of a model.
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+def held_out_arguments(held_out: Any) -> Arguments | None:
+    """The model's arguments with rows that were held out, as a user gives them.
+
+    Raises
+    ------
+    ArgumentError
+        They are neither a tuple of arguments nor a mapping from their names.
+    """
+    if held_out is None:
+        return None
+    if isinstance(held_out, Mapping):
+        return (), dict(held_out)
+    if not isinstance(held_out, tuple):
+        raise ArgumentError(
+            "Expected held_out to be the model's arguments with rows that are not among those "
+            "that are fitted, a tuple such as (x_test, y_test) or a mapping from names, found "
+            f"{type(held_out).__name__}."
+        )
+    return held_out, {}
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The outputs of a program at rows.
+
+    Attributes
+    ----------
+    problem : Problem
+        Every evaluation takes all rows.
+    rows : mapping of str to Arguments
+        By name: those of training, "", and, where there are some, "held out".
+    """
+
+    problem: Problem
+    rows: Mapping[str, Arguments]
+
+    def predictions(self, positions: Positions, rows: str) -> Iterator[tuple[str, Dataset]]:
+        """The predictive distribution of each observed site, by site.
+
+        Raises
+        ------
+        ArgumentError
+            A site has none.
+        """
+        assert self.problem.views is not None and self.problem.views.distribution is not None
+        # In the precision of the program, whose modules take no other.
+        kinds = {name: each.dtype for name, each in self.problem.values(positions[:1]).items()}
+        draws = {
+            name: each.astype(str(kinds[name]).removeprefix("torch."))
+            for name, each in self.problem.numbers(positions).items()
+        }
+        args, kwargs = self.rows[rows]
+        for site in self.problem.target.observed_sites:
+            yield site, self.problem.views.distribution(draws, *args, site=site, **kwargs)
+
+    def columns(self, positions: Positions) -> Columns:
+        """Numbers without bounds that stand for the outputs, by site, kind and rows.
+
+        Of regression the mean and the logarithm of the standard deviation, of classes the logits
+        less their mean; of many rows some, evenly apart.
+        """
+        found: dict[str, list[np.ndarray]] = {}
+        for name in self.rows:
+            first, size = 0, 2
+            while first < len(positions):
+                held = 0
+                for site, each in self.predictions(positions[first : first + size], name):
+                    held += sum(variable.size for variable in each.data_vars.values())
+                    for kind, values in _columns(each):
+                        label = f"{site}: {kind}{', ' * bool(name)}{name}"
+                        found.setdefault(label, []).append(values)
+                # Two draws tell how many numbers a draw takes.
+                first, size = first + size, max(2, AT_ONCE * size // max(held, 1))
+        varying = {name: _varying(np.concatenate(each)) for name, each in found.items()}
+        return {name: own for name, own in varying.items() if own.shape[1]}
+
+    def calibration(self, positions: Positions, generator: np.random.Generator) -> Calibration:
+        """Whether held-out rows are as the draws predict them."""
+        if "held out" not in self.rows:
+            return Calibration(told="Give held_out=, rows by which the predictions are judged.")
+        few = positions[_evenly(len(positions), CALIBRATED_BY)]
+        worst = Calibration(told="Nothing is observed in held_out=. Give its responses as well.")
+        for site, found in self.predictions(few, "held out"):
+            if "observed" in found and ("probabilities" in found or "cdf" in found):
+                worst = max(worst, _calibration(site, found, generator), key=lambda each: each.over)
+        return worst
+
+
+def _columns(found: Dataset) -> Iterator[tuple[str, np.ndarray]]:
+    """Numbers without bounds (S, K) of a predictive distribution, by kind."""
+    if "probabilities" in found:
+        logits = np.log(np.clip(found["probabilities"].values.astype(np.float64), LEAST, None))
+        logits -= logits.mean(-1, keepdims=True)
+        # The first of two classes is the other with its sign turned.
+        yield "logits", _some(logits[..., 1:] if logits.shape[-1] == 2 else logits)
+        return
+    yield "mean", _some(found["mean"].values.astype(np.float64))
+    with np.errstate(all="ignore"):
+        spread = _some(0.5 * np.log(found["variance"].values.astype(np.float64)))
+    if np.isfinite(spread).all():
+        same = bool((spread == spread[:, :1]).all())
+        yield "log sd", spread[:, :1] if same else spread
+
+
+def _some(values: Float[np.ndarray, "S ..."]) -> Float[np.ndarray, "S K"]:
+    """Some of the columns, evenly apart."""
+    flat = values.reshape(len(values), -1)
+    chosen: np.ndarray = flat[:, _evenly(flat.shape[1], MOST_OUTPUTS)]
+    return chosen
+
+
+def _evenly(size: int, most: int) -> np.ndarray:
+    return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(int))
+
+
+def _varying(values: Float[np.ndarray, "S K"]) -> Float[np.ndarray, "S K"]:
+    varies: Bool[np.ndarray, " K"] = np.ptp(values, axis=0) > 0.0
+    return values[:, varies]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The calibration error on held-out rows, and what chance explains of it; NaN without any."""
+
+    error: float = math.nan
+    chance: float = math.nan
+    told: str = ""
+
+    @property
+    def over(self) -> float:
+        """By how much the error is larger than chance explains, or than anybody minds."""
+        return -math.inf if math.isnan(self.error) else self.error - max(self.chance, CALIBRATED)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether there are held-out rows, and they are calibrated."""
+        return math.isfinite(self.over) and self.over <= 0.0
+
+
+def _calibration(site: str, found: Dataset, generator: np.random.Generator) -> Calibration:
+    rows, classes = found.sizes["row"], is_classification(found)
+    if rows < LEAST_ROWS:
+        return Calibration(told=f"Give {LEAST_ROWS} held-out rows at least, found {rows}.")
+    # The mixture of the draws is one draw.
+    mixture = found.mean("draw").expand_dims("draw").assign(observed=found["observed"])
+    error = calibration_error(calibration_curve(mixture))
+    if classes:
+        cumulated = mixture_probabilities(mixture).cumsum(-1)
+    simulated = []
+    for _ in range(SIMULATED):
+        if classes:
+            uniform = generator.uniform(size=(*cumulated.shape[:-1], 1))
+            drawn = (uniform > cumulated[..., :-1]).sum(-1).reshape(mixture["observed"].shape)
+            other = mixture.assign(observed=mixture["observed"].copy(data=drawn))
+        else:
+            uniform = generator.uniform(size=mixture["cdf"].shape)
+            other = mixture.assign(cdf=mixture["cdf"].copy(data=uniform))
+        simulated.append(calibration_error(calibration_curve(other)))
+    chance = float(np.quantile(simulated, SURE))
+    told = (
+        f"On {rows} held-out rows of '{site}' the calibration error is {error:.3f}; chance "
+        f"explains up to {chance:.3f}, and {CALIBRATED:g} does no harm."
+    )
+    return Calibration(error, chance, told)
+
+
+def outputs_of(
+    problem: Problem,
+    judge: str | None,
+    held_out: Arguments | None,
+    *,
+    is_network: bool,
+    seconds: float,
+) -> Outputs | None:
+    """The outputs that a fit is judged by, or None where its sites are.
+
+    Raises
+    ------
+    ArgumentError
+        Outputs were asked for, and there are none, or their rows come from a loader, or take too
+        long.
+    """
+    asks = judge == "outputs" or held_out is not None
+    if judge == "sites" or not (asks or is_network):
+        if held_out is not None:
+            raise ArgumentError("Expected held_out with judge='outputs', found judge='sites'.")
+        return None
+    views, refused = problem.views, ""
+    assert views is not None
+    if views.batches is not None:
+        refused = "Outputs at rows of a loader are not judged. Pass the rows as arguments."
+    elif not problem.is_whole:
+        whole = problem.with_all_rows(problem.starting_points)
+        _, each = timed(whole.evaluate, problem.starting_points(1)[0])
+        if policy.CHAIN_EVALUATIONS * each > seconds:
+            refused = (
+                f"Chains with all rows would take about {policy.CHAIN_EVALUATIONS * each:,.0f} s, "
+                f"more than the {seconds:.3g} s that seconds= allows. Give more seconds."
+            )
+        problem = whole
+    rows = {"": (views.args, views.kwargs)}
+    if held_out is not None:
+        rows["held out"] = held_out
+    found = Outputs(problem, rows)
+    if not refused:
+        try:
+            if found.columns(problem.starting_points(2)):
+                return found
+            refused = "Its observed distributions do not depend on latent sites."
+        except ArgumentError as error:
+            refused = str(error)
+    if asks:
+        raise ArgumentError(f"Outputs cannot be judged. {refused}")
+    return None
+
+
+__all__ = ["Calibration", "Columns", "Outputs", "Positions", "held_out_arguments", "outputs_of"]

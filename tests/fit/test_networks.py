@@ -1,0 +1,247 @@
+"""Fits of networks are judged by their outputs, here against a posterior in closed form.
+
+The first layer is held, so that the outputs of the second are those of a linear model with known
+noise: Normal, with a covariance that is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray
+from scipy.stats import norm
+
+from ppl_ext.errors import ArgumentError
+from ppl_ext.fit import networks, outputs, policy
+from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.fit.verdict import Verdict
+from ppl_ext.fit.views import NO_NAMES, Views
+from ppl_ext.start.search import InPieces
+
+GENERATOR = np.random.default_rng(5)
+INPUTS, UNITS, ROWS, NOISE = 4, 10, 60, 0.3
+FIRST = GENERATOR.normal(size=(INPUTS, UNITS)), GENERATOR.normal(size=UNITS)
+X = GENERATOR.normal(size=(ROWS + 40, INPUTS))
+
+
+def features(x: np.ndarray) -> np.ndarray:
+    """The hidden units (N, H), and one for the bias."""
+    return np.column_stack([np.tanh(x @ FIRST[0] + FIRST[1]), np.ones(len(x))])
+
+
+Y = features(X) @ GENERATOR.normal(size=UNITS + 1) + NOISE * GENERATOR.normal(size=len(X))
+TRAIN, HELD_OUT = (X[:ROWS], Y[:ROWS]), (X[ROWS:], Y[ROWS:])
+
+
+def posterior(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standard deviations of the outputs (N,), weights being standard Normal."""
+    known, at = features(TRAIN[0]), features(x)
+    covariance = np.linalg.inv(known.T @ known / NOISE**2 + np.eye(UNITS + 1))
+    mean = covariance @ known.T @ TRAIN[1] / NOISE**2
+    return at @ mean, np.sqrt(np.einsum("nk,kl,nl->n", at, covariance, at))
+
+
+def problem(bend: float = 1.0, apart: float = 0.0) -> Problem:
+    """The network in NumPy; scores are wrong by the factor ``bend``.
+
+    With ``apart`` there are two posteriors, whose first weights lie so far apart, and no way in
+    between.
+    """
+    known = features(TRAIN[0])
+
+    def one(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        away = TRAIN[1] - z @ known.T
+        value = -0.5 * np.square(z).sum(1) - 0.5 * np.square(away / NOISE).sum(1)
+        return value, -z + away @ known / NOISE**2
+
+    def piece(z: np.ndarray, _: int) -> tuple[np.ndarray, np.ndarray]:
+        moved = z.copy()
+        moved[:, 0] -= np.where(z[:, 0] > 0.5 * apart, apart, 0.0)
+        value, score = one(moved)
+        return value, bend * score
+
+    def distribution(draws: Any, x: Any, y: Any = None, *, site: str) -> xarray.Dataset:
+        mean = draws["w"] @ features(x).T
+        spread = np.full_like(mean, NOISE**2)
+        found: dict[str, Any] = {
+            "mean": (("draw", "row"), mean),
+            "variance": (("draw", "row"), spread),
+        }
+        if y is not None:
+            found["cdf"] = ("draw", "row"), norm.cdf((y - mean) / NOISE)
+            found["observed"] = ("row",), y
+        return xarray.Dataset(found, {"row": np.arange(len(x))}, {"site": site})
+
+    generator = np.random.default_rng(0)
+    target = SimpleNamespace(
+        observed_sites=("y",), layout=SimpleNamespace(improper=(), names=("w",))
+    )
+
+    def prior(number: int, seed: int) -> np.ndarray:
+        drawn = np.random.default_rng(seed).normal(size=(number, UNITS + 1))
+        drawn[::2, 0] += apart
+        return drawn
+
+    return Problem(
+        "as written",
+        InPieces(piece),
+        UNITS + 1,
+        1e-7,
+        lambda number: generator.normal(size=(number, UNITS + 1)),
+        {"w": slice(0, UNITS + 1)},
+        lambda z: {"w": z},
+        target,
+        target,
+        None,
+        str,
+        prior=prior,
+        views=Views(TRAIN, {}, None, None, NO_NAMES, None, distribution),  # type: ignore[arg-type]
+    )
+
+
+def sampled(
+    of: Problem, held_out: Any = None, *, exact: bool = True, budget: int = 100_000
+) -> tuple[np.ndarray, Verdict]:
+    """Draws of the weights, and the verdict."""
+    rows = outputs.held_out_arguments(held_out)
+    judged = outputs.outputs_of(of, None, rows, is_network=True, seconds=600.0)
+    assert judged is not None
+    wanted = policy.Wanted(400.0, exact, 600.0)
+    found, verdict = networks.sampled(
+        judged, np.random.default_rng(1), wanted, Meter(budget, 600.0)
+    )
+    assert sum(stage.evaluations for stage in verdict.cost) <= budget
+    return np.asarray(found.draws["w"]), verdict
+
+
+def check_right(found: np.ndarray, x: np.ndarray, *, worst: float, sd: float) -> None:
+    """Errors of outputs (S, N): of means in standard deviations, and of these as a share."""
+    mean, deviation = posterior(x)
+    assert np.abs((found.mean(0) - mean) / deviation).max() < worst
+    assert np.abs(found.std(0) / deviation - 1.0).max() < sd
+
+
+def test_adjusted_chains_whose_outputs_agree_are_exact() -> None:
+    draws, verdict = sampled(problem())
+    assert verdict.level == "exact" and verdict.trusted
+    assert verdict.headline == "exact: 16 chains agree in outputs"
+    # Four errors of 400 effective draws.
+    check_right(draws @ features(HELD_OUT[0]).T, HELD_OUT[0], worst=0.2, sd=0.15)
+
+
+def test_held_out_rows_confirm_chains_that_are_not_adjusted() -> None:
+    draws, verdict = sampled(problem(), HELD_OUT)
+    assert verdict.level == "approximate" and verdict.trusted
+    assert "predictions confirmed" in verdict.headline
+    assert "y: mean, held out" in verdict.by_site
+    # Four errors of 100 effective draws.
+    check_right(draws @ features(HELD_OUT[0]).T, HELD_OUT[0], worst=0.4, sd=0.3)
+
+
+def test_without_held_out_rows_nothing_confirms_them() -> None:
+    _, verdict = sampled(problem(), exact=False)
+    assert verdict.level == "approximate" and not verdict.trusted
+    assert "Give held_out=, rows by which the predictions are judged." in verdict.reasons
+
+
+def test_held_out_rows_that_are_not_as_predicted_refuse_them() -> None:
+    x, y = HELD_OUT
+    _, verdict = sampled(problem(), (x, 3.0 * y), exact=False)
+    assert verdict.level == "not trusted"
+    assert any("calibration error" in reason for reason in verdict.reasons)
+
+
+@pytest.mark.parametrize("held_out", [None, HELD_OUT], ids=["no rows held out", "rows held out"])
+def test_scores_of_another_density_are_not_trusted(held_out: Any) -> None:
+    _, verdict = sampled(problem(bend=1.5), held_out, budget=35_000)
+    assert verdict.level == "not trusted"
+
+
+def test_members_that_stay_where_they_started_are_not_trusted() -> None:
+    _, verdict = sampled(problem(apart=30.0), HELD_OUT, budget=30_000)
+    assert verdict.level == "not trusted"
+    assert any("Chains disagree" in reason for reason in verdict.reasons)
+
+
+def test_a_budget_without_chains_says_what_they_take() -> None:
+    with pytest.raises(ArgumentError, match="14,400 evaluations"):
+        sampled(problem(), budget=5_000)
+
+
+def test_memory_is_stated_of_so_many_weights() -> None:
+    assert networks.memory_of(602) == "16 chains of 602 weights take about 16 MB"
+    assert networks.kept_of(10_000_000) == networks.LEAST_KEPT
+
+
+def test_rows_of_a_loader_are_not_judged() -> None:
+    given = problem()
+    assert given.views is not None
+    given = replace(given, views=replace(given.views, batches=[1]))
+    options: Any = {"is_network": True, "seconds": 600.0}
+    assert outputs.outputs_of(given, None, None, **options) is None
+    with pytest.raises(ArgumentError, match="Pass the rows as arguments"):
+        outputs.outputs_of(given, "outputs", None, **options)
+
+
+@pytest.mark.parametrize("held_out", [np.zeros(3), "rows"])
+def test_held_out_rows_are_arguments(held_out: Any) -> None:
+    with pytest.raises(ArgumentError, match="held_out"):
+        outputs.held_out_arguments(held_out)
+
+
+def model_of(backend: Any) -> Any:
+    """The same network as a program, by ``random_module``."""
+    px, weight, bias = backend.public, backend.array(FIRST[0]), backend.array(FIRST[1])
+    module: Any
+    if backend.is_pyro:
+        import torch
+
+        module = torch.nn.Sequential(
+            torch.nn.Linear(INPUTS, UNITS), torch.nn.Tanh(), torch.nn.Linear(UNITS, 1)
+        )
+        module.load_state_dict(
+            {**module.state_dict(), "0.weight": weight.T.contiguous(), "0.bias": bias}
+        )
+        held = "0.*"
+    else:
+        import jax.numpy as jnp
+        from flax import nnx
+
+        rngs = nnx.Rngs(0)
+        layers: Any = nnx.Linear(INPUTS, UNITS, rngs=rngs), nnx.Linear(UNITS, 1, rngs=rngs)
+        layers[0].kernel.set_value(weight)
+        layers[0].bias.set_value(bias)
+        module = nnx.Sequential(layers[0], jnp.tanh, layers[1])
+        held = "layers.0.*"
+
+    def model(x: Any, y: Any = None) -> None:
+        prior = {held: None, "*": backend.dist.Normal(0.0, 1.0)}
+        net = px.random_module("net", module, prior)
+        with backend.host.plate("rows", len(x)):
+            backend.host.sample("y", backend.dist.Normal(net(x)[:, 0], NOISE), obs=y)
+
+    return model
+
+
+def test_programs_of_random_modules_are_judged_by_outputs(backend: Any) -> None:
+    single = [[backend.array(each.astype(np.float32)) for each in of] for of in (TRAIN, HELD_OUT)]
+    model, train, held_out = model_of(backend), *map(tuple, single)
+    fit: Any = backend.public.fit
+    if not backend.is_pyro:
+        import jax
+
+        fit = partial(fit, jax.random.key(0))
+    found = fit(model, *train, held_out=held_out, progress_bar=False)
+    assert found.verdict.of_outputs and found.verdict.trusted, found.verdict
+    prefix, last = ("net.2", "weight") if backend.is_pyro else ("net.layers.2", "kernel")
+    weight = found[f"{prefix}.{last}"].reshape(-1, UNITS)
+    draws = np.column_stack([weight, found[f"{prefix}.bias"].reshape(-1, 1)])
+    check_right(draws @ features(HELD_OUT[0]).T, HELD_OUT[0], worst=0.4, sd=0.3)
+    assert found.log_evidence.value is None
+    with pytest.raises(ArgumentError, match="network"):
+        found.more(10)
