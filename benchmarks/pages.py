@@ -188,7 +188,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def marked_pages() -> list[Path]:
     """Pages with tables that are made of records."""
-    pages = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+    pages = [*ROOT.glob("README.md"), *sorted(DOCS.rglob("*.md"))]
     return [path for path in pages if _MARKED.search(path.read_text("utf-8"))]
 
 
