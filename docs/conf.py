@@ -159,7 +159,8 @@ def escape_prose(app: Any, what: str, name: str, obj: Any, options: Any, lines: 
 
 # What stands in an engine's docstring for the options that it shares with all others.
 SHARED = re.compile(
-    r"^\s*Options of every engine(?: but ``(?P<without>\w+)``)?; see :class:`~?(?P<engine>[\w.]+)`\."
+    r"^\s*Options of every engine(?: but ``(?P<without>\w+)``)?; "
+    r"see :class:`~?(?P<engine>[\w.]+)`\."
 )
 # The first line of a parameter's entry.
 ENTRY = re.compile(r"^(?P<names>[\w, ]+) : ")

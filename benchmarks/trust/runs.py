@@ -45,9 +45,9 @@ def figures_of(case: Case, problem: Problem) -> dict[str, Any]:
 
     ``seconds to draws`` are wall-clock seconds from construction to draws in NumPy, compiling
     included; imports and the data's way to the device are not. ``processor seconds`` are those of
-    all threads meanwhile, which other work on the machine changes little. ``answerable`` is whether there is
-    a right answer in this precision, ``right`` and ``trusted`` are what the judge and the method
-    say of the draws.
+    all threads meanwhile, which other work on the machine changes little. ``answerable`` is whether
+    there is a right answer in this precision, ``right`` and ``trusted`` are what the judge and the
+    method say of the draws.
     """
     with precision(case.backend, double=case.double), warnings.catch_warnings():
         # Of hosts about their own internals.
