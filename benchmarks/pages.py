@@ -78,6 +78,10 @@ TABLES: dict[str, tuple[str | tuple[str, ...], str]] = {
         "benchmarks.noisy_scores.report:packages_table",
     ),
     "posteriordb": ("posteriordb.jsonl", "benchmarks.posteriordb.report:overview_table"),
+    "rivals": (
+        ("posteriordb.jsonl", "trust.jsonl"),
+        "benchmarks.posteriordb.report:rivals_table",
+    ),
     "posteriordb, right": ("posteriordb.jsonl", "benchmarks.posteriordb.report:right_table"),
     "first result, NumPyro": (
         "first-result.jsonl",
@@ -184,7 +188,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 def marked_pages() -> list[Path]:
     """Pages with tables that are made of records."""
-    return [path for path in sorted(DOCS.rglob("*.md")) if _MARKED.search(path.read_text("utf-8"))]
+    pages = [*ROOT.glob("README.md"), *sorted(DOCS.rglob("*.md"))]
+    return [path for path in pages if _MARKED.search(path.read_text("utf-8"))]
 
 
 def rebuilt(page: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import re
@@ -156,7 +157,37 @@ def escape_prose(app: Any, what: str, name: str, obj: Any, options: Any, lines: 
             lines[number] = "".join(parts)
 
 
+# What stands in an engine's docstring for the options that it shares with all others.
+SHARED = re.compile(
+    r"^\s*Options of every engine(?: but ``(?P<without>\w+)``)?; "
+    r"see :class:`~?(?P<engine>[\w.]+)`\."
+)
+# The first line of a parameter's entry.
+ENTRY = re.compile(r"^(?P<names>[\w, ]+) : ")
+
+
+def show_options(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Have the options that all engines share on the page of each, from `Engine`'s docstring."""
+    for number, line in enumerate(lines):
+        found = SHARED.match(line)
+        if found is None or lines[number - 1].strip() != "**options":
+            continue
+        module, _, engine = found["engine"].rpartition(".")
+        shared = inspect.getdoc(getattr(importlib.import_module(module), engine)) or ""
+        section = shared.partition("Parameters\n----------\n")[2].partition("\n\n")[0]
+        known = {each["names"] for each in map(ENTRY.match, lines) if each}
+        known |= {"model", "optim", str(found["without"])}
+        taken, keep = [], False
+        for text in section.splitlines():
+            if entry := ENTRY.match(text):
+                keep = entry["names"] not in known
+            taken += [text] * keep
+        lines[number - 1 : number + 1] = taken
+        return
+
+
 def setup(app: Sphinx) -> None:
-    """Register the two adjustments above; after napoleon, which has priority 500."""
+    """Register the adjustments above; napoleon, between them, has priority 500."""
     app.add_domain(OnePackageDomain, override=True)
+    app.connect("autodoc-process-docstring", show_options, priority=400)
     app.connect("autodoc-process-docstring", escape_prose, priority=600)

@@ -256,6 +256,36 @@ def right_table(runs: Sequence[Record]) -> str:
     return records.markdown_table(rows)
 
 
+#: What `fit` is held against in the table of the README.
+RIVALS = {"NUTS": "NUTS", "ADVI, full": "SVI with a full Normal"}
+
+
+def rivals_table(runs: Sequence[Record]) -> str:
+    """On how many embedded posteriors `fit` and the hosts' methods are right, for the README.
+
+    Runs of `fit` are those of the benchmark of trust, which has the same judge and lets `fit` end
+    by itself; the rivals' have the budget of the page.
+    """
+    fits = [
+        run
+        for run in runs
+        if run.benchmark == "trust"
+        and (run.method, run.backend) == ("fit", "numpyro")
+        and run.model.startswith("embedded/")
+    ]
+    best = best_rates(_of_the_page([run for run in runs if run.benchmark != "trust"]))
+    _, right = _overview(best)
+    title = f"right, of {len(judged_posteriors(best))}"
+    spent = [run.figures["evaluations"] for run in fits if not run.failed]
+    row = {"method": "`fit`", title: sum(bool(run.figures.get("right")) for run in fits)}
+    rows = [row | {"gradients": f"median {np.median(spent):,.0f}, most {max(spent):,}"}]
+    rows += [
+        {"method": name, title: len(right[method]), "gradients": f"{PAGE_BUDGET:,}"}
+        for method, name in RIVALS.items()
+    ]
+    return records.markdown_table(rows)
+
+
 def page_curves(runs: Sequence[Record], path: Path) -> None:
     """Worst errors of a mean over evaluations, each method at its best step size."""
     plot_curves(best_rates(_of_the_page(runs)), path, "worst mean error")

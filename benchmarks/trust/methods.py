@@ -122,6 +122,10 @@ METHODS: dict[str, Method] = {
     ),
     "nuts": Method(f"host NUTS, {CHAINS} chains of {WARM_UP:,} + {CHAIN_DRAWS:,}"),
     "nuts-dense": Method("the same with a dense metric"),
+    "nutpie": Method(
+        f"nutpie on NumPyro's density, {CHAINS} chains, its own tuning and numbers of draws",
+        ("numpyro",),
+    ),
     "warm-chains": Method(
         f"`warm_chains` from `find_start`, {CHAINS} chains of {CHAIN_DRAWS:,} after its own warm-up"
     ),

@@ -16,6 +16,7 @@ import numpyro
 import optax
 from blackjax.vi import multipathfinder
 from jax import Array, random
+from jax.flatten_util import ravel_pytree
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO, autoguide
 from numpyro.infer.util import initialize_model
 
@@ -199,10 +200,45 @@ def pathfinder_nuts(program: Program, seed: int, size: Size) -> Fitted:
     return Fitted(draws, evaluations, chains=True, divergences=int(jnp.sum(divergent)))
 
 
+def nutpie(program: Program, seed: int, size: Size) -> Fitted:
+    """nutpie on NumPyro's own density, with its defaults for all but the number of chains."""
+    # Not imported with the module: of all methods this one alone needs it.
+    import nutpie
+    from nutpie.compiled_pyfunc import from_pyfunc
+
+    density = Density(program, random.key(seed), 1)
+    start = jax.tree.map(lambda x: x[0], density.starts)
+    first, unravel = ravel_pytree(start)
+    dim = first.size
+    value_and_grad = jax.jit(jax.value_and_grad(lambda z: density(unravel(z))))
+
+    def log_density(z: Any) -> tuple[float, Any]:
+        value, score = value_and_grad(z)
+        return float(value), np.asarray(score, np.float64)
+
+    compiled = from_pyfunc(
+        dim,
+        lambda: log_density,
+        lambda *_: lambda z: {"z": np.asarray(z)},
+        [np.dtype(np.float64)],
+        [(dim,)],
+        ["z"],
+    )
+    length = {} if size.share == 1.0 else {"draws": size.of(CHAIN_DRAWS), "tune": size.of(400)}
+    found = nutpie.sample(compiled, chains=CHAINS, seed=seed, progress_bar=False, **length)
+    z = found.posterior["z"].values
+    flat = density.draws(jax.vmap(unravel)(jnp.asarray(z.reshape(-1, dim))))
+    draws = {name: value.reshape(*z.shape[:2], *value.shape[1:]) for name, value in flat.items()}
+    spent = [found[group]["n_steps"].sum() for group in ("warmup_sample_stats", "sample_stats")]
+    divergences = int(found.sample_stats["diverging"].sum())
+    return Fitted(draws, int(sum(spent)), chains=True, divergences=divergences)
+
+
 RIVALS: dict[str, Callable[[Program, int, Size], Fitted]] = {
     "svi": svi,
     "nuts": nuts,
     "nuts-dense": lambda program, seed, size: nuts(program, seed, size, dense=True),
+    "nutpie": nutpie,
     "warm-chains": warm_chains,
     "warm-chains-fit": partial(warm_chains, fitted=True),
     "pathfinder": pathfinder,

@@ -44,21 +44,23 @@ def figures_of(case: Case, problem: Problem) -> dict[str, Any]:
     """Figures of a run.
 
     ``seconds to draws`` are wall-clock seconds from construction to draws in NumPy, compiling
-    included; imports and the data's way to the device are not. ``answerable`` is whether there is
-    a right answer in this precision, ``right`` and ``trusted`` are what the judge and the method
-    say of the draws.
+    included; imports and the data's way to the device are not. ``processor seconds`` are those of
+    all threads meanwhile, which other work on the machine changes little. ``answerable`` is whether
+    there is a right answer in this precision, ``right`` and ``trusted`` are what the judge and the
+    method say of the draws.
     """
     with precision(case.backend, double=case.double), warnings.catch_warnings():
         # Of hosts about their own internals.
         warnings.simplefilter("ignore")
         program = problem.program(case.backend)
-        started = time.perf_counter()
+        started, processor = time.perf_counter(), time.process_time()
         fitted = run_method(case.method, case.backend, program, case.seed, Size(case.share))
-        seconds = time.perf_counter() - started
+        seconds, worked = time.perf_counter() - started, time.process_time() - processor
         found: dict[str, Any] = {
             "kind": problem.kind,
             "answerable": problem.proper and (case.double or problem.single),
             "seconds to draws": seconds,
+            "processor seconds": worked,
             "evaluations": fitted.evaluations,
             "stages": list(fitted.stages),
         }

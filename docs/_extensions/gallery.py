@@ -32,6 +32,8 @@ class Picture(NamedTuple):
     drawn : str
         File of the repository that draws it, of pictures that are not drawn of records: for those
         `benchmarks/pages.py` says it.
+    panels : int
+        Panels side by side; the thumbnail shows the first column alone, which can be read.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Picture(NamedTuple):
     command: str
     page: str
     drawn: str = ""
+    panels: int = 1
 
     @property
     def script(self) -> str:
@@ -58,6 +61,7 @@ PICTURES = (
         "docs.pictures.front_page",
         "index",
         "docs/pictures/front_page.py",
+        panels=2,
     ),
     Picture(
         "front-page-dark",
@@ -65,54 +69,63 @@ PICTURES = (
         "docs.pictures.front_page",
         "index",
         "docs/pictures/front_page.py",
+        panels=2,
     ),
     Picture(
         "fit-trust",
         "How many problems with known answers each method gets right, over evaluations.",
         "benchmarks trust",
         "fit",
+        panels=2,
     ),
     Picture(
         "posteriordb-convergence",
         "Worst error of a mean over score evaluations, on each posterior of posteriordb.",
         "benchmarks posteriordb",
         "posteriordb",
+        panels=4,
     ),
     Picture(
         "batches",
         "Memory of a fit from a file of 8 GB, and the rate of its steps over that in memory.",
         "benchmarks batches",
         "batches",
+        panels=2,
     ),
     Picture(
         "scaling",
         "Measured: what a device sends each step. Predicted: efficiency of accelerators.",
         "benchmarks scaling",
         "devices",
+        panels=2,
     ),
     Picture(
         "stein-kernels",
         "Errors of covariance and mean by kernel, on targets with known moments.",
         "benchmarks kernels",
         "stein",
+        panels=2,
     ),
     Picture(
         "noisy-scores",
         "Closed form for a full Normal and seven rivals with an oracle's rate, over noisy scores.",
         "benchmarks noisy-scores",
         "noisy-scores",
+        panels=3,
     ),
     Picture(
         "stein-semi-exact",
         "Errors of SVGD with and without semi-exact kernels, over dimensions per particle.",
         "benchmarks semi-exact",
         "stein",
+        panels=3,
     ),
     Picture(
         "stein-regression",
         "Variance reduction on regression networks: test RMSE over sweeps.",
         "benchmarks regression",
         "stein",
+        panels=2,
     ),
     Picture(
         "newton-networks",
@@ -126,12 +139,14 @@ PICTURES = (
         "benchmarks bnn --study matrices --sets yacht",
         "newton",
         "benchmarks/bnn/studies.py",
+        panels=6,
     ),
     Picture(
         "score-vi-mixtures",
         "Mixtures as targets: forward KL over score evaluations.",
         "benchmarks synthetic --experiment fig2",
         "score-vi",
+        panels=4,
     ),
     Picture(
         "sgmcmc-bias",
@@ -150,30 +165,35 @@ PICTURES = (
         "Time and memory of a step on a vision transformer, of plain training's.",
         "benchmarks vision",
         "vision",
+        panels=2,
     ),
     Picture(
         "vision-fits",
         "Error, likelihood and calibration of fits of a ResNet-18.",
         "benchmarks vision",
         "vision",
+        panels=3,
     ),
     Picture(
         "implicit",
         "Draws of guides without a density on two modes, a ring and a banana.",
         "benchmarks implicit",
         "implicit",
+        panels=4,
     ),
     Picture(
         "horseshoe",
         "A horseshoe finds the ten inputs of a hundred that matter.",
         "benchmarks horseshoe",
         "networks",
+        panels=2,
     ),
     Picture(
         "linearized",
         "Linearised Laplace against the mode and against draws of all weights.",
         "benchmarks linearized",
         "networks",
+        panels=2,
     ),
     Picture(
         "uncertainty",
@@ -181,18 +201,21 @@ PICTURES = (
         "benchmarks uncertainty",
         "uncertainty",
         "benchmarks/uncertainty/figure.py",
+        panels=2,
     ),
     Picture(
         "errors-kills",
         "Runs that were killed at random moments, and what was lost.",
         "benchmarks kills",
         "errors",
+        panels=2,
     ),
     Picture(
         "errors-soak",
         "Memory over many steps and over many engines in one process.",
         "benchmarks soak",
         "errors",
+        panels=2,
     ),
     Picture(
         "example-vae",
@@ -200,6 +223,7 @@ PICTURES = (
         f"{MODELS}.vae",
         "examples",
         VAE,
+        panels=2,
     ),
     Picture(
         "example-hierarchical-vae",
@@ -207,6 +231,7 @@ PICTURES = (
         f"{MODELS}.hierarchical_vae",
         "examples",
         VAE,
+        panels=2,
     ),
     Picture(
         "example-improved-vae",
@@ -214,12 +239,14 @@ PICTURES = (
         f"{MODELS}.improved_vae",
         "examples",
         VAE,
+        panels=3,
     ),
     Picture(
         "example-distilled-vae",
         "Autoencoders whose decoders are trained with improved draws: bounds over seconds.",
         f"{MODELS}.distilled_vae",
         "examples",
+        panels=2,
     ),
     Picture(
         "example-energy-based-model",
@@ -227,6 +254,7 @@ PICTURES = (
         f"{MODELS}.energy_based_model",
         "examples-uncertainty",
         "docs/examples/energy_based_report.py",
+        panels=3,
     ),
     Picture(
         "example-score-matching-moons",
@@ -234,6 +262,7 @@ PICTURES = (
         f"{MODELS}.score_matching",
         "examples-uncertainty",
         "docs/examples/score_matching_report.py",
+        panels=2,
     ),
     Picture(
         "example-score-matching-digits",
@@ -241,6 +270,7 @@ PICTURES = (
         f"{MODELS}.score_matching",
         "examples-uncertainty",
         "docs/examples/score_matching_report.py",
+        panels=2,
     ),
     Picture(
         "example-out-of-distribution",
@@ -248,6 +278,7 @@ PICTURES = (
         f"{MODELS}.out_of_distribution",
         "examples-uncertainty",
         "docs/examples/out_of_distribution_report.py",
+        panels=7,
     ),
 )
 
@@ -257,7 +288,7 @@ CARD = """\
 
 ```{{image}} {up}images/{name}.png
 :alt: {plain}
-:class: {look}
+:class: {look} panels-{panels}
 :target: {up}{page}.html
 :loading: lazy
 ```
@@ -277,6 +308,7 @@ def cards(pictures: tuple[Picture, ...], source: str, up: str = "") -> str:
             look="for-dark-pages" if picture.name.endswith("-dark") else "for-light-pages",
             plain=picture.shows.replace("`", ""),
             shows=picture.shows,
+            panels=picture.panels,
             page=picture.page,
             command=picture.command,
             script=picture.script,

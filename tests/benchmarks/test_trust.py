@@ -174,6 +174,13 @@ def test_paths_run(method: str) -> None:
     assert found["evaluations"] > 1_000 and found["dimension"] == 5
 
 
+def test_nutpie_is_right() -> None:
+    pytest.importorskip("nutpie")
+    problem = all_problems("embedded")["zoo/gaussian_five"]
+    found = figures_of(Case(problem.name, "numpyro", "nutpie", 0, double=True, share=0.5), problem)
+    assert found["right"] and found["draws"] == 2_000 and found["evaluations"] > 2_000
+
+
 def test_command_records_failures_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
