@@ -73,6 +73,12 @@ WHOLE = {
     for package, text in LOGISTIC.items()
 }
 
+#: The same of any rows, observed or not.
+NEW_ROWS = {
+    package: text.replace("(x, y)", "(x, y=None)").replace("400)", "len(x))") + "x_new = x[:10]\n"
+    for package, text in WHOLE.items()
+}
+
 NETWORK = {
     "px": """
 from pyro.nn import PyroModule, PyroSample
@@ -124,8 +130,8 @@ sigma = [15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0]
 
 #: What stands before the block of that number: a page and a package for each that has blocks.
 GRANTED: dict[tuple[str, str], dict[int, str]] = {
-    ("index", "px"): {0: WHOLE["px"]},
-    ("index", "nx"): {0: WHOLE["nx"]},
+    ("index", "px"): {0: NEW_ROWS["px"]},
+    ("index", "nx"): {0: NEW_ROWS["nx"]},
     ("howto/index", "px"): {},
     ("howto/index", "nx"): {},
     ("howto/stop-and-resume", "px"): {0: WHOLE["px"]},
@@ -227,8 +233,8 @@ LEFT: dict[tuple[str, str], str] = {
     ("howto/several-devices", "nx"): "draws['w'].shape == (8 * devices, 3)",
     ("howto/warm-start-nuts", "px"): "draws['w'].shape == (800, 3)",
     ("howto/warm-start-nuts", "nx"): "draws['w'].shape == (2000, 3)",
-    ("index", "px"): "fit.verdict.trusted and idata.posterior['w'].shape[-1] == 3",
-    ("index", "nx"): "fit.verdict.trusted and idata.posterior['w'].shape[-1] == 3",
+    ("index", "px"): "fit.verdict.trusted and fit['w'].shape[-1] == 3",
+    ("index", "nx"): "fit.verdict.trusted and fit['w'].shape[-1] == 3",
     ("starts", "px"): "abs(vi.start.mean - engine.particles.numpy().mean(0)).max() < 0.1",
     ("starts", "nx"): "engine.start is start and vi.start.factor.shape == (3, 3)",
     ("getting-started", "px"): "engine.num_steps_taken == 10_000",
