@@ -30,6 +30,8 @@ POINTS = 4
 ROUNDING, MOST_ROUNDING = 1e3, 0.05
 #: Share of the draws of a mode, beyond what chance gives, that must have labels in one order.
 APART = 0.2
+#: Least standard deviation that is divided by.
+TINY = float(np.finfo(np.float64).tiny)
 #: Steps by which a map is differentiated, in standard deviations: this power of machine epsilon.
 STEP_POWER = 1.0 / 3.0
 #: Seed of random labels. They know nothing of the chains' random numbers.
@@ -362,7 +364,8 @@ def _told_apart(
 
     Labels that draws of one mode have in any order belong to that one mode.
     """
-    labels, best, most = exchange.labels, None, -math.inf
+    labels, best, most = exchange.labels, None, 0.0
+    chance = 1.0 / math.factorial(len(labels))
     for name in dict.fromkeys(name for name, _ in exchange.axes):
         shape = values[name].shape[1:]
         own = [axis for each, axis in exchange.axes if each == name]
@@ -376,10 +379,14 @@ def _told_apart(
             orders = candidate.orders(values)
             usual = orders[np.argmax((orders[:, None] == orders[None]).all(2).sum(1))]
             share = float((orders == usual).all(1).mean())
-            chance = 1.0 / math.factorial(len(labels))
-            if (apart := (share - chance) / (1.0 - chance)) > most:
-                best, most = candidate, apart
-    if best is None or most <= APART:
+            if (share - chance) / (1.0 - chance) <= APART:
+                continue
+            # Of few draws many an entry has all in one order: gaps tell how far it is from another.
+            gaps = np.diff(values[name].reshape(len(orders), -1)[:, np.array(entries)[usual]])
+            far = float((gaps.mean(0) / np.maximum(gaps.std(0), TINY)).min())
+            if best is None or far > most:
+                best, most = candidate, far
+    if best is None:
         return None
     where, size = coordinates[best.site], math.prod(values[best.site].shape[1:])
     if where.stop - where.start != size:

@@ -54,8 +54,10 @@ def drawn_of(mode: Mode, seed: int) -> np.ndarray:
     return mode.at(np.random.default_rng(seed).normal(size=(256, len(mode.mean))))
 
 
-def found(tilt: Any = 0.0, spread: float = 0.1, **changes: Any) -> Symmetry | None:
-    mode = Mode(CENTRE, spread * np.diag([1.0, 1.0, 3.0, 3.0, 3.0]), 0.0, 0.0)
+def found(
+    tilt: Any = 0.0, spread: float = 0.1, centre: Any = CENTRE, **changes: Any
+) -> Symmetry | None:
+    mode = Mode(centre, spread * np.diag([1.0, 1.0, 3.0, 3.0, 3.0]), 0.0, 0.0)
     maps = {"constrain": constrain, "unconstrain": unconstrain, **changes}
     return find_symmetry(
         lambda z: mixture(z, tilt),
@@ -74,6 +76,14 @@ def test_labels_are_found_in_all_sites_that_have_them() -> None:
     assert exchange.axes == (("weights", 0), ("mean", 0))
     # Weights of 0.3 do not tell components apart, means do.
     assert (exchange.site, exchange.entries, exchange.flat) == ("mean", (0, 1, 2), (2, 3, 4))
+
+
+def test_of_sites_that_draws_have_in_one_order_the_one_farthest_from_another_is_taken() -> None:
+    centre = np.array([1.5, 0.5, -5.0, 1.0, 6.0])
+    mode = Mode(centre, 0.05 * np.diag([1.0, 1.0, 3.0, 3.0, 3.0]), 0.0, 0.0)
+    assert (np.diff(constrain(drawn_of(mode, 1))["weights"]) < 0.0).all()
+    symmetry = found(spread=0.05, centre=centre)
+    assert symmetry is not None and symmetry.exchanges[0].site == "mean"
 
 
 def test_labels_that_the_density_tells_apart_are_left() -> None:
