@@ -24,8 +24,8 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CHECKS = """
 assert fit.verdict.level == "exact", fit.verdict
 for site, mean, deviation in (("alpha", 0.950, 0.863), ("beta", 9.983, 4.287)):
-    assert abs(float(draws[site].mean()) - mean) < 0.2 * deviation, (site, draws[site].mean())
-    assert abs(float(draws[site].std()) / deviation - 1) < 0.2, (site, draws[site].std())
+    assert abs(float(fit.draws[site].mean()) - mean) < 0.2 * deviation, (site, fit.draws[site].mean())
+    assert abs(float(fit.draws[site].std()) / deviation - 1) < 0.2, (site, fit.draws[site].std())
     assert particles[site].shape == (64,), particles[site].shape
     for found in (particles[site], idata.posterior[site]):
         assert abs(float(found.mean()) - mean) < 0.25 * deviation, (site, found.mean())
