@@ -573,7 +573,7 @@ def _put_together(
         if not wanted:
             continue
         try:
-            every = torch.func.vmap(partial(at_draw, groups=wanted), randomness="different")
+            every = _quiet(torch.func.vmap(partial(at_draw, groups=wanted), randomness="different"))
             if not _is_same(at_draw, every, values, wanted):
                 continue
             for begin in range(0, num_draws, size):
@@ -595,6 +595,17 @@ def _put_together(
             continue
         return groups - wanted, why
     return groups, why
+
+
+def _quiet(function: Callable[..., Found]) -> Callable[..., Found]:
+    """The function without torch's word that it makes room for many draws of a binomial."""
+
+    def run(values: Mapping[str, Tensor]) -> Found:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "An output with one or more elements was resized")
+            return function(values)
+
+    return run
 
 
 def _is_same(
