@@ -23,9 +23,10 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # miss less. Sampling error of 1,000 draws is 0.03. What `fit` gives is exact.
 CHECKS = """
 assert fit.verdict.level == "exact", fit.verdict
+draws = fit.draws
 for site, mean, deviation in (("alpha", 0.950, 0.863), ("beta", 9.983, 4.287)):
-    assert abs(float(fit.draws[site].mean()) - mean) < 0.2 * deviation, (site, fit.draws[site].mean())
-    assert abs(float(fit.draws[site].std()) / deviation - 1) < 0.2, (site, fit.draws[site].std())
+    assert abs(float(draws[site].mean()) - mean) < 0.2 * deviation, (site, draws[site].mean())
+    assert abs(float(draws[site].std()) / deviation - 1) < 0.2, (site, draws[site].std())
     assert particles[site].shape == (64,), particles[site].shape
     for found in (particles[site], idata.posterior[site]):
         assert abs(float(found.mean()) - mean) < 0.25 * deviation, (site, found.mean())
