@@ -14,7 +14,7 @@ import operator
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import wraps
@@ -178,7 +178,7 @@ def check_call(
                 f"The arguments do not fit the model: {error}. Expected model{signature}, found "
                 f"{len(args)} positional arguments and keywords {sorted(kwargs)}."
             ) from None
-    for name, array in _arrays_in(named):
+    for name, array in _arrays_in(named, lists=True):
         check_array(name, array, kept, anew=anew)
 
 
@@ -376,8 +376,11 @@ def _by_position(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[st
     return {**{f"args[{number}]": each for number, each in enumerate(args)}, **kwargs}
 
 
-def _arrays_in(named: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Arrays of mappings, sequences, records and objects that are none of a framework's."""
+def _arrays_in(named: Mapping[str, Any], *, lists: bool = False) -> Iterator[tuple[str, Any]]:
+    """Arrays of mappings, sequences, records and objects that are none of a framework's.
+
+    With ``lists``, lists of numbers with a fraction too, which a model makes arrays of.
+    """
     for name, value in named.items():
         waiting, seen = deque([(name, value)]), set[int]()
         while waiting and len(seen) < _CONTAINERS:
@@ -385,11 +388,17 @@ def _arrays_in(named: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             if hasattr(value, "__array__") and hasattr(value, "shape"):
                 yield name, value
                 # Columns of a table, whatever their types.
-                for field in getattr(value.dtype, "names", None) or ():
+                for field in getattr(getattr(value, "dtype", None), "names", None) or ():
                     waiting.append((f"{name}[{field!r}]", value[field]))
+            elif lists and isinstance(value, tuple | list) and _are_floats(value):
+                yield name, np.array(value)
             elif not isinstance(value, _PLAIN) and id(value) not in seen:
                 seen.add(id(value))
                 waiting.extend(_inside(name, value))
+
+
+def _are_floats(values: Sequence[Any]) -> bool:
+    return len(values) > 0 and all(isinstance(each, float) for each in values)
 
 
 def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -399,8 +408,6 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return ((f"{name}.{key}", getattr(value, key)) for key in value._fields)
     if isinstance(value, tuple | list):
-        if value and all(isinstance(each, float) for each in value):
-            return iter([(name, np.array(value))])
         pairs = enumerate(value)
         return ((f"{name}[{n}]", each) for n, each in pairs if not isinstance(each, _PLAIN))
     if callable(value) and not is_dataclass(value):
