@@ -29,10 +29,13 @@ for seed in range(done, 4):
     records.append(path, records.Record("study", "method", "numpyro", sys.argv[1], seed))
 """
 #: Runs a queue over three such parts, as the command does.
+# What a shell starts in the background ignores Ctrl-C.
 QUEUE = """
+import signal
 import sys
 from pathlib import Path
 from tests.benchmarks.test_queue import small_queue
+signal.signal(signal.SIGINT, signal.default_int_handler)
 small_queue(Path(sys.argv[1]), "one", "two", "three").run(1.0, 2)
 """
 
