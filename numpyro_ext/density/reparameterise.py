@@ -22,7 +22,7 @@ from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 from numpyro_ext.density.layout import Data
 from numpyro_ext.density.log_density import LogDensity
 from numpyro_ext.programs import Program
-from ppl_ext.target.noncentred import Moves, Noncentred
+from ppl_ext.target.noncentred import Moves, Noncentred, standard
 
 
 def noncentred(
@@ -88,12 +88,7 @@ def moved_values(target: LogDensity, data: Data, values: Mapping[str, Array]) ->
         model = handlers.substitute(bound.controlled(bound.first_rows()), data=values)
         trace, found = bound.run(model, data), {}
         for name, latent in latents.items():
-            base, value = _unwrapped(trace[name]["fn"]), values[name]
-            if _is_monotone(base):
-                for transform in reversed(base.transforms):
-                    value = transform.inv(value)
-                base = _unwrapped(base.base_dist)
-            found[latent] = (value - base.loc) / base.scale
+            found[latent] = standard(trace[name]["fn"], values[name], _unwrapped, _is_monotone)
         return found
 
     run = Program(jax.vmap(one, (0, None)), rarely=True)

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float
 from scipy.special import chdtri, ndtri, stdtr
 
 from ppl_ext.statistics.effective import effective_number
-from ppl_ext.statistics.pareto import pareto_fit
+from ppl_ext.statistics.pareto import pareto_fit, tail_length
 
 #: Probability of each end at which the tails' effective number is taken.
 TAIL = 0.05
@@ -225,7 +225,7 @@ def _tail(distances: Float[np.ndarray, " S"], worth: float) -> tuple[float, floa
     where the distribution has none.
     """
     number = len(distances)
-    count = int(min(0.2 * number, 3.0 * np.sqrt(number)))
+    count = tail_length(number)
     ordered = np.sort(distances)
     edge = ordered[-count - 1]
     body, excesses = ordered[: number - count], ordered[ordered > edge] - edge

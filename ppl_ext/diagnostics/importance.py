@@ -18,7 +18,7 @@ from jaxtyping import Float
 
 from ppl_ext.diagnostics.fit import FittedGuide, check_temperature
 from ppl_ext.errors import ArgumentError
-from ppl_ext.statistics.pareto import pareto_fit, pareto_shape
+from ppl_ext.statistics.pareto import pareto_fit, pareto_shape, tail_length
 from ppl_ext.target.scores import tempered
 
 #: Draws with which the two diagnostics are estimated unless told otherwise.
@@ -273,7 +273,7 @@ def pareto_khat(ratios: LogRatios) -> ParetoKHat:
             f"{number}. Look at the supports and at the data."
         )
     # The ratios that the fit would see: with no difference between them there is no tail.
-    tail = math.ceil(min(number / 5, 3 * math.sqrt(number))) + 1
+    tail = tail_length(number) + 1
     largest = np.sort(values)[-tail:] - values.max()
     if -largest[0] <= rounding:
         # Rounding hides the tail. That is no news where it is small; where log densities are so
@@ -303,7 +303,7 @@ def smoothed_weights(ratios: LogRatios) -> Float[np.ndarray, " S"]:
         raise ArgumentError("Expected draws where the model has a density, found none.")
     weights = np.exp(values - largest)
     number = len(values)
-    tail = math.ceil(min(number / 5, 3 * math.sqrt(number)))
+    tail = tail_length(number)
     order = np.argsort(weights)
     cutoff = weights[order[-tail - 1]]
     excesses = weights[order[-tail:]] - cutoff

@@ -168,18 +168,14 @@ class Search:
         none = np.zeros((0, self.problem.dim))
         if self.no_prior or self.problem.prior is None:
             return none
-        try:
-            known = none if self._drawn is None else self._drawn
-            if len(known) < number:
-                # As many as a piece has, so that one program serves all.
-                drawn = self.problem.prior(WIDTH, int(self.generator.integers(2**31)))
-                known = np.concatenate([known, drawn])
-        except NotImplementedError:
-            self.no_prior = "which is improper, or has no draws"
-            return none
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the fit.
-            self.no_prior = f"whose draws failed ({type(error).__name__})"
-            return none
+        known = none if self._drawn is None else self._drawn
+        if len(known) < number:
+            # As many as a piece has, so that one program serves all.
+            seed = int(self.generator.integers(2**31))
+            drawn, self.no_prior = self.problem.of_prior(WIDTH, seed)
+            if self.no_prior:
+                return none
+            known = np.concatenate([known, drawn])
         drawn, self._drawn = known[:number], known[number:]
         return drawn[np.isfinite(drawn).all(1)]
 

@@ -225,11 +225,8 @@ def _ensemble(
 ) -> Float[np.ndarray, "C D"]:
     """Members that start at draws of the prior, and climb by Adam."""
     z = problem.starting_points(CHAINS)
-    if problem.prior is not None:
-        try:
-            drawn = problem.prior(CHAINS, int(generator.integers(2**31)))
-        except NotImplementedError:
-            drawn = np.full_like(z, math.nan)
+    drawn, _ = problem.of_prior(CHAINS, int(generator.integers(2**31)))
+    if len(drawn):
         values, scores = evaluate(np.where(np.isfinite(drawn), drawn, z))
         usable = np.isfinite(values) & np.isfinite(scores).all(1) & np.isfinite(drawn).all(1)
         z = np.where(usable[:, None], drawn, z)

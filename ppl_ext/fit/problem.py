@@ -151,6 +151,18 @@ class Problem:
         """Whether every evaluation takes all rows."""
         return self.of_all_rows is None
 
+    def of_prior(self, number: int, seed: int) -> tuple[Positions, str]:
+        """So many draws of the prior, not all of them finite; or none, and what the prior is."""
+        none = np.zeros((0, self.dim))
+        if self.prior is None:
+            return none, ""
+        try:
+            return self.prior(number, seed), ""
+        except NotImplementedError:
+            return none, "which is improper, or has no draws"
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the fit.
+            return none, f"whose draws failed ({type(error).__name__})"
+
     def numbers(self, positions: Positions) -> dict[str, np.ndarray]:
         """``values`` as NumPy's, in pieces of one size, for which one program is compiled."""
         found = [self.values(each) for each in _pieces(positions)]

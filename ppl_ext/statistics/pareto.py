@@ -16,6 +16,11 @@ from jaxtyping import Float
 PRIOR_RATIOS = 10
 
 
+def tail_length(number: int) -> int:
+    """Numbers of a sample that are its tail, as Vehtari and others take it."""
+    return math.ceil(min(number / 5, 3 * math.sqrt(number)))
+
+
 def pareto_shape(excesses: Float[np.ndarray, " T"]) -> float:
     """Shape of the generalised Pareto distribution of positive numbers in ascending order."""
     return pareto_fit(excesses)[0]

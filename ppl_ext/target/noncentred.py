@@ -153,6 +153,21 @@ def difference(
     )
 
 
+def standard(
+    distribution: Any,
+    value: Any,
+    unwrapped: Callable[[Any], Any],
+    is_monotone: Callable[[Any], bool],
+) -> Any:
+    """The value of the latent site that stands for one of a distribution of latent scale."""
+    base = unwrapped(distribution)
+    if is_monotone(base):
+        for transform in reversed(base.transforms):
+            value = transform.inv(value)
+        base = unwrapped(base.base_dist)
+    return (value - base.loc) / base.scale
+
+
 def check_moved(moves: Moves, written: Any, data: Any, moved: Any, moved_data: Any) -> None:
     """See that a program as moved is the program as written.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Independent, TransformedDistribution, constraints
 from torch.distributions.transforms import AffineTransform, ExpTransform, SigmoidTransform
 
-from ppl_ext.target.noncentred import Moves, Noncentred
+from ppl_ext.target.noncentred import Moves, Noncentred, standard
 from pyro_ext.density.handlers import global_generator, running
 from pyro_ext.density.layout import Data, with_own_containers
 from pyro_ext.density.log_density import LogDensity
@@ -72,7 +72,8 @@ def moved_values(target: LogDensity, data: Data, values: Mapping[str, Tensor]) -
     program: Any = target.model
     rows, latents = target.first_rows() or None, program.moves.latents
     given = {name: value for name, value in values.items() if name not in target.local_sites}
-    found = {latents.get(name, name): value for name, value in values.items()}
+    found = {name: value for name, value in values.items() if name not in latents}
+    found |= {latent: torch.empty_like(values[name]) for name, latent in latents.items()}
     for number in range(len(next(iter(values.values())))):
         one = {name: value[number] for name, value in given.items()}
         with global_generator(0), running(target.bound.held, rows):
@@ -80,14 +81,7 @@ def moved_values(target: LogDensity, data: Data, values: Mapping[str, Tensor]) -
             args, kwargs = with_own_containers(data.args, data.kwargs)
             nodes = model.get_trace(*args, **kwargs).nodes
         for name, latent in latents.items():
-            base, value = _unwrapped(nodes[name]["fn"]), one[name]
-            if _is_monotone(base):
-                for transform in reversed(base.transforms):
-                    value = transform.inv(value)
-                base = _unwrapped(base.base_dist)
-            if number == 0:
-                found[latent] = torch.empty_like(found[latent])
-            found[latent][number] = (value - base.loc) / base.scale
+            found[latent][number] = standard(nodes[name]["fn"], one[name], _unwrapped, _is_monotone)
     return found
 
 

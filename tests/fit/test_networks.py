@@ -100,7 +100,7 @@ def problem(bend: float = 1.0, apart: float = 0.0) -> Problem:
         None,
         str,
         prior=prior,
-        views=Views(TRAIN, {}, None, None, NO_NAMES, None, distribution),  # type: ignore[arg-type]
+        views=Views(TRAIN, {}, dict, dict, NO_NAMES, None, distribution),
     )
 
 
