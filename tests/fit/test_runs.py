@@ -39,7 +39,7 @@ def ran(backend: Any, steps: int = 200) -> tuple[Any, Any]:
 
 
 def test_a_run_has_the_views_of_a_fit(backend: Any) -> None:
-    engine, result = ran(backend)
+    _, result = ran(backend)
     draws = backend.numpy(result.get_samples()["slope"])
     np.testing.assert_array_equal(result["slope"], draws)
     np.testing.assert_allclose(result["mean"], draws[:, None] * X, rtol=1e-6)
@@ -144,7 +144,7 @@ def test_words_of_other_libraries_for_a_fit(name: str, word: str) -> None:
 
 def test_other_attributes_are_missing_as_usual() -> None:
     with pytest.raises(AttributeError, match="no attribute 'elsewhere'$"):
-        FIT.elsewhere
+        getattr(FIT, "elsewhere")  # noqa: B009
     with pytest.raises(AttributeError, match=r"Type verdict\.as_dict\(\)"):
         FIT.verdict.to_dict()
     with pytest.raises(AttributeError, match=r"Type \[each\.summary for each in fits\]"):

@@ -160,7 +160,7 @@ def test_a_normal_is_searched_by_hundreds_of_paths_of_an_evaluation_each() -> No
     assert len(search.modes) == 1 and ENOUGH <= evaluations < ENOUGH + 20
     assert search.paths > 200 and search.from_prior > 100
     (said,) = policy.words_of_search(search.found)
-    assert said.startswith(f"Searched for modes: one mode after {search.paths} paths, ")
+    assert said.startswith(f"Found one mode in {search.paths} searches, ")
     assert f"{search.from_prior} of them from draws of the prior" in said
 
 
