@@ -102,6 +102,7 @@ def test_the_lines_of_numpyro(backend: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_200)  # PyMC compiles each model
 def test_the_lines_of_pymc(tmp_path: Path) -> None:
     pm = pytest.importorskip("pymc")
     plt = pytest.importorskip("matplotlib.pyplot")
