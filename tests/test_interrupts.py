@@ -117,7 +117,8 @@ def globals_of(backend: Any) -> tuple[Any, ...]:
     import numpyro
 
     mapped = jax.vmap(jax.grad(jax.numpy.sin))(np.zeros(3)).tolist()
-    return *shared, mapped, jax.config.jax_enable_x64, numpyro.primitives._masked_observe
+    config: Any = jax.config
+    return *shared, mapped, config.jax_enable_x64, numpyro.primitives._masked_observe
 
 
 def _takes() -> None:
