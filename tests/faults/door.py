@@ -264,14 +264,91 @@ def _whole(trial: Trial) -> None:
     DIGITS,
     "whole numbers above 2^24 that lie close together",
     "a warning: a type with a fraction rounds them",
-    pyro=KEPT,
 )
 def _large_whole(trial: Trial) -> None:
-    if trial.is_pyro:
-        return
     time = 1_700_000_000 + np.arange(40)
-    with trial.warned("large beside their spread", trial.public.DataWarning):
-        call(trial, "find_start", line(trial.backend), time, Y)
+    array, y = trial.backend.array(time), trial.backend.array(Y)
+    for given in (array,) if trial.is_pyro else (time, array):
+        with trial.warned("large beside their spread", trial.public.DataWarning):
+            call(trial, "find_start", line(trial.backend), given, y)
+
+
+@fault(
+    DIGITS,
+    "such times in a list, or whole ones",
+    pyro="a warning: torch makes single precision of a list",
+    numpyro="refused; a warning of whole numbers that 32 bits hold",
+)
+def _clock_list(trial: Trial) -> None:
+    time = (FIRST + np.linspace(10.0, 130.0, 40)).tolist()
+    host, dist, xp = trial.backend.host, trial.backend.dist, trial.backend.xp
+
+    def model(time: Any, y: Any) -> None:
+        slope = host.sample("slope", dist.Normal(0.0, 1.0))
+        x = xp.asarray(time).reshape(-1) - FIRST
+        host.sample("y", dist.Normal(slope * x, 1.0).to_event(1), obs=y)
+
+    for given in (time, [[each] for each in time]):
+        if trial.is_pyro:
+            with trial.warned("argument 'time'.*of their spread", trial.public.DataWarning):
+                call(trial, "find_start", model, given, trial.backend.array(Y))
+        else:
+            with trial.refused("argument 'time'.*of their spread"):
+                call(trial, "find_start", model, given, trial.backend.array(Y))
+    whole = [int(each) for each in time]
+    with trial.warned("whole numbers of argument 'time'", trial.public.DataWarning):
+        call(trial, "find_start", model, whole, trial.backend.array(Y))
+    if not trial.is_pyro:
+        with trial.refused("which would wrap"):
+            call(trial, "find_start", model, [2**40 + each for each in whole], Y)
+
+
+class Clock:
+    """Times that a model asks for."""
+
+    def __init__(self, time: Any) -> None:
+        self.time = time
+
+    def __call__(self) -> Any:
+        return self.time
+
+
+@fault(
+    DIGITS,
+    "such times bound by `functools.partial`, or in an object that the model calls",
+    "a warning: the model may centre them before the host has them",
+    pyro=KEPT,
+)
+def _clock_bound(trial: Trial) -> None:
+    time, y = FIRST + np.linspace(10.0, 130.0, 40), trial.backend.array(Y)
+    host, dist, xp = trial.backend.host, trial.backend.dist, trial.backend.xp
+
+    def model(clock: Any, y: Any) -> None:
+        slope = host.sample("slope", dist.Normal(0.0, 1.0))
+        x = xp.asarray(clock() if callable(clock) else clock) - FIRST
+        host.sample("y", dist.Normal(slope * x, 1.0).to_event(1), obs=y)
+
+    for program, args, name in (
+        (partial(model, time), (y,), "clock"),
+        (partial(partial(model, y=y), clock=time), (), "clock"),
+        (model, (Clock(time), y), r"clock\.time"),
+        (model, (partial(Clock.__call__, SimpleNamespace(time=time)), y), r"clock\.self\.time"),
+    ):
+        if trial.is_pyro:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", trial.public.DataWarning)
+                call(trial, "find_start", program, *args)
+        else:
+            with trial.warned(f"argument '{name}'", trial.public.DataWarning):
+                call(trial, "find_start", program, *args)
+
+
+@fault("Data", "a masked array that `functools.partial` binds, or an object that the model calls")
+def _masked_bound(trial: Trial) -> None:
+    hidden, model = np.ma.masked_array(Y, Y > 0.0), mean(trial.backend)
+    for program, args in ((partial(model, hidden), ()), (model, (Clock(hidden),))):
+        with trial.refused("without a mask of NumPy's own.*mask\\(mask=~hidden\\)"):
+            call(trial, "find_start", program, *args)
 
 
 @fault(DIGITS, "such times in the batches of a loader", pyro=REFUSED)
