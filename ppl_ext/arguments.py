@@ -209,10 +209,11 @@ def check_array(
             "the mask on the observed site: with mask(mask=~hidden)."
         )
     if not isinstance(array, np.ndarray | np.generic) or kept is None:
-        whole = None if fraction is None else _whole_numbers(array)
-        if whole is not None and (anew or not _is_known(array, fraction)):
-            _warn_of_whole(name, whole, fraction)
-            _remember(array, fraction)
+        if fraction is not None and (anew or not _is_known(array, fraction)):
+            whole = _whole_numbers(array)
+            if whole is not None:
+                _warn_of_whole(name, whole, fraction)
+                _remember(array, fraction)
         return
     if array.dtype.kind not in "biufcV":
         raise ArgumentError(
@@ -418,7 +419,7 @@ def _is_known(array: Any, kept: np.dtype[Any]) -> bool:
 
 
 def _remember(array: Any, kept: np.dtype[Any]) -> None:
-    if isinstance(array, np.ndarray):
+    if not isinstance(array, np.generic):
         number = id(array)
         _known[number] = weakref.ref(array, lambda _: _known.pop(number, None)), kept
 
