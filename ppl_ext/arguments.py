@@ -75,6 +75,13 @@ def entry(verb: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         given = own.intersection(kwargs)
         if given:
             check_own_names(_model_of(places, args, kwargs), given, verb.__name__)
+        twice = sorted(name for name in given if places.get(name, len(args)) < len(args))
+        if twice:
+            raise ArgumentError(
+                f"Expected each parameter of {verb.__name__} once, found {twice} by position and "
+                "by keyword. Where the model has one of that name, bind it before: "
+                f"functools.partial(model, {twice[0]}=...)."
+            )
         if "seed" in given:
             kwargs["seed"] = as_seed(kwargs["seed"])
         try:
@@ -220,6 +227,13 @@ def check_array(
             f"Expected arrays of numbers, found argument '{name}' of type {array.dtype}. Pass "
             "whole numbers in place of names and dates, or bind what the model does not compute "
             "with: functools.partial(model, ...)."
+        )
+    if not array.dtype.isnative:
+        x = _in_formula(name)
+        raise ArgumentError(
+            f"Expected arrays in the byte order of this machine, found argument '{name}' of type "
+            f"{array.dtype.str}, as files of other machines have it. Pass "
+            f"{x}.astype({x}.dtype.newbyteorder('='))."
         )
     own = np.dtype(kept(array.dtype))
     if own.kind not in "iuf" or not array.size or (_is_known(array, own) and not anew):
@@ -439,7 +453,7 @@ def check_callable(model: Any, host: str) -> None:
 
 
 def named_arrays(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    model: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
     """The arrays among a model's arguments, also those inside of containers, with their names."""
     signature = _signature(model)
@@ -490,7 +504,7 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         return ((f"{name}[{key!r}]", each) for key, each in value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return ((f"{name}.{key}", getattr(value, key)) for key in value._fields)
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list | deque):
         pairs = enumerate(value)
         return ((f"{name}[{n}]", each) for n, each in pairs if not isinstance(each, _PLAIN))
     if callable(value) and not is_dataclass(value):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections import namedtuple
+from collections import deque, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -153,6 +153,7 @@ CONTAINERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a dataclass": (Record, r"data\.y"),
     "an object": (lambda y: SimpleNamespace(y=y), r"data\.y"),
     "an object with slots": (Slots, r"data\.y"),
+    "a deque": (lambda y: deque([y]), r"data\[0\]"),
     "a list in a dictionary": (lambda y: {"all": [1, y]}, r"data\['all'\]\[1\]"),
 }
 
@@ -302,6 +303,22 @@ def _clock_list(trial: Trial) -> None:
     if not trial.is_pyro:
         with trial.refused("which would wrap"):
             call(trial, "find_start", model, [2**40 + each for each in whole], Y)
+
+
+@fault("Data", "numbers in the byte order of another machine", pyro="torch's own error")
+def _byte_order(trial: Trial) -> None:
+    if not trial.is_pyro:
+        with trial.refused("argument 'y' of type >f4.*newbyteorder"):
+            call(trial, "find_start", mean(trial.backend), Y.astype(">f4"))
+
+
+@fault(KEYWORDS, "a parameter `model` of the model, by keyword")
+def _model_twice(trial: Trial) -> None:
+    def model(y: Any, model: float = 1.0) -> None:
+        raise AssertionError("the model runs")
+
+    with trial.refused(r"\['model'\] by position and by keyword.*partial\(model, model="):
+        call(trial, "fit", model, trial.backend.array(Y), model=2.0)
 
 
 class Clock:
@@ -577,6 +594,38 @@ def _improper_evidence(trial: Trial) -> None:
 
     found = call(trial, "fit", model, trial.backend.array(Y), progress_bar=False).log_evidence
     assert found.value is None and "'mu' has no normaliser" in found.reason
+
+
+@fault(OBSERVED, "`compare` of fits to other data", "a warning")
+def _compared_data(trial: Trial) -> None:
+    y = trial.backend.array(Y)
+
+    def fit(y: Any) -> Any:
+        return call(trial, "fit", mean(trial.backend), y, budget=3_000, progress_bar=False)
+
+    whole, part = fit(y), fit(y[:20])
+    with trial.warned("may be of different observations", trial.public.DataWarning):
+        trial.public.compare({"whole": whole, "part": part})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", trial.public.DataWarning)
+        trial.public.compare({"whole": whole, "again": whole})
+
+
+@fault(OBSERVED, "classes that are numbers with a fraction", pyro=RUNS)
+def _float_classes(trial: Trial) -> None:
+    host, dist = trial.backend.host, trial.backend.dist
+    classes = trial.backend.array(np.arange(6) % 3 + 0.0)
+
+    def model(y: Any) -> None:
+        shares = host.sample("shares", dist.Dirichlet(trial.backend.array(np.ones(3))))
+        with host.plate("rows", 6):
+            host.sample("y", dist.Categorical(shares), obs=y)
+
+    if trial.is_pyro:
+        call(trial, "find_start", model, classes)
+    else:
+        with trial.refused("site 'y'.*float32.*astype", "ModelCheckError"):
+            call(trial, "find_start", model, classes)
 
 
 @fault(OBSERVED, "`compare` of something else than fits by name")
