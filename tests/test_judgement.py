@@ -168,6 +168,12 @@ def test_ratios_tell_a_wrong_guide_and_what_weights_make_of_it() -> None:
     np.testing.assert_allclose(np.exp(found.ratios.deviation), 1.5, rtol=0.2)
 
 
+def test_ratios_that_are_too_uneven_speak_against_a_guide() -> None:
+    z = drawn(496, 0.3)
+    found = judge(run_of(z, log_q(z, 0.3)))
+    assert any("Importance ratios" in each and "too uneven" in each for each in found.reasons)
+
+
 def test_tails_are_seen_where_a_normal_keeps_both_identities() -> None:
     z = drawn(496, 1.2)
     found = judge(run_of(z, log_q(z, 1.2), student))
