@@ -174,6 +174,13 @@ def test_ratios_that_are_too_uneven_speak_against_a_guide() -> None:
     assert any("Importance ratios" in each and "too uneven" in each for each in found.reasons)
 
 
+def test_log_densities_that_differ_by_more_than_any_posteriors_are_told() -> None:
+    """Three times too wide in three dimensions: 11 nats, where 5 times the root of 3 may be."""
+    assert any("have not arrived" in each for each in judge(run_of(drawn(496, 3.0))).reasons)
+    found = judge(run_of(drawn(496, 2.0)))
+    assert found.doubtful and not any("have not arrived" in each for each in found.reasons)
+
+
 def test_tails_are_seen_where_a_normal_keeps_both_identities() -> None:
     z = drawn(496, 1.2)
     found = judge(run_of(z, log_q(z, 1.2), student))
