@@ -68,6 +68,19 @@ def test_two_writers_that_are_killed_leave_a_whole_file_and_nothing_else(
     assert load(path) == 3
 
 
+def test_an_array_of_another_shape_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    save(path, 1)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    (name,) = (name for name, each in arrays.items() if each.shape == (50_000,))
+    arrays[name] = arrays[name].reshape(2, 25_000)
+    with path.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="damaged"):
+        load(path)
+
+
 def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     target, link = tmp_path / "there" / "state", tmp_path / "link"
