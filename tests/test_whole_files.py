@@ -76,7 +76,7 @@ def test_an_array_of_another_shape_is_damage(tmp_path: Path) -> None:
     (name,) = (name for name, each in arrays.items() if each.shape == (50_000,))
     arrays[name] = arrays[name].reshape(2, 25_000)
     with path.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+        np.savez(file, **arrays)
     with pytest.raises(ArgumentError, match="damaged"):
         load(path)
 
