@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
@@ -75,6 +75,13 @@ def entry(verb: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         given = own.intersection(kwargs)
         if given:
             check_own_names(_model_of(places, args, kwargs), given, verb.__name__)
+        twice = sorted(name for name in given if places.get(name, len(args)) < len(args))
+        if twice:
+            raise ArgumentError(
+                f"Expected each parameter of {verb.__name__} once, found {twice} by position and "
+                "by keyword. Where the model has one of that name, bind it before: "
+                f"functools.partial(model, {twice[0]}=...)."
+            )
         if "seed" in given:
             kwargs["seed"] = as_seed(kwargs["seed"])
         try:
@@ -146,10 +153,14 @@ def check_call(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     kept: Kept | None = None,
+    fraction: np.dtype[Any] | None = None,
     *,
     anew: bool = False,
 ) -> None:
     """See that a model can be called with these arguments, and that nothing of them is lost.
+
+    What a model holds beside them, by ``functools.partial`` or in an object that it calls, it may
+    compute with before the host does: where digits of that may be lost a warning says so.
 
     Parameters
     ----------
@@ -158,6 +169,8 @@ def check_call(
         Its arguments.
     kept : callable, optional
         What the host makes of types of NumPy's arrays; None where they stay as they are.
+    fraction : numpy.dtype, optional
+        In which the model computes with lists, and with whole numbers.
     anew : bool
         Whether arrays that were looked at before are looked at again: they may have been written
         to.
@@ -179,10 +192,22 @@ def check_call(
                 f"{len(args)} positional arguments and keywords {sorted(kwargs)}."
             ) from None
     for name, array in _arrays_in(named, lists=True):
-        check_array(name, array, kept, anew=anew)
+        if isinstance(array, tuple | list):
+            _check_list(name, np.array(array), kept, fraction)
+        else:
+            check_array(name, array, kept, fraction, anew=anew)
+    for name, array in _arrays_in(_held_by(model, named)):
+        _warn_of_held(name, array, kept, fraction)
 
 
-def check_array(name: str, array: Any, kept: Kept | None = None, *, anew: bool = False) -> None:
+def check_array(
+    name: str,
+    array: Any,
+    kept: Kept | None = None,
+    fraction: np.dtype[Any] | None = None,
+    *,
+    anew: bool = False,
+) -> None:
     """See that nothing of an array is lost on its way into a host; see :func:`check_call`."""
     if isinstance(array, np.ma.MaskedArray):
         raise ArgumentError(
@@ -190,13 +215,25 @@ def check_array(name: str, array: Any, kept: Kept | None = None, *, anew: bool =
             f"'{name}', whose mask neither host knows. Pass its data and its mask apart, and put "
             "the mask on the observed site: with mask(mask=~hidden)."
         )
-    if kept is None or not isinstance(array, np.ndarray | np.generic):
+    if not isinstance(array, np.ndarray | np.generic) or kept is None:
+        if fraction is not None and (anew or not _is_known(array, fraction)):
+            whole = _whole_numbers(array)
+            if whole is not None:
+                _warn_of_whole(name, whole, fraction)
+                _remember(array, fraction)
         return
     if array.dtype.kind not in "biufcV":
         raise ArgumentError(
             f"Expected arrays of numbers, found argument '{name}' of type {array.dtype}. Pass "
             "whole numbers in place of names and dates, or bind what the model does not compute "
             "with: functools.partial(model, ...)."
+        )
+    if not array.dtype.isnative:
+        x = _in_formula(name)
+        raise ArgumentError(
+            f"Expected arrays in the byte order of this machine, found argument '{name}' of type "
+            f"{array.dtype.str}, as files of other machines have it. Pass "
+            f"{x}.astype({x}.dtype.newbyteorder('='))."
         )
     own = np.dtype(kept(array.dtype))
     if own.kind not in "iuf" or not array.size or (_is_known(array, own) and not anew):
@@ -206,14 +243,71 @@ def check_array(name: str, array: Any, kept: Kept | None = None, *, anew: bool =
         check_digits(name, numbers, own)
     else:
         check_range(name, numbers, own)
-        _warn_of_whole(name, numbers, np.dtype(kept(np.dtype(np.float64))))
+        if fraction is not None:
+            _warn_of_whole(name, numbers, fraction)
     _remember(array, own)
 
 
-def check_digits(name: str, array: np.ndarray, own: np.dtype[Any]) -> None:
+def _check_list(
+    name: str, array: np.ndarray, kept: Kept | None, fraction: np.dtype[Any] | None
+) -> None:
+    """The same of a list of numbers, of which a model makes an array.
+
+    Where the host keeps types as they are, it may choose one that holds them.
+    """
+    if fraction is None:
+        return
+    if array.dtype.kind == "f":
+        check_digits(name, array, fraction, refuse=kept is not None)
+    else:
+        if kept is not None:
+            check_range(name, array, np.dtype(kept(np.dtype(np.int64))))
+        _warn_of_whole(name, array, fraction)
+
+
+def _held_by(model: Any, named: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model and the functions among its arguments hold by ``partial`` or as attributes."""
+    held: dict[str, Any] = {}
+    for name, each in {"": model, **named}.items():
+        if isinstance(each, partial):
+            prefix = f"{name}." if name else ""
+            while isinstance(each, partial):
+                signature, given = _signature(each.func), _by_position(each.args, each.keywords)
+                if signature is not None:
+                    given = signature.bind_partial(*each.args, **each.keywords).arguments
+                held |= {f"{prefix}{key}": value for key, value in given.items()}
+                each = each.func
+        elif name and callable(each) and not is_dataclass(each):
+            held |= {f"{name}.{key}": value for key, value in getattr(each, "__dict__", {}).items()}
+    return held
+
+
+def _warn_of_held(name: str, array: Any, kept: Kept | None, fraction: np.dtype[Any] | None) -> None:
+    """Refuse masks of what a model holds itself, and warn of digits that it may lose."""
+    check_array(name, array)
+    if fraction is None or not isinstance(array, np.ndarray) or not array.size:
+        return
+    if array.dtype.kind in "iu":
+        _warn_of_whole(name, array, fraction)
+    elif array.dtype.kind == "f" and kept is not None:
+        check_digits(name, array, fraction, refuse=False)
+
+
+def _whole_numbers(array: Any) -> np.ndarray | None:
+    """Whole numbers of a framework's array; None where it has others, or has none yet."""
+    if "int" not in str(getattr(array, "dtype", "")) or not math.prod(array.shape):
+        return None
+    try:
+        return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+    except (TypeError, RuntimeError):  # one that stands for others, of a transformation
+        return None
+
+
+def check_digits(name: str, array: np.ndarray, own: np.dtype[Any], *, refuse: bool = True) -> None:
     """See that a type with a fraction holds what differs between the entries of a column.
 
-    A :class:`DataWarning` says where it does so in part.
+    A :class:`DataWarning` says where it does so in part, or where it may not be what the model
+    computes with.
 
     Raises
     ------
@@ -230,7 +324,7 @@ def check_digits(name: str, array: np.ndarray, own: np.dtype[Any]) -> None:
         f"beside their spread lose digits. Centre them first, as {x} - {x}.mean(), or use "
         f"{_DOUBLE}. Pass {x}.astype('{own}') where the rounding is meant."
     )
-    if share > LOST:
+    if refuse and share > LOST:
         raise ArgumentError(told)
     warnings.warn(told, DataWarning, stacklevel=2)
 
@@ -339,7 +433,7 @@ def _is_known(array: Any, kept: np.dtype[Any]) -> bool:
 
 
 def _remember(array: Any, kept: np.dtype[Any]) -> None:
-    if isinstance(array, np.ndarray):
+    if not isinstance(array, np.generic):
         number = id(array)
         _known[number] = weakref.ref(array, lambda _: _known.pop(number, None)), kept
 
@@ -359,7 +453,7 @@ def check_callable(model: Any, host: str) -> None:
 
 
 def named_arrays(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    model: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
     """The arrays among a model's arguments, also those inside of containers, with their names."""
     signature = _signature(model)
@@ -379,7 +473,7 @@ def _by_position(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[st
 def _arrays_in(named: Mapping[str, Any], *, lists: bool = False) -> Iterator[tuple[str, Any]]:
     """Arrays of mappings, sequences, records and objects that are none of a framework's.
 
-    With ``lists``, lists of numbers with a fraction too, which a model makes arrays of.
+    With ``lists``, lists of numbers too, which a model makes arrays of.
     """
     for name, value in named.items():
         waiting, seen = deque([(name, value)]), set[int]()
@@ -390,15 +484,18 @@ def _arrays_in(named: Mapping[str, Any], *, lists: bool = False) -> Iterator[tup
                 # Columns of a table, whatever their types.
                 for field in getattr(getattr(value, "dtype", None), "names", None) or ():
                     waiting.append((f"{name}[{field!r}]", value[field]))
-            elif lists and isinstance(value, tuple | list) and _are_floats(value):
-                yield name, np.array(value)
+            elif lists and isinstance(value, tuple | list) and _are_numbers(value):
+                yield name, value
             elif not isinstance(value, _PLAIN) and id(value) not in seen:
                 seen.add(id(value))
                 waiting.extend(_inside(name, value))
 
 
-def _are_floats(values: Sequence[Any]) -> bool:
-    return len(values) > 0 and all(isinstance(each, float) for each in values)
+def _are_numbers(values: Sequence[Any]) -> bool:
+    """Whether these are numbers, or lists of them of one length."""
+    if values and all(isinstance(each, tuple | list) for each in values):
+        return len(set(map(len, values))) == 1 and all(map(_are_numbers, values))
+    return len(values) > 0 and all(type(each) in (float, int) for each in values)
 
 
 def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -407,7 +504,7 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         return ((f"{name}[{key!r}]", each) for key, each in value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return ((f"{name}.{key}", getattr(value, key)) for key in value._fields)
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list | deque):
         pairs = enumerate(value)
         return ((f"{name}[{n}]", each) for n, each in pairs if not isinstance(each, _PLAIN))
     if callable(value) and not is_dataclass(value):

@@ -113,10 +113,13 @@ def between_steps() -> Iterator[None]:
         yield
         return
     put_back, was_heard = list(map(operator.call, KEEPERS)), False
-    _interrupt.depth, _interrupt.locks, _interrupt.previous = 1, 0, previous
+    _interrupt.locks, _interrupt.previous = 0, previous
     _interrupt.held = _interrupt.at_once = False
-    signal.signal(signal.SIGINT, _interrupt)
     try:
+        # Until here, and from where it is put back, Ctrl-C comes at any line: the depth, by which
+        # contexts inside know that it waits, is changed while it does.
+        signal.signal(signal.SIGINT, _interrupt)
+        _interrupt.depth = 1
         yield
     except BaseException as error:
         _interrupt.held, was_heard = True, isinstance(error, KeyboardInterrupt)
@@ -124,12 +127,12 @@ def between_steps() -> Iterator[None]:
             put()
         raise
     finally:
-        # Another handler that was set meanwhile stays.
-        if signal.getsignal(signal.SIGINT) is _interrupt:
-            signal.signal(signal.SIGINT, previous)
         _interrupt.depth, _interrupt.held = 0, False
         if was_heard:
             _interrupt.forget()
+        # Another handler that was set meanwhile stays.
+        if signal.getsignal(signal.SIGINT) is _interrupt:
+            signal.signal(signal.SIGINT, previous)
         if _interrupt.pending is not None:
             _interrupt.heard()
 

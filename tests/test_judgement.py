@@ -168,6 +168,19 @@ def test_ratios_tell_a_wrong_guide_and_what_weights_make_of_it() -> None:
     np.testing.assert_allclose(np.exp(found.ratios.deviation), 1.5, rtol=0.2)
 
 
+def test_ratios_that_are_too_uneven_speak_against_a_guide() -> None:
+    z = drawn(496, 0.3)
+    found = judge(run_of(z, log_q(z, 0.3)))
+    assert any("Importance ratios" in each and "too uneven" in each for each in found.reasons)
+
+
+def test_log_densities_that_differ_by_more_than_any_posteriors_are_told() -> None:
+    """Three times too wide in three dimensions: 11 nats, where 5 times the root of 3 may be."""
+    assert any("have not arrived" in each for each in judge(run_of(drawn(496, 3.0))).reasons)
+    found = judge(run_of(drawn(496, 2.0)))
+    assert found.doubtful and not any("have not arrived" in each for each in found.reasons)
+
+
 def test_tails_are_seen_where_a_normal_keeps_both_identities() -> None:
     z = drawn(496, 1.2)
     found = judge(run_of(z, log_q(z, 1.2), student))

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -217,23 +218,53 @@ def test_handlers_of_the_hosts_are_entered_under_the_lock_alone(
     assert not outside
 
 
-def test_fits_in_threads_are_the_fits_alone(backend: Any) -> None:
-    programs = [from_zoo(backend, name)[:2] for name in ("gaussian_one_site", "conjugate_normal")]
-    key = () if backend.is_pyro else (backend.key(0),)
+def programs(backend: Any) -> list[tuple[Any, tuple[Any, ...]]]:
+    """Four programs: labels that are summed out, a mixture of the host's, and two without."""
+    host, dist, xp = backend.host, backend.dist, backend.xp
+    y = backend.array(np.array([-2.0, -1.5, -1.0, 0.5, 2.0, 2.5, 3.0, 3.5]))
 
-    def draws(number: int, into: dict[int, Any]) -> None:
-        model, args = programs[number]
-        fit = backend.public.fit(*key, model, *args, budget=2_500, progress_bar=False)
-        into[number] = {name: backend.numpy(each).tolist() for name, each in fit.draws.items()}
+    def labels(y: Any) -> None:
+        share = host.sample("share", dist.Beta(2.0, 2.0))
+        means = host.sample("means", dist.Normal(backend.array([-2.0, 3.0]), 1.0).to_event(1))
+        with host.plate("rows", len(y)):
+            kind = host.sample("kind", dist.Bernoulli(share))
+            host.sample("y", dist.Normal(xp.where(kind > 0.5, means[1], means[0]), 1.0), obs=y)
 
-    alone: dict[int, Any] = {}
-    for number in range(2):
-        draws(number, alone)
+    def mixture(y: Any) -> None:
+        shares = host.sample("shares", dist.Dirichlet(backend.array([2.0, 2.0])))
+        means = host.sample("means", dist.Normal(backend.array([-2.0, 3.0]), 1.0).to_event(1))
+        parts = dist.MixtureSameFamily(
+            dist.Categorical(shares), dist.Normal(means, backend.array([1.0, 1.0]))
+        )
+        with host.plate("rows", len(y)):
+            host.sample("y", parts, obs=y)
+
+    plain = [from_zoo(backend, name)[:2] for name in ("gaussian_one_site", "conjugate_normal")]
+    return [(labels, (y,)), plain[0], (mixture, (y,)), plain[1]]
+
+
+@pytest.mark.parametrize(
+    ("number", "rounds"), [(2, 1), pytest.param(4, 20, marks=pytest.mark.slow)]
+)
+def test_fits_in_threads_are_the_fits_alone(backend: Any, number: int, rounds: int) -> None:
+    every = programs(backend)[:number]
+
+    def draws(place: int, seed: int, into: dict[int, Any]) -> None:
+        model, args = every[place]
+        key = () if backend.is_pyro else (backend.key(seed),)
+        seeds = {"seed": seed} if backend.is_pyro else {}
+        fit = backend.public.fit(*key, model, *args, budget=2_500, progress_bar=False, **seeds)
+        into[place] = {name: backend.numpy(each).tolist() for name, each in fit.draws.items()}
+
     usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)
-    try:
+    for seed in range(rounds):
+        alone: dict[int, Any] = {}
         together: dict[int, Any] = {}
-        in_threads([lambda n=n: draws(n, together) for n in range(2)])  # type: ignore[misc]
-    finally:
-        sys.setswitchinterval(usual)
-    assert together == alone
+        for place in range(number):
+            draws(place, seed, alone)
+        sys.setswitchinterval(1e-4)
+        try:
+            in_threads([partial(draws, place, seed, together) for place in range(number)])
+        finally:
+            sys.setswitchinterval(usual)
+        assert together == alone, seed

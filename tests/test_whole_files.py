@@ -39,14 +39,17 @@ def write_on(path: Path, number: int) -> None:
         save(path, number)
 
 
-def test_two_writers_that_are_killed_leave_a_whole_file_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [12, pytest.param(200, marks=pytest.mark.slow)])
+def test_two_writers_that_are_killed_leave_a_whole_file_and_nothing_else(
+    tmp_path: Path, rounds: int
+) -> None:
     path, waits = tmp_path / "state", random.Random(0)
     # This process may have threads, of JAX for one, which a fork of it would leave behind.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.test_whole_files"])
     save(path, 0)
     reads = 0
-    for _ in range(12):
+    for _ in range(rounds):
         writers = [context.Process(target=write_on, args=(path, each)) for each in (1, 2)]
         for each in writers:
             each.start()
@@ -59,10 +62,23 @@ def test_two_writers_that_are_killed_leave_a_whole_file_and_nothing_else(tmp_pat
             os.kill(each.pid or 0, signal.SIGKILL)
             each.join()
         load(path)
-    assert reads > 12
+    assert reads > rounds
     save(path, 3)
     assert os.listdir(tmp_path) == ["state"]
     assert load(path) == 3
+
+
+def test_an_array_of_another_shape_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    save(path, 1)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    (name,) = (name for name, each in arrays.items() if each.shape == (50_000,))
+    arrays[name] = arrays[name].reshape(2, 25_000)
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+    with pytest.raises(ArgumentError, match="damaged"):
+        load(path)
 
 
 def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:

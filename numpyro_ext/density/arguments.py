@@ -56,7 +56,8 @@ def as_data(
     ArgumentError
         The arguments do not fit the signature of the model, or something of them would be lost.
     """
-    check_call(model, args, kwargs, jax.dtypes.canonicalize_dtype, anew=anew)
+    kept = jax.dtypes.canonicalize_dtype
+    check_call(model, args, kwargs, kept, np.dtype(kept(np.dtype(np.float64))), anew=anew)
     return Data(args, kwargs)
 
 

@@ -8,8 +8,8 @@ nothing compiled.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -37,7 +37,7 @@ from numpyro_ext.density.handlers import (
     transform_of,
 )
 from numpyro_ext.density.layout import Data, DataPlate, Layout
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.process import swapped
 from ppl_ext.target.families import family_of, is_improper
 from ppl_ext.target.scores import check_observations
@@ -113,11 +113,35 @@ def first_run(
         tracer(*arguments.args, **arguments.kwargs)
         for site in tracer.trace.values():
             if site["type"] == "sample":
-                site_log_prob(site)  # shapes that do not go together show here
+                with _classes_named(site):
+                    site_log_prob(site)  # shapes that do not go together show here
             if is_observation(site):
                 shape, frames = jnp.shape(site["value"]), site["cond_indep_stack"]
                 check_observations(site["name"], site["fn"], shape, frames)
     return FirstRun(getattr(tracer, "trace", {}), plates, states.states, kept.error)
+
+
+@contextmanager
+def _classes_named(site: Any) -> Iterator[None]:
+    """Context in which a distribution of whole numbers may meet those with a fraction.
+
+    Raises
+    ------
+    ModelCheckError
+        It indexes by them, which JAX refuses.
+    """
+    try:
+        yield
+    except TypeError as error:
+        if not jnp.issubdtype(jnp.result_type(site["value"]), jnp.floating):
+            raise
+        if "integer" not in str(error):
+            raise
+        raise ModelCheckError(
+            f"The density of site '{site['name']}' fails with values of type "
+            f"{jnp.result_type(site['value'])}: {error}. Pass classes as whole numbers, "
+            "y.astype(int)."
+        ) from error
 
 
 class _KeptError(AbstractContextManager["_KeptError"]):

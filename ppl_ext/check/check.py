@@ -283,6 +283,13 @@ def _heard(
             f"{broken.any(1).mean():.1%} of the draws are not finite, most in '{worst}'."
         )
         return hearing.verdict({})
+    alike = (columns.values == columns.values[0]).all(0)
+    if alike.any():
+        hearing.against.append(
+            f"All draws of '{columns.names[int(alike.argmax())]}' are one number, as those of no "
+            "density are. Give draws, and not a point."
+        )
+        return hearing.verdict({})
     numbers = effective_number(in_chains(columns.values, columns.chains))
     own = None
     if source.kind == "Markov chains" and len(columns.values) > 3 * columns.chains:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_ext.errors import ArgumentError
+from ppl_ext.arguments import named_arrays
+from ppl_ext.errors import ArgumentError, DataWarning
 from ppl_ext.fit.evidence import LogEvidence
 from ppl_ext.fit.fit import Fit
+from ppl_ext.fit.views import Views
 from ppl_ext.options import described
 
 if TYPE_CHECKING:
@@ -22,8 +25,9 @@ def compare(
 ) -> pandas.DataFrame:
     """A table of fits by the evidence of their programs, the best first.
 
-    All programs must be of the same observations; the table cannot tell. Evidence depends on
-    priors, as wide as they are: ArviZ's ``compare`` of predictions (LOO) does so much less.
+    All programs must be of the same observations. A :class:`~ppl_ext.errors.DataWarning` comes
+    where no array is an argument of all; else the table cannot tell. Evidence depends on priors, as
+    wide as they are: ArviZ's ``compare`` of predictions (LOO) does so much less.
 
     Parameters
     ----------
@@ -63,6 +67,7 @@ def compare(
             'Expected a mapping of names to fits, such as {"small": fit_of_small, "large": '
             f"fit_of_large}}, found {described(fits)}{more}."
         )
+    _warn_of_other_data(fits)
     import pandas  # which ArviZ needs as well; it takes half a second
 
     found = {
@@ -82,6 +87,32 @@ def compare(
     }
     table = pandas.DataFrame(columns, index=list(found))
     return table.sort_values("log_evidence", ascending=False, kind="stable")
+
+
+def _warn_of_other_data(fits: Mapping[str, Fit | LogEvidence]) -> None:
+    """Say that fits have no data in common."""
+    views = [each.views for each in fits.values() if isinstance(each, Fit)]
+    found = [_arrays(each) for each in views if each is not None]
+    if found and all(found) and not set.intersection(*found):
+        warnings.warn(
+            "No array is an argument of all these fits, so that they may be of different "
+            "observations: their evidence cannot be compared then. Fit all to the same.",
+            DataWarning,
+            stacklevel=3,
+        )
+
+
+def _arrays(views: Views) -> set[bytes]:
+    """Arrays of more than one number among a fit's arguments, by value."""
+    arrays = (each for _, each in named_arrays(None, views.args, views.kwargs))
+    plain = [
+        np.asarray(each.detach().cpu() if hasattr(each, "detach") else each) for each in arrays
+    ]
+    return {
+        np.ravel(each).astype(float).tobytes()
+        for each in plain
+        if each.size > 1 and each.dtype.kind in "biuf"
+    }
 
 
 def _or_nan(value: float | None) -> float:

@@ -130,8 +130,14 @@ class Observations:
         Raises
         ------
         ArgumentError
-            There is none, or several, or it does not hold what the site observes.
+            There is none, or several, or it does not hold what the site observes; or no site
+            observes anything.
         """
+        if not seen:
+            raise ArgumentError(
+                "Expected a model with observations to draw, found no observed site with these "
+                "arguments. Pass what it observes."
+            )
         arrays = {name: as_array(value) for name, value in self.named.items()}
         arrays = {name: value for name, value in arrays.items() if value is not None}
         for site, value in seen.items():

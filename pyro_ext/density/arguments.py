@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -14,15 +15,24 @@ from pyro_ext.density.handlers import SiteHandler, without_host_checks
 from pyro_ext.density.layout import Data
 
 
-def as_data(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Data:
+def as_data(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dtype: torch.dtype | None = None,
+) -> Data:
     """Arguments of one call, as they go through the door of :func:`ppl_ext.arguments.check_call`.
+
+    ``dtype`` is that of latents; None where nobody has to hear of digits again.
 
     Raises
     ------
     ArgumentError
         The arguments do not fit the signature of the model, or something of them would be lost.
     """
-    check_call(model, args, kwargs)
+    name = str(dtype).removeprefix("torch.")
+    fraction = np.dtype(name) if name in ("float16", "float32", "float64") else None
+    check_call(model, args, kwargs, None, fraction)
     if any(_of_inference(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
         # Tensors made in torch.inference_mode cannot be differentiated through, nor copied in it.
         with torch.inference_mode(False):

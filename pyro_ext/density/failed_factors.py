@@ -44,35 +44,100 @@ def _cholesky(A: Tensor, upper: bool = False) -> Any:
     return _told(_linalg.cholesky_ex)(A, upper=upper)
 
 
-def _solve(A: Tensor, B: Tensor, **options: Any) -> Tensor:
-    # Not by solve_ex: its derivative solves with the same matrix, and raises.
-    failed = _linalg.lu_factor_ex(A.detach()).info != 0
-    identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    regular = torch.where(failed[..., None, None], identity, A)
-    return _spoiled(_linalg.solve(regular, B, **options), failed, A)
+def _not_finite(A: Tensor) -> Tensor:
+    return ~torch.isfinite(A).all(-1).all(-1)
 
 
-def _of_finite(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that raises for entries that are not finite, of zeros in their place."""
+def _singular(A: Tensor) -> Tensor:
+    failed: Tensor = _linalg.lu_factor_ex(A).info != 0
+    return failed
 
-    def of_finite(A: Tensor, *args: Any, **options: Any) -> Any:
-        failed = ~torch.isfinite(A).all(-1).all(-1)
-        found = function(torch.where(failed[..., None, None], 0.0, A), *args, **options)
+
+def _without_entries_on_the_diagonal(A: Tensor) -> Tensor:
+    return (A.diagonal(dim1=-2, dim2=-1) == 0.0).any(-1)
+
+
+def _where_it_can(
+    cannot: Callable[[Tensor], Tensor], function: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A function that raises where ``cannot`` says so, of the identity in their place.
+
+    The variants that do not raise would not do: their derivatives do, with the same matrix.
+    """
+
+    def where_it_can(A: Tensor, *args: Any, **options: Any) -> Any:
+        failed = cannot(A.detach())
+        identity = torch.eye(*A.shape[-2:], dtype=A.dtype, device=A.device)
+        found = function(torch.where(failed[..., None, None], identity, A), *args, **options)
         if isinstance(found, Tensor):
             return _spoiled(found, failed, A)
         return type(found)([_spoiled(each, failed, A) for each in found])
 
-    return of_finite
+    return where_it_can
+
+
+def _matrix_norm(
+    A: Tensor, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, **options: Any
+) -> Tensor:
+    moved = A.movedim(tuple(dim), (-2, -1))
+    found: Tensor = _where_it_can(_not_finite, _linalg.matrix_norm)(moved, ord, **options)
+    for axis in sorted(each % A.dim() for each in dim) if keepdim else ():
+        found = found.unsqueeze(axis)
+    return found
+
+
+def _norm(A: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
+    # Of a number p it is the norm of entries, which exists for all.
+    if p == "nuc":
+        return _matrix_norm(A, p, (-2, -1) if dim is None else dim, keepdim, **options)
+    return torch.norm(A, p, dim, keepdim, **options)
+
+
+def _either_norm(
+    A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, **options: Any
+) -> Any:
+    axes = tuple(range(A.dim())) if dim is None else dim
+    if ord in ("nuc", 2, -2) and not isinstance(axes, int) and len(axes) == 2:
+        return _matrix_norm(A, ord, axes, keepdim, **options)
+    return _linalg.norm(A, ord, dim, keepdim, **options)
+
+
+def _matrix_power(A: Tensor, n: int) -> Tensor:
+    if n >= 0:
+        return _linalg.matrix_power(A, n)
+    found: Tensor = _where_it_can(_singular, _linalg.matrix_power)(A, n)
+    return found
 
 
 _WITH_NAN: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys((_linalg.cholesky, torch.cholesky, Tensor.cholesky), _cholesky),
     **dict.fromkeys((_linalg.inv, torch.inverse, Tensor.inverse), _told(_linalg.inv_ex)),
     _linalg.lu_factor: _told(_linalg.lu_factor_ex),
-    _linalg.solve: _solve,
+    **dict.fromkeys((_linalg.matrix_power, torch.matrix_power, Tensor.matrix_power), _matrix_power),
+    _linalg.matrix_norm: _matrix_norm,
+    **dict.fromkeys((torch.norm, Tensor.norm), _norm),
+    _linalg.norm: _either_norm,
     **{
-        function: _of_finite(function)
+        function: _where_it_can(_singular, function)
         for function in (
+            _linalg.solve,
+            _linalg.slogdet,
+            torch.slogdet,
+            Tensor.slogdet,
+            torch.logdet,
+            Tensor.logdet,
+        )
+    },
+    **{
+        function: _where_it_can(_without_entries_on_the_diagonal, function)
+        for function in (torch.cholesky_inverse, Tensor.cholesky_inverse)
+    },
+    **{
+        function: _where_it_can(_not_finite, function)
+        for function in (
+            _linalg.det,
+            torch.det,
+            Tensor.det,
             _linalg.eigh,
             _linalg.eigvalsh,
             _linalg.eig,
@@ -82,7 +147,6 @@ _WITH_NAN: dict[Callable[..., Any], Callable[..., Any]] = {
             _linalg.pinv,
             _linalg.cond,
             _linalg.lstsq,
-            _linalg.matrix_norm,
             _linalg.matrix_rank,
             torch.svd,
             Tensor.svd,
@@ -101,8 +165,9 @@ class FailedFactors(TorchFunctionMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         with_nan = _WITH_NAN.get(func)
-        if with_nan is None or "out" in kwargs:
+        if with_nan is None or kwargs.get("out") is not None:
             return func(*args, **kwargs)
+        kwargs.pop("out", None)
         if "input" in kwargs:
             args = (kwargs.pop("input"), *args)
         return with_nan(*args, **kwargs)

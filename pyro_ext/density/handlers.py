@@ -24,7 +24,7 @@ from pyro.distributions.util import scale_and_mask, sum_rightmost
 from pyro.infer.autoguide.utils import helpful_support_errors
 from pyro.ops.special import _SafeLog
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK
 from pyro.poutine.subsample_messenger import SubsampleMessenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
@@ -719,4 +719,14 @@ def _modes_of_torch() -> Callable[[], None]:
     return put_back
 
 
-KEEPERS.append(_modes_of_torch)
+def _plates_of_pyro() -> Callable[[], None]:
+    """Note which plates have a dimension: one whose start is broken off keeps its own."""
+    plates = list(_DIM_ALLOCATOR._stack)
+
+    def put_back() -> None:
+        _DIM_ALLOCATOR._stack[:] = plates
+
+    return put_back
+
+
+KEEPERS += [_modes_of_torch, _plates_of_pyro]

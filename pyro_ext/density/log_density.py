@@ -142,7 +142,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
                 f"{dtype!r}."
             )
         check_callable(model, "Pyro")
-        data = as_data(model, args, dict(kwargs or {}))
+        data = as_data(model, args, dict(kwargs or {}), dtype or torch.get_default_dtype())
         with named_if_foreign(model, args, kwargs or {}, (Tensor,), _ADVICE):
             structure = check_model(
                 model,
@@ -251,7 +251,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
     # -- arguments ----------------------------------------------------------------------------
 
     def bind(self, *args: Any, **kwargs: Any) -> Data:
-        return as_data(self.model, args, kwargs)
+        return as_data(self.model, args, kwargs, self.bound.dtype)
 
     def partial_plates(self, data: Data) -> dict[str, tuple[int, int]]:
         return partial_plates(self.bound, data)

@@ -360,7 +360,12 @@ def test_models_that_cannot_be_simulated_are_refused(backend: Any) -> None:
         mu = host.sample("mu", dist.Normal(0.0, 1.0))
         host.sample("y", dist.Normal(mu, 1.0), obs=y / 10.0)
 
+    def unseen() -> None:
+        host.sample("mu", dist.Normal(0.0, 1.0))
+
     y = backend.array(np.array(0.5))
+    with pytest.raises(ArgumentError, match="found no observed site"):
+        calibrated(backend, unseen)
     with pytest.raises(ArgumentError, match="found factors: \\['penalty'\\]"):
         calibrated(backend, factor, y)
     with pytest.raises(ArgumentError, match="observations of 'y' as they are"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
-from collections import namedtuple
+from collections import deque, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -152,6 +153,7 @@ CONTAINERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a dataclass": (Record, r"data\.y"),
     "an object": (lambda y: SimpleNamespace(y=y), r"data\.y"),
     "an object with slots": (Slots, r"data\.y"),
+    "a deque": (lambda y: deque([y]), r"data\[0\]"),
     "a list in a dictionary": (lambda y: {"all": [1, y]}, r"data\['all'\]\[1\]"),
 }
 
@@ -264,14 +266,107 @@ def _whole(trial: Trial) -> None:
     DIGITS,
     "whole numbers above 2^24 that lie close together",
     "a warning: a type with a fraction rounds them",
-    pyro=KEPT,
 )
 def _large_whole(trial: Trial) -> None:
-    if trial.is_pyro:
-        return
     time = 1_700_000_000 + np.arange(40)
-    with trial.warned("large beside their spread", trial.public.DataWarning):
-        call(trial, "find_start", line(trial.backend), time, Y)
+    array, y = trial.backend.array(time), trial.backend.array(Y)
+    for given in (array,) if trial.is_pyro else (time, array):
+        with trial.warned("large beside their spread", trial.public.DataWarning):
+            call(trial, "find_start", line(trial.backend), given, y)
+
+
+@fault(
+    DIGITS,
+    "such times in a list, or whole ones",
+    pyro="a warning: torch makes single precision of a list",
+    numpyro="refused; a warning of whole numbers that 32 bits hold",
+)
+def _clock_list(trial: Trial) -> None:
+    time = (FIRST + np.linspace(10.0, 130.0, 40)).tolist()
+    host, dist, xp = trial.backend.host, trial.backend.dist, trial.backend.xp
+
+    def model(time: Any, y: Any) -> None:
+        slope = host.sample("slope", dist.Normal(0.0, 1.0))
+        x = xp.asarray(time).reshape(-1) - FIRST
+        host.sample("y", dist.Normal(slope * x, 1.0).to_event(1), obs=y)
+
+    for given in (time, [[each] for each in time]):
+        if trial.is_pyro:
+            with trial.warned("argument 'time'.*of their spread", trial.public.DataWarning):
+                call(trial, "find_start", model, given, trial.backend.array(Y))
+        else:
+            with trial.refused("argument 'time'.*of their spread"):
+                call(trial, "find_start", model, given, trial.backend.array(Y))
+    whole = [int(each) for each in time]
+    with trial.warned("whole numbers of argument 'time'", trial.public.DataWarning):
+        call(trial, "find_start", model, whole, trial.backend.array(Y))
+    if not trial.is_pyro:
+        with trial.refused("which would wrap"):
+            call(trial, "find_start", model, [2**40 + each for each in whole], Y)
+
+
+@fault("Data", "numbers in the byte order of another machine", pyro="torch's own error")
+def _byte_order(trial: Trial) -> None:
+    if not trial.is_pyro:
+        with trial.refused("argument 'y' of type >f4.*newbyteorder"):
+            call(trial, "find_start", mean(trial.backend), Y.astype(">f4"))
+
+
+@fault(KEYWORDS, "a parameter `model` of the model, by keyword")
+def _model_twice(trial: Trial) -> None:
+    def model(y: Any, model: float = 1.0) -> None:
+        raise AssertionError("the model runs")
+
+    with trial.refused(r"\['model'\] by position and by keyword.*partial\(model, model="):
+        call(trial, "fit", model, trial.backend.array(Y), model=2.0)
+
+
+class Clock:
+    """Times that a model asks for."""
+
+    def __init__(self, time: Any) -> None:
+        self.time = time
+
+    def __call__(self) -> Any:
+        return self.time
+
+
+@fault(
+    DIGITS,
+    "such times bound by `functools.partial`, or in an object that the model calls",
+    "a warning: the model may centre them before the host has them",
+    pyro=KEPT,
+)
+def _clock_bound(trial: Trial) -> None:
+    time, y = FIRST + np.linspace(10.0, 130.0, 40), trial.backend.array(Y)
+    host, dist, xp = trial.backend.host, trial.backend.dist, trial.backend.xp
+
+    def model(clock: Any, y: Any) -> None:
+        slope = host.sample("slope", dist.Normal(0.0, 1.0))
+        x = xp.asarray(clock() if callable(clock) else clock) - FIRST
+        host.sample("y", dist.Normal(slope * x, 1.0).to_event(1), obs=y)
+
+    for program, args, name in (
+        (partial(model, time), (y,), "clock"),
+        (partial(partial(model, y=y), clock=time), (), "clock"),
+        (model, (Clock(time), y), r"clock\.time"),
+        (model, (partial(operator.itemgetter(0), [time]), y), r"clock\.args\[0\]\[0\]"),
+    ):
+        if trial.is_pyro:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", trial.public.DataWarning)
+                call(trial, "find_start", program, *args)
+        else:
+            with trial.warned(f"argument '{name}'", trial.public.DataWarning):
+                call(trial, "find_start", program, *args)
+
+
+@fault("Data", "a masked array that `functools.partial` binds, or an object that the model calls")
+def _masked_bound(trial: Trial) -> None:
+    hidden, model = np.ma.masked_array(Y, Y > 0.0), mean(trial.backend)
+    for program, args in ((partial(model, hidden), ()), (model, (Clock(hidden),))):
+        with trial.refused("without a mask of NumPy's own.*mask\\(mask=~hidden\\)"):
+            call(trial, "find_start", program, *args)
 
 
 @fault(DIGITS, "such times in the batches of a loader", pyro=REFUSED)
@@ -499,6 +594,38 @@ def _improper_evidence(trial: Trial) -> None:
 
     found = call(trial, "fit", model, trial.backend.array(Y), progress_bar=False).log_evidence
     assert found.value is None and "'mu' has no normaliser" in found.reason
+
+
+@fault(OBSERVED, "`compare` of fits to other data", "a warning")
+def _compared_data(trial: Trial) -> None:
+    y = trial.backend.array(Y)
+
+    def fit(y: Any) -> Any:
+        return call(trial, "fit", mean(trial.backend), y, budget=3_000, progress_bar=False)
+
+    whole, part = fit(y), fit(y[:20])
+    with trial.warned("may be of different observations", trial.public.DataWarning):
+        trial.public.compare({"whole": whole, "part": part})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", trial.public.DataWarning)
+        trial.public.compare({"whole": whole, "again": whole})
+
+
+@fault(OBSERVED, "classes that are numbers with a fraction", pyro=RUNS)
+def _float_classes(trial: Trial) -> None:
+    host, dist = trial.backend.host, trial.backend.dist
+    classes = trial.backend.array(np.arange(6) % 3 + 0.0)
+
+    def model(y: Any) -> None:
+        shares = host.sample("shares", dist.Dirichlet(trial.backend.array(np.ones(3))))
+        with host.plate("rows", 6):
+            host.sample("y", dist.Categorical(shares), obs=y)
+
+    if trial.is_pyro:
+        call(trial, "find_start", model, classes)
+    else:
+        with trial.refused("site 'y'.*float32.*astype", "ModelCheckError"):
+            call(trial, "find_start", model, classes)
 
 
 @fault(OBSERVED, "`compare` of something else than fits by name")

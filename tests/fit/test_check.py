@@ -71,6 +71,8 @@ def planted(fault: str, x: np.ndarray) -> np.ndarray:
         x[:, 2] = np.roll(x[:, 2], 1)
     elif fault == "not a number":
         x[3, 2] = np.nan
+    elif fault == "a point":
+        x[:, 2] = 0.5
     return x
 
 
@@ -127,12 +129,15 @@ def test_right_draws_are_confirmed() -> None:
     assert first.evaluations > 400 and "drift" in str(first)
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, "half", "spikes", "uncorrelated", "not a number"])
+@pytest.mark.parametrize(
+    "fault", [*FAULTS, "half", "spikes", "uncorrelated", "not a number", "a point"]
+)
 def test_wrong_draws_are_refused(fault: str) -> None:
     generator = np.random.default_rng(1)
     for _ in range(10):
         verdict = verdict_on(planted(fault, right(generator, 2_000)), generator)
         assert not verdict.trusted and verdict.level == "not trusted"
+        assert fault != "a point" or "All draws of 'x[2]' are one number" in verdict.reasons[0]
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, "half", "spikes"])

@@ -20,10 +20,8 @@ from tests.fit_support import check_weighted
 GOOD = torch.tensor([[2.0, 0.3, 0.1], [0.3, 1.5, 0.2], [0.1, 0.2, 1.1]])
 NAN = torch.full((3, 3), torch.nan)
 #: What has no factor or inverse, beside what has entries that are not finite.
-WITHOUT = {"cholesky": -GOOD, "solve": torch.zeros(3, 3), "inv": torch.zeros(3, 3)} | {
-    "inverse": torch.zeros(3, 3),
-    "lu_factor": torch.zeros(3, 3),
-}
+SINGULAR = ("solve", "inv", "inverse", "lu_factor", "slogdet", "logdet", "matrix_power")
+WITHOUT = {"cholesky": -GOOD} | dict.fromkeys((*SINGULAR, "cholesky_inverse"), torch.zeros(3, 3))
 
 #: Whole numbers, which cannot be NaN.
 RANK = torch.linalg.matrix_rank
@@ -32,6 +30,9 @@ OPTIONS = {
     torch.linalg.solve: (torch.ones(3),),
     torch.linalg.lstsq: (torch.ones(3, 1),),
     torch.linalg.matrix_norm: (2,),
+    torch.linalg.norm: (2,),
+    **dict.fromkeys((torch.norm, Tensor.norm), ("nuc",)),
+    **dict.fromkeys((torch.linalg.matrix_power, torch.matrix_power, Tensor.matrix_power), (-2,)),
 }
 
 
@@ -68,6 +69,24 @@ def test_a_rank_is_that_of_each_matrix() -> None:
     with FailedFactors():
         found = RANK(torch.stack([GOOD, NAN, torch.ones(3, 3)]))
     assert found[[0, 2]].tolist() == [3, 1]
+
+
+def test_norms_have_the_axes_that_are_asked_for() -> None:
+    batch = torch.stack([GOOD, 2.0 * GOOD]).movedim(0, 1)  # matrices on the first and last axis
+    for options in ({}, {"keepdim": True}):
+        for norm in (torch.linalg.norm, torch.linalg.matrix_norm):
+            for kind in (2, -2, "nuc", "fro"):
+                expected = norm(batch, kind, dim=(0, 2), **options)
+                with FailedFactors():
+                    found = norm(batch, kind, dim=(0, 2), **options)
+                torch.testing.assert_close(found, expected)
+        with FailedFactors():
+            found = torch.norm(batch, "nuc", dim=(0, 2), **options)
+        torch.testing.assert_close(found, torch.norm(batch, "nuc", dim=(0, 2), **options))
+    with FailedFactors():
+        assert torch.linalg.norm(torch.ones(4), 2) == torch.norm(torch.ones(4)) == 2.0
+        assert torch.norm(torch.ones(2, 3, 3)) == torch.tensor(18.0).sqrt()
+        assert torch.linalg.matrix_power(torch.zeros(2, 2), 2).tolist() == [[0.0] * 2] * 2
 
 
 def process(y: Tensor) -> None:

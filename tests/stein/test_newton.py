@@ -401,15 +401,16 @@ def test_the_radius_follows_the_model(backend: Any, rooms: Any) -> None:
 
 def test_a_density_that_rose_is_no_reason_to_take_a_move(backend: Any, rooms: Any) -> None:
     """A long step down an exponential slope: nearly nothing of what was foretold, and yet more."""
-    moves, lengths = backend.array([[1.0]]), backend.array([1.0])
+    moves, lengths = backend.array([[0.2]]), backend.array([0.2])
     proposal = Proposal(moves, lengths, backend.array(np.array([False])))
     given = (1.0, backend.array([1.0]), True)
     if backend.name == "numpyro":
         given = tuple(backend.array(each) for each in given)
     gain, before, after = (backend.array([each]) for each in (1000.0, 0.0, 30.0))
-    assert not backend.numpy(
-        damping.judge(backend.xp, gain, proposal, before, after, *given).accepted
-    )
+    found = damping.judge(backend.xp, gain, proposal, before, after, *given)
+    assert not backend.numpy(found.accepted)
+    # The next is shorter than this one, of which the radius was no bound.
+    np.testing.assert_allclose(backend.numpy(found.radius), [0.25 * 0.2], rtol=1e-6)
 
 
 def test_moves_stay_within_the_radius(backend: Any, rooms: Any) -> None:
