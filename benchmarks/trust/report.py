@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks import records
 from benchmarks.records import Record
+from benchmarks.study import pyplot
 from benchmarks.trust.methods import METHODS
 
 ABOUT = """Made by `python -m benchmarks trust`. A run is *right* when the mean of every scalar \
@@ -259,11 +260,7 @@ def write(found: Sequence[Record], out: Path) -> None:
 
 def plot(found: Sequence[Record], path: Path) -> None:
     """Errors over score evaluations: the share of problems answered, and each run's distance."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     kept = [run for run in found if run.figures["answerable"]]
     if not any(run.figures.get("evaluations") for run in kept):
         return
