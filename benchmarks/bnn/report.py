@@ -16,7 +16,7 @@ from benchmarks.bnn import CLASSIFICATION, COMPARED, REGRESSION
 from benchmarks.bnn.methods import METHODS, NEWTON_SHARE
 from benchmarks.datasets import Task
 from benchmarks.records import Record
-from benchmarks.study import pyplot
+from benchmarks.study import pyplot as pyplot
 
 REGRESSION_FIGURES = ("RMSE", "NLL", "paper's NLL", "noise")
 CLASSIFICATION_FIGURES = ("accuracy", "NLL", "paper's NLL", "ECE", "Brier", "AUROC")

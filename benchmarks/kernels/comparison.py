@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +49,11 @@ def _run_target(
     for backend in backends:
         for kernel in kernels:
             for seed in range(seeds):
-                fitted = partial(fit, target, backend, kernel, seed)
-                study.run(
-                    kernel,
-                    backend,
-                    target.name,
-                    seed,
-                    settings,
-                    lambda fitted=fitted: judge(target, fitted(), *moments),
-                )
+
+                def fitted(backend: str = backend, kernel: str = kernel, seed: int = seed) -> Any:
+                    return judge(target, fit(target, backend, kernel, seed), *moments)
+
+                study.run(kernel, backend, target.name, seed, settings, fitted)
 
 
 def _medians(runs: Sequence[records.Record], target: str, kernel: str) -> Mapping[str, float]:

@@ -275,7 +275,7 @@ def plot(found: Sequence[Record], path: Path) -> None:
         squeeze=False,
         sharex="row",
     )
-    colours = dict(zip(METHODS, plt.get_cmap("tab20").colors, strict=False))  # type: ignore[attr-defined]
+    colours = dict(zip(METHODS, plt.get_cmap("tab20").colors, strict=False))
     for (share, errors), case in zip(axes, cases, strict=True):
         own = [run for run in kept if _case(run)[:2] == case]
         last = max((run.figures.get("evaluations") or 1 for run in own), default=1)
