@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from benchmarks import datasets, records
 from benchmarks.arguments import count
+from benchmarks.study import pyplot
 from benchmarks.timing import alternate, ratio
 
 PARTICLES, ROWS, HIDDEN, FEATURES, FULL_ROWS = 32, 128, 50, 8, 1000
@@ -563,11 +564,7 @@ def page_table(runs: list[records.Record]) -> str:
 
 
 def _plot(rows: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     comparisons = list(dict.fromkeys(row["comparison"] for row in rows))
     figure, axes = plt.subplots(
         len(comparisons), 1, figsize=(7, 2 * len(comparisons)), layout="constrained"

@@ -115,7 +115,7 @@ def program_of(
     passes: Passes | None = None,
 ) -> Program:
     """What a check asks of a NumPyro program, parameters without a prior as in ``held``."""
-    ways = ways_of(model, args, dict(kwargs), seed, generator, "check", held, passes=passes)
+    ways = ways_of(model, args, kwargs, seed, generator, engine="check", held=held, passes=passes)
     with warnings.catch_warnings():
         # The verdict says it.
         warnings.simplefilter("ignore", HeldParameterWarning)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -32,38 +30,22 @@ from numpyro_ext.gradients import SVRG
 from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.sharding import Sharding, entry, on_own_axes
 from numpyro_ext.start import pieces_of
-from ppl_ext.batches.batch import Batch
-from ppl_ext.batches.passes import Passes, Sample, passes_of, total_rows
+from ppl_ext.batches.passes import passes_of
 from ppl_ext.documented import documented
 from ppl_ext.fit import fit as shared
 from ppl_ext.fit import many
-from ppl_ext.fit.engine import (
-    check_own_engine,
-    epoch_of,
-    in_rounds,
-    name_of,
-    number_of_draws,
-)
+from ppl_ext.fit import ways as shared_ways
+from ppl_ext.fit.engine import check_own_engine, epoch_of
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
-from ppl_ext.fit.habits import SEEDS, check_habits, columns_as_arrays, engine_of
+from ppl_ext.fit.habits import SEEDS, check_habits, engine_of
 from ppl_ext.fit.many import MANY_DOCUMENTATION, Fits, calls_of
 from ppl_ext.fit.policy import guide_for
-from ppl_ext.fit.problem import (
-    Approximate,
-    Approximated,
-    Meter,
-    Problem,
-    problem_of,
-)
-from ppl_ext.fit.programs import Programs
-from ppl_ext.fit.views import NO_NAMES, Names, Views, axis_names
+from ppl_ext.fit.problem import Problem
+from ppl_ext.fit.views import axis_names
+from ppl_ext.fit.ways import Host, HostMaps
 from ppl_ext.running.settling import Settling
 from ppl_ext.running.sharding import check_sharding
-from ppl_ext.start import search
-from ppl_ext.start.rows import Rows
-from ppl_ext.start.search import Piece
 from ppl_ext.start.start import Start
-from ppl_ext.target.noncentred import Moves
 
 #: The Normals that fits of many dimensions or rows fit.
 GUIDES = {
@@ -77,8 +59,6 @@ ENGINE_DEFAULTS: dict[str, Callable[[], Any]] = {
     "guide": lambda: AutoMultivariateNormal,
 }
 KEY_WORDS = dict.fromkeys(SEEDS, "The key comes first: fit(jax.random.key(0), model, ...).")
-#: The engine of a program, or None where none can fit it.
-EngineOf = Callable[[Callable[..., Any], LogDensity], "Engine | None"]
 
 
 @documented(
@@ -268,211 +248,93 @@ def seed_of(rng_key: Array) -> int:
 def ways_of(
     model: Callable[..., Any],
     args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    kwargs: Mapping[str, Any],
     seed: int,
     generator: np.random.Generator,
+    *,
     engine: str = "fit",
     held: Mapping[str, Any] | None = None,
-    engine_of: EngineOf | None = None,
     sharding: Sharding | None = None,
-    passes: Passes | None = None,
-    programs: Programs | None = None,
-    names: Names = NO_NAMES,
+    **options: Any,
 ) -> Iterator[Problem]:
-    """A program as what a fit asks of it: as written first, then with sites non-centred.
+    """A program as what a fit asks of it, by :func:`ppl_ext.fit.ways.ways_of`.
 
-    Parameters without a prior are held as in ``held`` where they are there. Rows come from a
-    loader where there are ``passes``, to which ``args`` and ``kwargs`` add. What does not depend on
-    the arguments' numbers is taken from ``programs`` where it is there.
+    Parameters without a prior are held as in ``held`` where they are there.
     """
-    once = Programs() if programs is None else programs
-    args, kwargs = columns_as_arrays(args, kwargs, place)
     key, strategy_key = random.split(random.key(seed))
-    sample, of_all = None, kwargs
-    args_given, loader = args, None if passes is None else passes.loader
-    if passes is not None:
-        clock = time.perf_counter if sharding is None else sharding.clock
-        sample = passes.sample(on_host, search.MOST_ROWS, clock)
-        args, kwargs = sample.batch.args, {**of_all, **sample.batch.kwargs}
-    with nullcontext() if sample is None else sample.meeting():
-        target = once(
-            "as written",
-            lambda: LogDensity(model, key, args, kwargs, engine=engine, sharding=sharding),
-        )
-    fitted = {name: value for name, value in (held or {}).items() if name in target.held}
-    if fitted:
-        target = target.with_held({**target.held, **fitted})
-    data = target.bind(*args, **kwargs)
-    rows_of = partial(_rows, sample=sample, passes=passes, kwargs=of_all, generator=generator)
 
-    def digest() -> str:
-        if sample is None:
-            return digest_of_arguments((args, kwargs))
-        # Loaders may give their rows in other orders.
-        form, plates = sample.batch.form(), target.batch_plates
-        return digest_of_arguments(
-            (form, {name: each.size for name, each in plates.items()}, of_all)
-        )
+    def target_of(
+        program: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        loaded: tuple[str, ...] | None,
+        is_moved: bool,
+    ) -> LogDensity:
+        given: dict[str, Any] = {"engine": engine, "check": not is_moved, "sharding": sharding}
+        return LogDensity(program, key, args, kwargs, **given)
 
-    def as_written(z: np.ndarray) -> dict[str, Array]:
-        found = target.constrain(jnp.asarray(z, target.dtype), data)
-        return dict(found)
+    def with_held(target: LogDensity) -> LogDensity:
+        fitted = {name: value for name, value in (held or {}).items() if name in target.held}
+        return target.with_held({**target.held, **fitted}) if fitted else target
 
-    own = _by_engine(engine_of, model, target, data, strategy_key, passes, of_all)
-    rows = rows_of(target, data, once("its pieces", lambda: pieces_of(target)))
-    options = strategy_key, generator, rows, digest, own, passes is not None
-    views = Views(
-        args_given,
-        of_all,
-        to_arviz,
-        partial(predictions, model),
-        names,
-        loader,
-        partial(predictive_distribution, model),
-    )
-    written = _problem("as written", target, target, data, as_written, *options)
-    yield replace(written, views=views)
-    may_move = not (target.plates or rows.every)
-    moves = once("moves", lambda: moves_of(target, data) if may_move else Moves())
-    if not moves.latents:
-        return
-    program = noncentred(model, moves, target.layout.names)
-    moved = once(
-        "non-centred",
-        lambda: LogDensity(
-            program, key, args, kwargs, engine=engine, check=False, sharding=sharding
-        ),
-    )
-    moved_data = moved.bind(*args, **kwargs)
-
-    def of_sites(z: np.ndarray) -> dict[str, Array]:
-        found = moved.constrain(jnp.asarray(z, moved.dtype), moved_data)
-        return {name: found[name] for name in target.layout.names}
-
-    name = f"with {', '.join(moves.latents)} non-centred"
-    own = _by_engine(engine_of, program, moved, moved_data, strategy_key, passes, of_all)
-    rows = rows_of(moved, moved_data, once("its pieces, non-centred", lambda: pieces_of(moved)))
-    options = strategy_key, generator, rows, digest, own, passes is not None
-    other = _problem(name, moved, target, moved_data, of_sites, *options, moves.latents)
-    yield replace(other, views=views)
-
-
-def _rows(
-    target: LogDensity,
-    data: Data,
-    piece: Callable[[Data, dict[str, np.ndarray] | None], Piece],
-    *,
-    sample: Sample | None,
-    passes: Passes | None,
-    kwargs: Mapping[str, Any],
-    generator: np.random.Generator,
-) -> Rows:
-    """Of which rows the density of a target is evaluated."""
-    if sample is None or passes is None:
-        return Rows.of_plates(target.plates, lambda rows: piece(data, rows), generator)
-    over = pieces_of(target.over(passes))
-
-    def piece_of_batch(batch: Batch | None) -> Piece:
-        if batch is None:
-            return over(data, None)
-        bound = target.bind(*batch.args, **{**kwargs, **batch.kwargs})
-        return piece(bound.on_device(), None)
-
-    size = total_rows(target.batch_plates, sample.batch.rows)
-    return Rows.of_loader(sample, size, piece_of_batch)
-
-
-def _by_engine(
-    engine_of: EngineOf | None,
-    model: Callable[..., Any],
-    target: LogDensity,
-    data: Data,
-    rng_key: Array,
-    passes: Passes | None,
-    kwargs: Mapping[str, Any],
-) -> Approximate | None:
-    """Draws by an engine that runs until it has settled, or has spent what it may."""
-    engine = None if engine_of is None else engine_of(model, target)
-    if engine is None:
-        return None
-    given: Any = (data.args, data.kwargs) if passes is None else ((), kwargs)
-    # Figures of batches are too noisy to tell a best state, which nobody would go back to.
-    batches: dict[str, Any] = (
-        {} if passes is None else {"batches": passes.loader, "keep_best": False}
-    )
-
-    def approximate(start: Start | None, meter: Meter) -> Approximated:
-        last: Any = None
-
-        def run(steps: int, is_over: Callable[..., bool]) -> tuple[int, Settling]:
-            nonlocal last
-            begun: dict[str, Any] = {"start": start} if last is None else {"init_state": last.state}
-            last = engine.run(
-                rng_key,
-                steps,
-                *given[0],
-                until="settled",
-                callback=is_over,
-                progress_bar=False,
-                **batches,
-                **begun,
-                **given[1],
-            )
-            return len(last.losses), last.settling
-
-        steps, settling = in_rounds(
-            run, meter, lambda step: float(step * engine._num_positions(engine.plan))
-        )
-        number = number_of_draws(target.dim) if engine.makes_draws else None
-        draws = engine.get_samples(last.state, num_samples=number)
-        positions = np.asarray(target.unconstrain(draws, data), np.float64)
-        return Approximated(name_of(engine), positions, steps, settling)
-
-    return approximate
-
-
-def _problem(
-    name: str,
-    target: LogDensity,
-    written: LogDensity,
-    data: Data,
-    values: Callable[[np.ndarray], dict[str, Array]],
-    rng_key: Array,
-    generator: np.random.Generator,
-    rows: Rows,
-    digest: Callable[[], str],
-    approximate: Approximate | None,
-    has_loader: bool,
-    latents: Mapping[str, str] | None = None,
-) -> Problem:
-    def by_strategy(number: int) -> np.ndarray:
-        return np.asarray(target.initial_positions(number, rng_key, data), np.float64)
-
-    def prior(number: int, seed: int) -> np.ndarray:
-        return np.asarray(target.prior_positions(number, random.key(seed), data), np.float64)
-
-    def constrain(z: np.ndarray) -> dict[str, Array]:
+    def values(target: LogDensity, z: np.ndarray, data: Data) -> dict[str, Array]:
         return target.constrain(jnp.asarray(z, target.dtype), data)
 
-    def unconstrain(values: Mapping[str, np.ndarray]) -> Array:
-        given = {name: jnp.asarray(value, target.dtype) for name, value in values.items()}
-        return target.unconstrain(given, data)
+    def maps(target: LogDensity, data: Data) -> HostMaps:
+        def unconstrain(given: Mapping[str, np.ndarray]) -> Array:
+            sites = {name: jnp.asarray(value, target.dtype) for name, value in given.items()}
+            return target.unconstrain(sites, data)
 
-    return problem_of(
-        name,
-        target,
-        written,
-        data,
-        rows,
-        float(jnp.finfo(target.dtype).eps),
-        by_strategy,
-        values,
-        digest,
-        generator,
-        constrain,
-        unconstrain,
-        approximate,
-        latents,
-        has_loader,
-        prior,
+        return lambda z: values(target, z, data), unconstrain
+
+    def initial(target: LogDensity, number: int, data: Data) -> np.ndarray:
+        return np.asarray(target.initial_positions(number, strategy_key, data), np.float64)
+
+    def prior(target: LogDensity, number: int, seed: int, data: Data) -> np.ndarray:
+        return np.asarray(target.prior_positions(number, random.key(seed), data), np.float64)
+
+    host = Host(
+        place=place,
+        place_batch=on_host,
+        target=target_of,
+        piece=pieces_of,
+        bound=lambda target, *args, **kwargs: target.bind(*args, **kwargs).on_device(),
+        digest=digest_of_arguments,
+        values=values,
+        maps=maps,
+        initial=initial,
+        prior=prior,
+        epsilon=lambda target: float(jnp.finfo(target.dtype).eps),
+        moves=moves_of,
+        noncentred=noncentred,
+        running=partial(_Run, strategy_key),
+        to_arviz=to_arviz,
+        predictions=predictions,
+        predictive_distribution=predictive_distribution,
+        held=with_held,
     )
+    return shared_ways.ways_of(host, model, args, kwargs, generator, sharding=sharding, **options)
+
+
+class _Run:
+    """An engine that is run again and again; see :class:`ppl_ext.fit.ways.Run`."""
+
+    def __init__(self, rng_key: Array, engine: Engine) -> None:
+        self._key, self._engine = rng_key, engine
+        self._last: Any = None
+
+    def run(
+        self, steps: int, start: Start | None, *args: Any, **options: Any
+    ) -> tuple[int, Settling]:
+        last = self._last
+        begun: dict[str, Any] = {"start": start} if last is None else {"init_state": last.state}
+        self._last = last = self._engine.run(self._key, steps, *args, **begun, **options)
+        assert last.settling is not None
+        return len(last.losses), last.settling
+
+    def spent(self, steps: int) -> float:
+        return float(steps * self._engine._num_positions(self._engine.plan))
+
+    def positions(self, target: LogDensity, data: Data, number: int | None) -> np.ndarray:
+        draws = self._engine.get_samples(self._last.state, num_samples=number)
+        return np.asarray(target.unconstrain(draws, data), np.float64)

@@ -123,7 +123,7 @@ def _meet(
 ) -> tuple[LogDensity, Start]:
     """The program that chains run on, and what is known of its posterior."""
     check_start(source, is_given, GIVEN)
-    ways = ways_of(model, args, kwargs, seed_of(rng_key), generator, "warm_chains")
+    ways = ways_of(model, args, kwargs, seed_of(rng_key), generator, engine="warm_chains")
     way = next(ways)
     target: LogDensity = way.own
     warm.check_whole({**target.plates, **target.batch_plates})

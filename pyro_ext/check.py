@@ -103,7 +103,7 @@ def program_of(
     passes: Passes | None = None,
 ) -> Program:
     """What a check asks of a Pyro program."""
-    ways = ways_of(model, args, dict(kwargs), seed, generator, passes=passes)
+    ways = ways_of(model, args, kwargs, seed, generator, passes=passes)
     with warnings.catch_warnings():
         # The verdict says it.
         warnings.simplefilter("ignore", HeldParameterWarning)

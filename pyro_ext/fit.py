@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -21,39 +19,23 @@ from pyro.optim import Adam
 from torch import Tensor
 
 from ppl_ext.arguments import entry
-from ppl_ext.batches.batch import Batch
-from ppl_ext.batches.passes import Passes, Sample, passes_of, total_rows
+from ppl_ext.batches.passes import passes_of
 from ppl_ext.documented import documented
 from ppl_ext.fit import fit as shared
 from ppl_ext.fit import many
-from ppl_ext.fit.engine import (
-    check_own_engine,
-    epoch_of,
-    in_rounds,
-    name_of,
-    number_of_draws,
-)
+from ppl_ext.fit import ways as shared_ways
+from ppl_ext.fit.engine import check_own_engine, epoch_of
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
-from ppl_ext.fit.habits import KEYS, check_habits, columns_as_arrays, engine_of
+from ppl_ext.fit.habits import KEYS, check_habits, engine_of
 from ppl_ext.fit.many import MANY_DOCUMENTATION, Fits, calls_of
 from ppl_ext.fit.policy import guide_for
-from ppl_ext.fit.problem import (
-    Approximate,
-    Approximated,
-    Meter,
-    Problem,
-    problem_of,
-)
-from ppl_ext.fit.programs import Programs
-from ppl_ext.fit.views import NO_NAMES, Names, Views, axis_names
+from ppl_ext.fit.problem import Problem
+from ppl_ext.fit.views import axis_names
+from ppl_ext.fit.ways import Host, HostMaps
 from ppl_ext.options import describe
 from ppl_ext.running.settling import Settling
 from ppl_ext.running.sharding import check_sharding
-from ppl_ext.start import search
-from ppl_ext.start.rows import Rows
-from ppl_ext.start.search import Piece
 from ppl_ext.start.start import Start
-from ppl_ext.target.noncentred import Moves
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
@@ -78,8 +60,6 @@ ENGINE_DEFAULTS: dict[str, Callable[[], Any]] = {
     "guide": lambda: AutoMultivariateNormal,
 }
 SEED_WORDS = dict.fromkeys(KEYS, "Write seed=0, a whole number: Pyro has no keys.")
-#: The engine of a program, or None where none can fit it.
-EngineOf = Callable[[Callable[..., Any], LogDensity], "Engine | None"]
 
 
 @documented(
@@ -266,201 +246,86 @@ def load_fit(
 def ways_of(
     model: Callable[..., Any],
     args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    kwargs: Mapping[str, Any],
     seed: int,
     generator: np.random.Generator,
-    engine_of: EngineOf | None = None,
+    *,
     sharding: Sharding | None = None,
-    passes: Passes | None = None,
-    programs: Programs | None = None,
-    names: Names = NO_NAMES,
+    **options: Any,
 ) -> Iterator[Problem]:
-    """A program as what a fit asks of it: as written first, then with sites non-centred.
+    """A program as what a fit asks of it, by :func:`ppl_ext.fit.ways.ways_of`."""
+    rng = torch.Generator().manual_seed(seed)
 
-    Rows come from a loader where there are ``passes``, to which ``args`` and ``kwargs`` add. What
-    does not depend on the arguments' numbers is taken from ``programs`` where it is there.
-    """
-    once = Programs() if programs is None else programs
-    args, kwargs = columns_as_arrays(args, kwargs, placing(None))
-    rng, of_all = torch.Generator().manual_seed(seed), kwargs
-    args_given, loader = args, None if passes is None else passes.loader
-    sample = loaded = None
-    if passes is not None:
-        clock = time.perf_counter if sharding is None else sharding.clock
-        sample = passes.sample(placing(None), search.MOST_ROWS, clock)
-        args, kwargs = sample.batch.args, {**of_all, **sample.batch.kwargs}
-        loaded = tuple(sample.batch.kwargs)
-    with nullcontext() if sample is None else sample.meeting():
-        target = once(
-            "as written",
-            lambda: LogDensity(model, args, kwargs, sharding=sharding, loaded=loaded),
-        )
-    data = target.bind(*args, **kwargs)
-    rows_of = partial(_rows, sample=sample, passes=passes, kwargs=of_all, generator=generator)
+    def target_of(
+        program: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        loaded: tuple[str, ...] | None,
+        is_moved: bool,
+    ) -> LogDensity:
+        return LogDensity(program, args, kwargs, sharding=sharding, loaded=loaded)
 
-    def digest() -> str:
-        if sample is None:
-            return digest_of_arguments((args, kwargs))
-        # Loaders may give their rows in other orders.
-        form, plates = sample.batch.form(), target.batch_plates
-        return digest_of_arguments(
-            (form, {name: each.size for name, each in plates.items()}, of_all)
-        )
-
-    def as_written(z: np.ndarray) -> dict[str, Tensor]:
+    def values(target: LogDensity, z: np.ndarray, data: Data) -> dict[str, Tensor]:
         found = target.constrain(torch.as_tensor(z, dtype=target.dtype), data)
         return {name: value.detach() for name, value in found.items()}
 
-    engine = _by_engine(engine_of, model, target, data, passes, of_all)
-    rows = rows_of(target, data)
-    options = rng, generator, rows, digest, engine, passes is not None
-    views = Views(
-        args_given,
-        of_all,
-        to_arviz,
-        partial(predictions, model),
-        names,
-        loader,
-        partial(predictive_distribution, model),
-    )
-    written = _problem("as written", target, target, data, as_written, *options)
-    yield replace(written, views=views)
-    may_move = not (target.plates or rows.every)
-    moves = once("moves", lambda: moves_of(target, data) if may_move else Moves())
-    if not moves.latents:
-        return
-    program = noncentred(model, moves, target.layout.names)
-    moved = once(
-        "non-centred",
-        lambda: LogDensity(program, args, kwargs, sharding=sharding, loaded=loaded),
-    )
-    moved_data = moved.bind(*args, **kwargs)
+    def maps(target: LogDensity, data: Data) -> HostMaps:
+        def constrain(z: np.ndarray) -> dict[str, np.ndarray]:
+            found = values(target, z, data)
+            return {name: value.cpu().numpy() for name, value in found.items()}
 
-    def of_sites(z: np.ndarray) -> dict[str, Tensor]:
-        found = moved.constrain(torch.as_tensor(z, dtype=moved.dtype), moved_data)
-        return {name: found[name].detach() for name in target.layout.names}
+        def unconstrain(given: Mapping[str, np.ndarray]) -> np.ndarray:
+            sites = {name: torch.as_tensor(value) for name, value in given.items()}
+            return target.unconstrain(sites, data).detach().cpu().numpy()
 
-    name = f"with {', '.join(moves.latents)} non-centred"
-    engine = _by_engine(engine_of, program, moved, moved_data, passes, of_all)
-    rows = rows_of(moved, moved_data)
-    options = rng, generator, rows, digest, engine, passes is not None
-    other = _problem(name, moved, target, moved_data, of_sites, *options, moves.latents)
-    yield replace(other, views=views)
+        return constrain, unconstrain
 
-
-def _rows(
-    target: LogDensity,
-    data: Data,
-    *,
-    sample: Sample | None,
-    passes: Passes | None,
-    kwargs: Mapping[str, Any],
-    generator: np.random.Generator,
-) -> Rows:
-    """Of which rows the density of a target is evaluated."""
-    if sample is None or passes is None:
-        return Rows.of_plates(target.plates, lambda rows: piece_of(target, data, rows), generator)
-    over = target.over(passes)
-
-    def piece(batch: Batch | None) -> Piece:
-        if batch is None:
-            return piece_of(over, data, None)
-        return piece_of(target, target.bind(*batch.args, **{**kwargs, **batch.kwargs}), None)
-
-    return Rows.of_loader(sample, total_rows(target.batch_plates, sample.batch.rows), piece)
-
-
-def _by_engine(
-    engine_of: EngineOf | None,
-    model: Callable[..., Any],
-    target: LogDensity,
-    data: Data,
-    passes: Passes | None,
-    kwargs: Mapping[str, Any],
-) -> Approximate | None:
-    """Draws by an engine that runs until it has settled, or has spent what it may."""
-    engine = None if engine_of is None else engine_of(model, target)
-    if engine is None:
-        return None
-    given: Any = (data.args, data.kwargs) if passes is None else ((), kwargs)
-    # Figures of batches are too noisy to tell a best state, which nobody would go back to.
-    batches: dict[str, Any] = (
-        {} if passes is None else {"batches": passes.loader, "keep_best": False}
-    )
-
-    def approximate(start: Start | None, meter: Meter) -> Approximated:
-        before = engine.gradient_evaluations
-
-        def run(steps: int, is_over: Callable[..., bool]) -> tuple[int, Settling]:
-            begun: dict[str, Any] = {"start": start} if engine.num_steps_taken == 0 else {}
-            result = engine.run(
-                steps,
-                *given[0],
-                until="settled",
-                callback=is_over,
-                progress_bar=False,
-                **batches,
-                **begun,
-                **given[1],
-            )
-            assert result.settling is not None
-            return len(result.losses), result.settling
-
-        steps, settling = in_rounds(
-            run, meter, lambda _: float(engine.gradient_evaluations) - before
-        )
-        number = number_of_draws(target.dim) if engine.makes_draws else None
-        draws = engine.get_samples(number)
-        positions = target.unconstrain(draws, data).detach().double().cpu().numpy()
-        return Approximated(name_of(engine), positions, steps, settling)
-
-    return approximate
-
-
-def _problem(
-    name: str,
-    target: LogDensity,
-    written: LogDensity,
-    data: Data,
-    values: Callable[[np.ndarray], dict[str, Tensor]],
-    rng: torch.Generator,
-    generator: np.random.Generator,
-    rows: Rows,
-    digest: Callable[[], str],
-    approximate: Approximate | None,
-    has_loader: bool,
-    latents: Mapping[str, str] | None = None,
-) -> Problem:
-    def by_strategy(number: int) -> np.ndarray:
+    def initial(target: LogDensity, number: int, data: Data) -> np.ndarray:
         return target.initial_positions(number, rng, data).double().cpu().numpy()
 
-    def prior(number: int, seed: int) -> np.ndarray:
+    def prior(target: LogDensity, number: int, seed: int, data: Data) -> np.ndarray:
         of_seed = torch.Generator().manual_seed(seed)
         return target.prior_positions(number, of_seed, data).double().cpu().numpy()
 
-    def constrain(z: np.ndarray) -> dict[str, np.ndarray]:
-        found = target.constrain(torch.as_tensor(z, dtype=target.dtype), data)
-        return {name: value.detach().cpu().numpy() for name, value in found.items()}
-
-    def unconstrain(values: Mapping[str, np.ndarray]) -> np.ndarray:
-        given = {name: torch.as_tensor(value) for name, value in values.items()}
-        return target.unconstrain(given, data).detach().cpu().numpy()
-
-    return problem_of(
-        name,
-        target,
-        written,
-        data,
-        rows,
-        torch.finfo(target.dtype).eps,
-        by_strategy,
-        values,
-        digest,
-        generator,
-        constrain,
-        unconstrain,
-        approximate,
-        latents,
-        has_loader,
-        prior,
+    host = Host(
+        place=placing(None),
+        place_batch=placing(None),
+        target=target_of,
+        piece=lambda target: partial(piece_of, target),
+        bound=lambda target, *args, **kwargs: target.bind(*args, **kwargs),
+        digest=digest_of_arguments,
+        values=values,
+        maps=maps,
+        initial=initial,
+        prior=prior,
+        epsilon=lambda target: torch.finfo(target.dtype).eps,
+        moves=moves_of,
+        noncentred=noncentred,
+        running=_Run,
+        to_arviz=to_arviz,
+        predictions=predictions,
+        predictive_distribution=predictive_distribution,
     )
+    return shared_ways.ways_of(host, model, args, kwargs, generator, sharding=sharding, **options)
+
+
+class _Run:
+    """An engine that is run again and again; see :class:`ppl_ext.fit.ways.Run`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._before = engine, engine.gradient_evaluations
+
+    def run(
+        self, steps: int, start: Start | None, *args: Any, **options: Any
+    ) -> tuple[int, Settling]:
+        begun: dict[str, Any] = {"start": start} if self._engine.num_steps_taken == 0 else {}
+        result = self._engine.run(steps, *args, **begun, **options)
+        assert result.settling is not None
+        return len(result.losses), result.settling
+
+    def spent(self, steps: int) -> float:
+        return float(self._engine.gradient_evaluations) - self._before
+
+    def positions(self, target: LogDensity, data: Data, number: int | None) -> np.ndarray:
+        draws = self._engine.get_samples(number)
+        return target.unconstrain(draws, data).detach().double().cpu().numpy()

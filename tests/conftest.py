@@ -283,16 +283,22 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     return report
 
 
+#: By the mark of a test or of its module, the package in which the slow tests alone run it.
+BY_NIGHT = {"in_one_package": "pyro", "formula": "numpyro", "in_both_packages": None}
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Leave to the slow tests what the fast ones run in one package alone.
 
-    These are statistical checks of whole runs, whose steps other tests hold equal in both packages.
-    Pyro runs them step by step, NumPyro in compiled loops.
+    ``in_one_package`` are statistical checks of whole runs, whose steps other tests hold equal in
+    both packages: Pyro runs them step by step, NumPyro in compiled loops. ``formula`` is arithmetic
+    that stands once, in ``ppl_ext``: Pyro's arrays compute it at once, and NumPyro would compile a
+    program for each test. ``in_both_packages`` takes a test out of a module's mark. The mark next
+    to the test counts.
     """
-    if item.get_closest_marker("in_one_package") is None:
-        return
+    marks = [mark.name for mark in item.iter_markers() if mark.name in BY_NIGHT]
     parts = item.name.partition("[")[2].rstrip("]").split("-")
-    if "pyro" in parts:
+    if marks and BY_NIGHT[marks[0]] in parts:
         item.add_marker("slow")
 
 

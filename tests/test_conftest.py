@@ -108,6 +108,37 @@ def test_other_import_errors_fail_everywhere(tmp_path: Path, ci: bool) -> None:
     assert "no_such_module_of_this_project" in output
 
 
+def test_marks_leave_one_package_to_the_slow_tests(tmp_path: Path) -> None:
+    body = """
+import pytest
+
+pytestmark = [pytest.mark.formula, pytest.mark.filterwarnings("ignore")]
+packages = pytest.mark.parametrize("package", ["pyro", "numpyro"])
+
+def left_out(request):
+    return request.node.get_closest_marker("slow") is not None
+
+@packages
+def test_of_the_module(request, package):
+    assert left_out(request) == (package == "numpyro")
+
+@pytest.mark.in_both_packages
+@packages
+def test_in_both(request, package):
+    assert not left_out(request)
+
+@pytest.mark.in_one_package
+@packages
+def test_of_a_run(request, package):
+    assert left_out(request) == (package == "pyro")
+
+def test_of_neither(request):
+    assert not left_out(request)
+"""
+    status, output = run_suite(tmp_path, {"test_marks.py": body}, ci=False)
+    assert status == 0 and "7 passed" in output, output
+
+
 def test_files_that_took_long_come_first_after_new_ones(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()

@@ -7,6 +7,7 @@ import importlib
 import multiprocessing
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from benchmarks import records
 from benchmarks.batches import file
 from benchmarks.memory import resident
 from benchmarks.records import Record
+from benchmarks.study import Study, backends_of, pyplot
 
 PARTICLES, RATE = 16, 0.01
 #: Rows in memory at most: a part of the data, which memory gives sooner than all of them.
@@ -111,59 +113,45 @@ def rates(
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the comparison and write what it found; the exit status."""
-    backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
     path: Path = arguments.data or arguments.out / "batches-rows.bin"
-    out: Path = arguments.out / "batches.jsonl"
-    known = records.read(out) if arguments.resume or arguments.retry_failed else []
+    resumed = {"resume": arguments.resume, "retry_failed": arguments.retry_failed}
+    study = Study("batches", arguments.out, **resumed)
     try:
-        runs = [
-            _one(arguments, path, out, known, each, what) for each in backends for what in PARTS
-        ]
+        for backend in backends_of(arguments.backend):
+            for part in PARTS:
+                _run_part(study, arguments, path, backend, part)
     finally:
         if not arguments.keep:
             path.unlink(missing_ok=True)
-    rows = table(runs)
-    text = (
+    return study.report(
         "# Rows from a file\n\nMade by `python -m benchmarks batches`: one epoch of SVGD with "
         f"{PARTICLES} particles from a file, its peak of memory that belongs to no file, and the "
-        "rate of steps over that on rows in memory.\n\n" + records.markdown_table(rows)
+        "rate of steps over that on rows in memory.\n\n"
+        + records.markdown_table(table(study.runs)),
+        plot,
     )
-    records.write_text(arguments.out / "batches.md", text)
-    plot(runs, arguments.out / "batches.png")
-    print(text)
-    return 0
 
 
 PARTS = ("fit", "rate")
 
 
-def _one(
-    arguments: argparse.Namespace,
-    path: Path,
-    out: Path,
-    known: list[Record],
-    backend: str,
-    what: str,
-) -> Record:
+def _run_part(
+    study: Study, arguments: argparse.Namespace, path: Path, backend: str, what: str
+) -> None:
     settings = {"rows": arguments.rows, "columns": file.COLUMNS, "batch": arguments.batch}
     options: tuple[Any, ...] = (backend, path, arguments.rows, arguments.batch)
     if what == "rate":
         settings |= {"rounds": arguments.rounds, "steps": arguments.steps}
         options = (*options, arguments.rounds, arguments.steps)
     settings |= {"particles": PARTICLES, "bytes of the file": file.size_of(arguments.rows)}
-    record = Record("batches", what, backend, "logistic regression", 0, settings)
-    for other in known:
-        same = (other.method, other.backend, other.settings) == (what, backend, settings)
-        if same and not (other.failed and arguments.retry_failed):
-            return other
-    file.write(path, arguments.rows)
-    with records.recorded_run(out, record):
+
+    def work() -> dict[str, Any]:
+        file.write(path, arguments.rows)
         # A process of its own, whose memory is that of the fit.
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            record.figures = pool.apply(fitted if what == "fit" else rates, options)
-    shown = {name: each for name, each in record.figures.items() if np.ndim(each) == 0}
-    print(f"{backend} {what}: {shown} {record.error or ''}", flush=True)
-    return record
+            return pool.apply(fitted if what == "fit" else rates, options)
+
+    study.run(what, backend, "logistic regression", 0, settings, work)
 
 
 def table(runs: list[Record]) -> list[dict[str, Any]]:
@@ -211,14 +199,10 @@ def _scaled(number: float | None) -> float | None:
     return None if number is None else number / 1e9
 
 
-def plot(runs: list[Record], path: Path) -> None:
+def plot(runs: Sequence[Record], path: Path) -> None:
     """Memory of a fit from the file, and the rate of its steps."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.5), layout="constrained")
+    plt = pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.5), layout="constrained")
     labels, ratios = [], []
     for each in runs:
         if each.failed:
@@ -238,4 +222,4 @@ def plot(runs: list[Record], path: Path) -> None:
     right.axhline(LEAST_RATE, color="grey", linewidth=0.8, linestyle="--")
     right.set(ylabel="steps a second from the file,\nover rows in memory", ylim=(0.0, None))
     figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    plt.close(figure)

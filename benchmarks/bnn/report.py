@@ -16,6 +16,7 @@ from benchmarks.bnn import CLASSIFICATION, COMPARED, REGRESSION
 from benchmarks.bnn.methods import METHODS, NEWTON_SHARE
 from benchmarks.datasets import Task
 from benchmarks.records import Record
+from benchmarks.study import pyplot as pyplot
 
 REGRESSION_FIGURES = ("RMSE", "NLL", "paper's NLL", "noise")
 CLASSIFICATION_FIGURES = ("accuracy", "NLL", "paper's NLL", "ECE", "Brier", "AUROC")
@@ -400,16 +401,6 @@ def picture(found: Iterable[Record], path: Path) -> None:
 
 
 # -- plots ------------------------------------------------------------------------------------
-
-
-def pyplot() -> Any:
-    """matplotlib without a window."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
 
 
 def _panels(groups: Groups) -> list[tuple[Any, ...]]:

@@ -25,6 +25,7 @@ from benchmarks.bnn.protocol import Budget, Rows
 from benchmarks.datasets import Split
 from benchmarks.images.training import Book
 from benchmarks.records import Record
+from benchmarks.study import pyplot
 
 SYSTEMS = {"full": "all blocks", "block_diagonal": "diagonal blocks"}
 STRUCTURES = ("full", "diag", "kfac", "low_rank")
@@ -124,7 +125,7 @@ def particles(
     stem = f"bnn-particles-{data.name}-{backend}"
     rows = report.figure_rows(groups, report.figures_of(data.task))
     _write_table(arguments.out / f"{stem}.md", rows, runs)
-    plt = report.pyplot()
+    plt = pyplot()
     figure, axis = plt.subplots(figsize=(4.6, 3.4), layout="constrained")
     for name in names:
         own = {cell.particles: group for cell, group in groups.items() if cell.method == name}
@@ -230,7 +231,7 @@ def _plot_toy(
 ) -> None:
     if not drawn:
         return
-    plt = report.pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(
         1, len(drawn), figsize=(3.6 * len(drawn), 3.2), sharey=True, layout="constrained"
     )
@@ -337,7 +338,7 @@ def _plot_matrices(
 ) -> None:
     from matplotlib.colors import SymLogNorm
 
-    plt = report.pyplot()
+    plt = pyplot()
     number = curvature.shape[1]
     mean = curvature.mean(axis=1, keepdims=True)
     every = np.concatenate([curvature, mean], axis=1)

@@ -14,6 +14,7 @@ import numpy as np
 
 from benchmarks import records
 from benchmarks.curvature import network
+from benchmarks.study import backends_of, pyplot
 from benchmarks.timing import alternate, ratio
 
 Cases = dict[str, Callable[[], object]]
@@ -21,7 +22,7 @@ Cases = dict[str, Callable[[], object]]
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the comparisons and write what they found; the exit status."""
-    backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
+    backends = backends_of(arguments.backend)
     out: Path = arguments.out
     rows: list[dict[str, Any]] = []
     for backend in backends:
@@ -129,11 +130,7 @@ def peers(rounds: int, out: Path) -> list[dict[str, Any]]:
 
 
 def _plot(rows: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     comparisons = list(dict.fromkeys(row["comparison"] for row in rows))
     counts = [sum(row["comparison"] == name for row in rows) for name in comparisons]
     figure, axes = plt.subplots(

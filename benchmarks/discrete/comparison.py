@@ -13,6 +13,7 @@ from scipy import special, stats
 from benchmarks import records
 from benchmarks.discrete.hosts import Host, host_of
 from benchmarks.discrete.programs import PROGRAMS, Draws, Program, chain, large_mixture, series
+from benchmarks.study import backends_of
 from benchmarks.timing import alternate, ratio
 from benchmarks.trust.judge import judge
 from ppl_ext.chains.convergence import split_r_hat
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     if unknown:
         print(f"Expected programs among {list(PROGRAMS)}, found {unknown}.")
         return 2
-    hosts = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
+    hosts = backends_of(arguments.backend)
     path = arguments.out / "discrete.jsonl"
     if not arguments.append:
         path.unlink(missing_ok=True)

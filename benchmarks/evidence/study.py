@@ -14,7 +14,8 @@ import numpy as np
 
 from benchmarks import records
 from benchmarks.evidence.problems import Problem, problems
-from benchmarks.records import Record, recorded_run
+from benchmarks.records import Record
+from benchmarks.study import Study
 from benchmarks.trust.hosts import host_of
 
 #: Stated errors within which a value is right, and nats of error that are small.
@@ -23,24 +24,17 @@ ERRORS, SMALL = 3.0, 0.05
 
 def run(arguments: argparse.Namespace) -> int:
     """Run all that is chosen and not recorded yet."""
-    path = arguments.out / "evidence.jsonl"
-    done = records.resumed(path, arguments.resume, arguments.retry_failed)
-    known = {(each.backend, each.model, each.seed) for each in done}
+    resumed = {"resume": arguments.resume, "retry_failed": arguments.retry_failed}
+    study = Study("evidence", arguments.out, **resumed)
     patterns = arguments.problems or ["*"]
     chosen = [each for each in problems() if any(fnmatch(each.name, p) for p in patterns)]
     for backend in arguments.backends:
         for problem in chosen:
             for seed in range(arguments.seeds):
-                if (backend, problem.name, seed) in known:
-                    continue
-                record = Record("evidence", "bridge", backend, problem.name, seed)
-                with recorded_run(path, record, go_on_after=(Exception,)) as record:
-                    record.figures |= measured(problem, backend, seed)
-    found = records.read(path)
-    text = table(found)
-    records.write_text(arguments.out / "evidence.md", text)
-    print(text)
-    return int(any(each.failed for each in found))
+                work = partial(measured, problem, backend, seed)
+                study.run("bridge", backend, problem.name, seed, {}, work)
+    study.report(table(study.runs))
+    return int(any(each.failed for each in study.runs))
 
 
 def measured(problem: Problem, backend: str, seed: int) -> dict[str, Any]:

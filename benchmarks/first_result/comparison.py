@@ -17,6 +17,7 @@ import numpy as np
 from benchmarks import records
 from benchmarks.first_result.problems import DIAGNOSED, HOST_METHODS, SMALL, Recipe
 from benchmarks.posteriordb.workers import ONE_THREAD
+from benchmarks.study import backends_of, pyplot
 
 HERE = Path(__file__).resolve().parents[2]
 OURS, OTHER = "this", "other"
@@ -59,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _cases(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """What is run in one round, in order: neighbours are what is compared."""
-    backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
+    backends = backends_of(arguments.backend)
     checkouts = [None] if arguments.against is None else [None, str(arguments.against.resolve())]
     for backend in backends:
         for model in arguments.models:
@@ -275,11 +276,7 @@ def _whole(value: float | None) -> int | None:
 
 
 def _plot(rows: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     panels = list(dict.fromkeys((row["backend"], row["model"]) for row in rows))
     columns = len(dict.fromkeys(row["model"] for row in rows))
     figure, axes = plt.subplots(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import numpy as np
 from scipy.stats import ks_2samp
 
 from benchmarks import records
-from benchmarks.bnn.report import pyplot
 from benchmarks.implicit.fits import Floats, fit, flat
 from benchmarks.records import Record
+from benchmarks.study import Study, backends_of, pyplot
 from benchmarks.trust.pathology import Pathology
 from benchmarks.trust.planted.modes import two_modes
 from benchmarks.trust.planted.shapes import banana, ring
@@ -62,34 +63,23 @@ CASES = (
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit all cases; the exit status."""
-    backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
-    path: Path = arguments.out / "implicit.jsonl"
-    records.moved_aside(path)
-    for backend in backends:
+    study = Study("implicit", arguments.out)
+    for backend in backends_of(arguments.backend):
         for case in CASES:
+            steps = max(case.steps // 100, 1) if arguments.small else case.steps
+            settings = {"steps": steps, "start": case.start or "search", "draws": DRAWS}
             for seed in range(arguments.seeds):
-                record = _fitted(backend, case, seed, arguments.small, path)
-                said = record.error or f"statistic {record.figures['worst statistic']:.3f}"
-                print(f"{backend}, {case.problem}, {case.label}: {said}", flush=True)
-    found = records.read(path)
-    text = f"# Guides without a density\n\n{page_table(found)}"
-    records.write_text(arguments.out / "implicit.md", text)
-    plot(found, arguments.out / "implicit.png")
-    print(text)
-    return int(all(each.failed for each in found))
+                work = partial(_fitted, backend, case, seed, steps)
+                study.run(case.label, backend, case.problem, seed, settings, work)
+    return study.report(f"# Guides without a density\n\n{page_table(study.runs)}", plot)
 
 
-def _fitted(backend: str, case: Case, seed: int, small: bool, path: Path) -> Record:
-    steps = max(case.steps // 100, 1) if small else case.steps
+def _fitted(backend: str, case: Case, seed: int, steps: int) -> dict[str, Any]:
+    """Figures of a fit, and of the first seed some draws for the picture."""
     problem = PROBLEMS[case.problem]
-    settings = {"steps": steps, "start": case.start or "search", "draws": DRAWS}
-    record = Record("implicit", case.label, backend, case.problem, seed, settings)
-    with records.recorded_run(path, record, go_on_after=(Exception,)):
-        draws = fit(backend, problem, case.sampler, case.start, steps, seed, DRAWS)
-        record.figures |= compared(draws, flat(problem.draws(DRAWS), problem.dim))
-        if seed == 0:
-            record.figures["some draws"] = np.round(draws[:SHOWN], 3)
-    return record
+    draws = fit(backend, problem, case.sampler, case.start, steps, seed, DRAWS)
+    figures = compared(draws, flat(problem.draws(DRAWS), problem.dim))
+    return figures | ({"some draws": np.round(draws[:SHOWN], 3)} if seed == 0 else {})
 
 
 def compared(draws: Floats, exact: Floats) -> dict[str, Any]:

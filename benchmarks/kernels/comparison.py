@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks import records
 from benchmarks.kernels.fits import KERNELS, PARTICLES, RATE, fit, judge, reference
 from benchmarks.kernels.targets import Target, make_targets
+from benchmarks.study import Study, backends_of, pyplot
 
 FIGURES = ("mean error", "least variance ratio", "greatest variance ratio", "covariance error")
 
@@ -27,39 +29,34 @@ def run(arguments: argparse.Namespace) -> int:
         if unknown:
             print(f"Expected {what} among {known}, found {unknown}.")
             return 2
-    backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
-    path = arguments.out / "kernels.jsonl"
-    path.unlink(missing_ok=True)
+    study = Study("kernels", arguments.out)
     for name in chosen:
-        _run_target(targets[name], backends, kernels, arguments.seeds, path)
-    runs = records.read(path)
-    table = _table(runs, chosen)
-    records.write_text(arguments.out / "kernels.md", table)
-    _plot(runs, chosen, arguments.out / "kernels.png")
-    print(table)
-    print(f"Wrote {arguments.out}.")
-    return int(all(run.failed for run in runs))
+        _run_target(study, targets[name], backends_of(arguments.backend), kernels, arguments.seeds)
+    return study.report(_table(study.runs, chosen), picture)
 
 
 def _run_target(
-    target: Target, backends: tuple[str, ...], kernels: list[str], seeds: int, path: Path
+    study: Study, target: Target, backends: Sequence[str], kernels: list[str], seeds: int
 ) -> None:
-    moments = records.Record("kernels", "reference", "numpyro", target.name)
-    with records.recorded_run(path, moments):
-        mean, covariance, figures = reference(target)
-        moments.figures.update(figures)
+    moments: list[Any] = []
+
+    def referred() -> dict[str, float]:
+        *moments[:], figures = reference(target)
+        return figures
+
+    study.run("reference", "numpyro", target.name, None, {}, referred, go_on_after=())
+    settings = {"particles": PARTICLES, "steps": target.steps, "rate": RATE}
     for backend in backends:
         for kernel in kernels:
             for seed in range(seeds):
-                settings = {"particles": PARTICLES, "steps": target.steps, "rate": RATE}
-                record = records.Record("kernels", kernel, backend, target.name, seed, settings)
-                with records.recorded_run(path, record, go_on_after=(Exception,)):
-                    particles = fit(target, backend, kernel, seed)
-                    record.figures.update(judge(target, particles, mean, covariance))
-            print(f"{target.name}, {backend}, {kernel}: done", flush=True)
+
+                def fitted(backend: str = backend, kernel: str = kernel, seed: int = seed) -> Any:
+                    return judge(target, fit(target, backend, kernel, seed), *moments)
+
+                study.run(kernel, backend, target.name, seed, settings, fitted)
 
 
-def _medians(runs: list[records.Record], target: str, kernel: str) -> Mapping[str, float]:
+def _medians(runs: Sequence[records.Record], target: str, kernel: str) -> Mapping[str, float]:
     """Median of each figure over seeds and backends; empty where every run failed."""
     found = [r.figures for r in runs if (r.model, r.method) == (target, kernel) and not r.failed]
     if not found:
@@ -67,7 +64,7 @@ def _medians(runs: list[records.Record], target: str, kernel: str) -> Mapping[st
     return {name: float(np.median([figures[name] for figures in found])) for name in FIGURES}
 
 
-def _table(runs: list[records.Record], targets: list[str]) -> str:
+def _table(runs: Sequence[records.Record], targets: list[str]) -> str:
     """One row for each kernel and target: medians over the seeds."""
     seeds = 1 + max(run.seed or 0 for run in runs)
     lines = [
@@ -98,8 +95,6 @@ def _table(runs: list[records.Record], targets: list[str]) -> str:
             f"{run.model}: moments by NUTS, R-hat {run.figures['R-hat']:.3f}, at least "
             f"{run.figures['effective draws']:,.0f} effective draws.\n"
         )
-    failed = [r for r in runs if r.failed]
-    lines += [f"{r.method} on {r.model}, {r.backend}, failed: {r.error}\n" for r in failed]
     return "\n".join(lines)
 
 
@@ -130,17 +125,9 @@ def page_table(runs: list[records.Record]) -> str:
     return records.markdown_table(rows, ["target", *ON_PAGE])
 
 
-def picture(runs: list[records.Record], path: Path) -> None:
-    """The picture on the page."""
-    _plot(runs, list(dict.fromkeys(run.model for run in runs)), path)
-
-
-def _plot(runs: list[records.Record], targets: list[str], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+def picture(runs: Sequence[records.Record], path: Path) -> None:
+    """Error of the covariance and worst error of a mean, by target and kernel."""
+    plt, targets = pyplot(), list(dict.fromkeys(run.model for run in runs))
     figure, axes = plt.subplots(
         1, 2, figsize=(11, 0.45 * len(targets) + 1.8), sharey=True, layout="constrained"
     )

@@ -14,6 +14,7 @@ from scipy.special import expit
 
 from benchmarks import datasets, records
 from benchmarks.logistic import report
+from benchmarks.study import backends_of
 from benchmarks.variance_reduction.methods import METHODS, Floats, Method, Schedule, Trainer
 
 BATCH, ANCHOR_EVERY, PARTICLES, CHECKPOINTS, FRESH_BATCHES = 128, 128, 100, 10, 30
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.full
         else Budget(1, RATES[::2], 0.2, arguments.seeds, arguments.seeds, arguments.online_rows)
     )
-    backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
+    backends = backends_of(arguments.backend)
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "logistic.jsonl"
     path.unlink(missing_ok=True)

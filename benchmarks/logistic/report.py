@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import records
+from benchmarks.study import pyplot
 from benchmarks.variance_reduction.methods import METHODS
 
 #: Accuracies of the paper's Tables I and II, in per cent. Its covertype has 581,012 rows.
@@ -95,11 +96,7 @@ def _table(runs: list[records.Record], protocol: str) -> str:
 
 
 def _plot(runs: list[records.Record], protocol: str, figure_name: str, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     groups = {
         key: [run for run in group if figure_name in run.figures]
         for key, group in _groups(runs, protocol).items()

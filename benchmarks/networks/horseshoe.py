@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ from numpy.typing import NDArray
 
 from benchmarks import records
 from benchmarks.arguments import add_resume, count
-from benchmarks.images.training import Book
 from benchmarks.records import Record
+from benchmarks.study import Study, backends_of, pyplot
 
 Floats = NDArray[np.float32]
 
@@ -44,25 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the fits and write `horseshoe.md` and `horseshoe.png`; the exit status."""
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    book = Book(arguments.out / "horseshoe.jsonl", arguments.resume, arguments.retry_failed)
-    backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
-    runs = []
+    resumed = {"resume": arguments.resume, "retry_failed": arguments.retry_failed}
+    study = Study("horseshoe", arguments.out, **resumed)
+    settings = {"rows": arguments.rows, "steps": arguments.steps}
     for seed in range(arguments.seeds):
-        for backend in backends:
-            settings = {"rows": arguments.rows, "steps": arguments.steps}
-            record = Record("horseshoe", "ProximalScoreVI", backend, "sines", seed, settings)
-
-            def work(record: Record, backend: str = backend) -> None:
-                assert record.seed is not None
-                record.figures = fitted(backend, record.seed, arguments.rows, arguments.steps)
-
-            record = book.run(record, work, go_on_after=(Exception,))
-            runs.append(record)
-            said = {key: value for key, value in record.figures.items() if key != "scales"}
-            print(f"{backend}, seed {seed}: {record.error or said}", flush=True)
-            report(runs, arguments.out)
-    return int(all(each.failed for each in runs))
+        for backend in backends_of(arguments.backend):
+            work = partial(fitted, backend, seed, arguments.rows, arguments.steps)
+            study.run("ProximalScoreVI", backend, "sines", seed, settings, work)
+    return study.report(text_of(study.runs), plot)
 
 
 def data(seed: int, rows: int) -> tuple[Floats, Floats, NDArray[np.int64]]:
@@ -127,27 +118,21 @@ def fitted(backend: str, seed: int, rows: int, steps: int) -> dict[str, Any]:
     }
 
 
-def report(runs: list[Record], out: Path) -> None:
-    """Write the table and the plot of all runs."""
-    own = [each for each in runs if not each.failed]
+def text_of(runs: list[Record]) -> str:
+    """The table of all runs."""
     shown = ("found", "false", "least relevant scale", "largest other scale")
     table = [
         {"backend": each.backend, "seed": each.seed}
         | {name: each.figures[name] for name in (*shown, "test RMSE", "test NLL")}
         | {"seconds": each.seconds}
-        for each in own
+        for each in runs
+        if not each.failed
     ]
-    failed = [
-        f"\nFailed: {each.backend}, {each.seed}: {each.error}\n" for each in runs if each.failed
-    ]
-    text = (
+    return (
         "# Inputs that matter\n\nMade by `python -m benchmarks horseshoe`: of 10 planted inputs "
         f"among {INPUTS} so many were found, and so many others.\n\n"
-        f"{records.markdown_table(table)}\n{''.join(failed)}"
+        f"{records.markdown_table(table)}"
     )
-    records.write_text(out / "horseshoe.md", text)
-    if own:
-        plot(own, out / "horseshoe.png")
 
 
 def page_table(runs: list[Record]) -> str:
@@ -161,13 +146,9 @@ def page_table(runs: list[Record]) -> str:
     return records.markdown_table(rows, digits=2)
 
 
-def plot(runs: list[Record], path: Path) -> None:
+def plot(runs: Sequence[Record], path: Path) -> None:
     """Scales of all inputs, largest first, of every run."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     backends = list(dict.fromkeys(each.backend for each in runs))
     figure, axes = plt.subplots(
         1, len(backends), figsize=(4.8 * len(backends), 3.4), sharey=True, squeeze=False

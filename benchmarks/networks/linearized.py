@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ import numpy as np
 
 from benchmarks import datasets, records
 from benchmarks.arguments import add_resume, count
-from benchmarks.images.training import Book, mean_and_spread, plus_minus
+from benchmarks.images.training import mean_and_spread, plus_minus
 from benchmarks.records import Record
+from benchmarks.study import Study, backends_of, pyplot
 
 SETS = (
     "yacht",
@@ -77,65 +79,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the comparison and write `linearized.md` and `linearized.png`; the exit status."""
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    book = Book(arguments.out / "linearized.jsonl", arguments.resume, arguments.retry_failed)
-    backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
-    runs = []
+    resumed = {"resume": arguments.resume, "retry_failed": arguments.retry_failed}
+    study = Study("linearized", arguments.out, **resumed)
     for name in arguments.sets:
-        for backend in backends:
+        for backend in backends_of(arguments.backend):
             if name == IMAGES:
-                scales = arguments.image_scales
-                runs += [run_images(book, backend, scale, arguments) for scale in scales]
+                for scale in arguments.image_scales:
+                    run_images(study, backend, scale, arguments)
             else:
-                splits = range(arguments.splits)
-                runs += [run_table(book, name, backend, split, arguments) for split in splits]
-            report(runs, arguments.out)
-    return int(all(each.failed for each in runs))
+                for split in range(arguments.splits):
+                    run_table(study, name, backend, split, arguments)
+    return study.report(text_of(study.runs), plot)
 
 
 def run_table(
-    book: Book, name: str, backend: str, split: int, arguments: argparse.Namespace
-) -> Record:
+    study: Study, name: str, backend: str, split: int, arguments: argparse.Namespace
+) -> None:
     """One fit of a UCI set with its three predictions."""
     steps, draws = arguments.steps, arguments.draws
     settings = {"steps": steps, "draws": draws, "evidence": arguments.evidence}
-    record = Record("linearized", "LaplaceGGN", backend, name, split, settings)
 
-    def work(record: Record) -> None:
+    def work() -> dict[str, float]:
         rows, scaling = table_rows(name, split)
         every = next(every for most, every in EVERY.items() if len(rows[0]) <= most)
         every = every if arguments.evidence else 0
         predictions = networks(backend).table(*rows, steps, draws, every, split)
-        record.figures = judged(backend, predictions, scaling)
+        return judged(backend, predictions, scaling)
 
-    return told(book.run(record, work, go_on_after=(Exception,)))
+    study.run("LaplaceGGN", backend, name, split, settings, work)
 
 
-def run_images(book: Book, backend: str, scale: float, arguments: argparse.Namespace) -> Record:
+def run_images(study: Study, backend: str, scale: float, arguments: argparse.Namespace) -> None:
     """One fit of LeNet with its three predictions."""
     steps, draws = arguments.image_steps, arguments.draws
     settings = {"steps": steps, "draws": draws, "images": arguments.images}
     settings |= {"test images": arguments.test_images, "prior scale": scale}
     name = IMAGES if scale == 1.0 else f"{IMAGES}, prior scale {scale:g}"
-    record = Record("linearized", "LaplaceGGN", backend, name, 0, settings)
 
-    def work(record: Record) -> None:
+    def work() -> dict[str, float]:
         rows = image_rows(arguments.images, arguments.test_images)
-        record.figures = judged(backend, networks(backend).images(*rows, steps, draws, scale), None)
+        return judged(backend, networks(backend).images(*rows, steps, draws, scale), None)
 
-    return told(book.run(record, work, go_on_after=(Exception,)))
+    study.run("LaplaceGGN", backend, name, 0, settings, work)
 
 
 def networks(backend: str) -> Any:
     """The networks of a package."""
     return importlib.import_module(f"benchmarks.networks.{backend}_networks")
-
-
-def told(record: Record) -> Record:
-    """A run, of which a line is printed."""
-    split = f"{record.model}, {record.backend}, split {record.seed}"
-    print(f"{split}: {record.error or record.figures}", flush=True)
-    return record
 
 
 def table_rows(name: str, index: int) -> tuple[tuple[Any, ...], tuple[float, float]]:
@@ -171,8 +161,8 @@ def judged(
     return found
 
 
-def report(runs: list[Record], out: Path) -> None:
-    """Write the table and the plot of all runs."""
+def text_of(runs: list[Record]) -> str:
+    """The table of all runs, and how often each prediction beat the mode."""
     groups = grouped(runs)
     table = []
     for (name, backend), own in groups.items():
@@ -182,21 +172,16 @@ def report(runs: list[Record], out: Path) -> None:
                 values = [each.figures[f"{prediction}: {figure}"] for each in own]
                 row[f"{prediction}: {figure}"] = plus_minus(values, 3)
         table.append(row)
-    failed = [f"{each.model}, {each.backend}: {each.error}" for each in runs if each.failed]
     counts = "\n\n".join(wins(groups, backend) for backend in sorted({key[1] for key in groups}))
-    text = (
+    return (
         "# Linearised Laplace\n\nMade by `python -m benchmarks linearized`: test NLL and "
         "calibration error of one fit, means over splits. The linearised predictions and those of "
         "all weights have the same draws.\n\n"
         f"{records.markdown_table(table)}\n\n{counts}\n"
-        + "".join(f"\nFailed: {each}\n" for each in failed)
     )
-    records.write_text(out / "linearized.md", text)
-    if groups:
-        plot(runs, out / "linearized.png")
 
 
-def grouped(runs: list[Record]) -> dict[tuple[str, str], list[Record]]:
+def grouped(runs: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
     """Runs that did not fail, by set and package."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for each in runs:
@@ -230,14 +215,9 @@ def wins(groups: dict[tuple[str, str], list[Record]], backend: str) -> str:
     return f"{backend}: {', '.join(said)}."
 
 
-def plot(runs: list[Record], path: Path) -> None:
+def plot(runs: Sequence[Record], path: Path) -> None:
     """How far each prediction's NLL is below that of the mode, by set."""
-    groups = grouped(runs)
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt, groups = pyplot(), grouped(runs)
     backends = sorted({backend for _, backend in groups})
     names = list(dict.fromkeys(name for name, _ in groups))
     size = (5.0 * len(backends), 4.2)

@@ -12,6 +12,7 @@ import numpy as np
 from benchmarks import records
 from benchmarks.noisy_scores.figures import middle
 from benchmarks.records import LABELS, Record
+from benchmarks.study import pyplot
 
 CLOSED = "closed form"
 #: Headings of the comparison, in order.
@@ -308,11 +309,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 def picture(runs: Sequence[Record], path: Path) -> None:
     """Divergence over scores, with what least squares would leave."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     compared = _of(runs, "comparison")
     shown = [each for each in SHOWN if _one(compared, *each, CLOSED) is not None]
     shown = shown or [(run.model, run.settings["level"]) for run in compared[:1]]

@@ -29,6 +29,7 @@ from typing import Any
 from benchmarks import records
 from benchmarks.arguments import count
 from benchmarks.process.fits import Fits
+from benchmarks.study import pyplot
 
 #: Steps of a run that is killed again and again, and seconds until a kill at most.
 STEPS, LONGEST = 400, 0.5
@@ -125,11 +126,7 @@ def page_table(found: list[records.Record]) -> str:
 
 def plot(found: list[records.Record], path: Path) -> None:
     """Bars: how often each signal came, and what was found."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     shown = {
         "SIGKILL": {
             "kills": "kills",

@@ -28,6 +28,7 @@ import numpy as np
 from benchmarks import records
 from benchmarks.arguments import count
 from benchmarks.process.fits import ENGINES, Fits
+from benchmarks.study import pyplot
 
 READINGS, STEPS_OF_AN_ENGINE, GOAL = 50, 50, 0.02
 
@@ -184,11 +185,7 @@ def page_table(found: list[records.Record]) -> str:
 
 def plot(found: list[records.Record], path: Path) -> None:
     """Memory over steps and over engines."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
     for axis, phase in zip(axes, PHASES, strict=True):
         for each in found:

@@ -13,6 +13,7 @@ from benchmarks import datasets, records
 from benchmarks.datasets import Dataset, Split
 from benchmarks.predictive import Draws, predictive_scores
 from benchmarks.regression import report
+from benchmarks.study import backends_of
 from benchmarks.variance_reduction.methods import METHODS, Method, Schedule, Trainer
 
 BATCH, ANCHOR_EVERY, PARTICLES, CHECKPOINTS, FRESH_BATCHES = 128, 8, 32, 8, 20
@@ -67,7 +68,7 @@ class Case:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the sets that are there; the exit status."""
-    backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
+    backends = backends_of(arguments.backend)
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "regression.jsonl"
     path.unlink(missing_ok=True)

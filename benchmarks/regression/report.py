@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import records
+from benchmarks.study import pyplot
 
 #: RMSE and log likelihood of SVGD and SVGD-VR in the paper's Tables IV and V. Its energy is the
 #: cooling load with the heating load as a feature; its protein cannot be the standard response.
@@ -146,10 +147,7 @@ def picture(runs: list[records.Record], path: Path) -> None:
 
 
 def _plot(groups: Groups, figure_name: str, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    plt = pyplot()
     from matplotlib.ticker import NullFormatter
 
     panels = list(dict.fromkeys(key[:2] for key in groups))

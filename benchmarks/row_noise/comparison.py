@@ -6,7 +6,7 @@ import argparse
 import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks import records
 from benchmarks.records import Record
+from benchmarks.study import Study, backends_of
 from benchmarks.timing import alternate, ratio
 
 Array = NDArray[np.float64]
@@ -53,40 +54,34 @@ def variance_ratio(plain: Array, other: Array) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the comparison and write what it found; the exit status."""
-    backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
-    path: Path = arguments.out / "row-noise.jsonl"
-    runs = []
-    for backend in backends:
+    study = Study("row-noise", arguments.out)
+    for backend in backends_of(arguments.backend):
         module = importlib.import_module(f"benchmarks.row_noise.{backend}_network")
         for seed in range(arguments.seeds):
             network: Network = module.trained(*data(seed), arguments.steps, seed)
             for rows in ROWS:
                 settings = {"rows": rows, "steps": arguments.steps, "draws": arguments.draws}
-                record = Record("row-noise", "variance", backend, "8-50-50-1", seed, settings)
-                with records.recorded_run(path, record), warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    record.figures = compared(network, rows, arguments.draws)
-                runs.append(record)
-                print(f"{backend} seed {seed}, {rows} rows: {record.figures}", flush=True)
-    text = (
+                work = partial(compared, network, rows, arguments.draws)
+                study.run("variance", backend, "8-50-50-1", seed, settings, work)
+    return study.report(
         "# Noise by row\n\nMade by `python -m benchmarks row-noise`: variance of the plain "
         "gradient over that of the method, and time of a step over that of a plain one, means "
-        "over networks.\n\n" + records.markdown_table(table(runs))
+        "over networks.\n\n" + records.markdown_table(table(study.runs))
     )
-    records.write_text(arguments.out / "row-noise.md", text)
-    print(text)
-    return 0
 
 
 def compared(network: Network, rows: int, draws: int) -> dict[str, float]:
     """How often each method's variances and times go into the plain ones, and the reverse."""
     found: dict[str, float] = {}
-    plain = network.gradients(PLAIN, rows, draws)
-    for method in METHODS:
-        other = network.gradients(method, rows, draws)
-        for name in plain:
-            found[f"{method}: {name}"] = variance_ratio(plain[name], other[name])
-    times = alternate({each: network.step(each, rows) for each in (PLAIN, *METHODS)}, seconds=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = network.gradients(PLAIN, rows, draws)
+        for method in METHODS:
+            other = network.gradients(method, rows, draws)
+            for name in plain:
+                found[f"{method}: {name}"] = variance_ratio(plain[name], other[name])
+        cases = {each: network.step(each, rows) for each in (PLAIN, *METHODS)}
+        times = alternate(cases, seconds=0.1)
     return found | {f"{each}: time": ratio(times, each, PLAIN) for each in METHODS}
 
 
@@ -110,7 +105,7 @@ def page_table(runs: Sequence[Record]) -> str:
 def table(runs: Sequence[Record]) -> list[dict[str, Any]]:
     """Means over seeds, a row for each backend and number of rows."""
     groups: dict[tuple[str, int], list[Record]] = {}
-    for run in runs:
+    for run in (run for run in runs if not run.failed):
         groups.setdefault((run.backend, run.settings["rows"]), []).append(run)
     return [
         {"backend": backend, "rows": rows}

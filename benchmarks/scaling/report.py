@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks import records
 from benchmarks.records import Record
+from benchmarks.study import pyplot
 
 #: How far single precision may be from one device.
 APART = 1e-6
@@ -192,11 +193,7 @@ _LINES = ("--", "-")
 
 def plot(found: Sequence[Record], path: Path) -> None:
     """Left, measured: bytes that a device sends a step. Right, predicted: efficiency."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(12, 4.2), layout="constrained", width_ratios=(1.1, 1.0)
     )

@@ -20,6 +20,7 @@ import numpy as np
 from benchmarks import records
 from benchmarks.memory import release_freed, reset_peak, resident
 from benchmarks.records import Record
+from benchmarks.study import pyplot
 from benchmarks.timing import timed
 from benchmarks.turns import Started, take_turns
 
@@ -130,12 +131,8 @@ def page_table(runs: list[Record]) -> str:
 
 
 def _plot(rows: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 0.35 * len(rows) + 1.2), layout="constrained")
+    plt = pyplot()
+    figure, axes = plt.subplots(1, 2, figsize=(9, 0.35 * len(rows) + 1.2), layout="constrained")
     labels = [f"{row['method']} ({row['backend']})" for row in rows]
     for axis, name in zip(axes, ("peak (vectors)", "seconds a step"), strict=True):
         axis.barh(labels, [row[name] or 0.0 for row in rows], color="tab:blue")
@@ -144,4 +141,4 @@ def _plot(rows: list[dict[str, Any]], path: Path) -> None:
     axes[1].set_yticklabels([])
     axes[0].axvline(9.0, color="grey", linewidth=0.8)
     figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    plt.close(figure)

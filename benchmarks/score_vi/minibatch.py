@@ -26,6 +26,7 @@ from benchmarks.datasets import MissingDataError
 from benchmarks.predictive import predictive_scores
 from benchmarks.records import Record
 from benchmarks.score_vi import ANNEALED, NETWORK_METHODS, RIVALS, natural_gradient, problems
+from benchmarks.study import pyplot
 
 BACKENDS = {"numpyro": ("numpyro",), "pyro": ("pyro",), "both": ("numpyro", "pyro")}
 RATES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
@@ -257,14 +258,10 @@ def _wins(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    plt = pyplot()
     sets = list(dict.fromkeys(row["problem"] for row in rows))
     labels = list(dict.fromkeys((row["backend"], row["method"]) for row in rows))
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 0.5 * len(sets) + 2), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(11, 0.5 * len(sets) + 2), layout="constrained")
     for axis, name in zip(axes, ("RMSE", "NLL"), strict=True):
         for backend, method in labels:
             places, values = [], []
@@ -287,4 +284,4 @@ def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=4, fontsize="small")
     figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    plt.close(figure)

@@ -19,6 +19,7 @@ from benchmarks.semi_exact.methods import (
     METHODS,
     STRETCHED,
 )
+from benchmarks.study import pyplot
 from ppl_ext.kernels.rules import are_many
 
 TITLES = {
@@ -269,11 +270,7 @@ def picture(runs: Sequence[Record], path: Path) -> None:
 
 
 def _plot(runs: Sequence[Record], group: str, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     (_plot_shaped if group == "shaped" else _plot_ratios)(plt, runs, path)
 
 

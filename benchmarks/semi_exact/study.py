@@ -16,6 +16,7 @@ from benchmarks.semi_exact import report
 from benchmarks.semi_exact.figures import Floats, Truth
 from benchmarks.semi_exact.methods import DEFAULT, EXACT, MARGINAL, METHODS, STRETCHED
 from benchmarks.semi_exact.problems import Problem, make_problems
+from benchmarks.study import backends_of
 
 #: First rate of Adam in units of the start's deviations, whose geometric mean is taken.
 RATE = 0.1
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = arguments.out / "semi-exact.jsonl"
     found = records.resumed(path, arguments.resume, arguments.retry_failed)
     done = {_key(r) for r in found}
-    backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
+    backends = backends_of(arguments.backend)
     for backend in backends:
         fits = importlib.import_module(f"benchmarks.semi_exact.{backend}_fits")
         fits.configure()

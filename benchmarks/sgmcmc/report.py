@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks import records
 from benchmarks.sgmcmc import problems
+from benchmarks.study import backends_of, pyplot
 
 #: Steps of the two lengths of a run; their difference leaves out what is compiled and set up.
 LENGTHS = {"numpyro": (5_000, 55_000), "pyro": (20, 320)}
@@ -47,7 +48,7 @@ def _public(backend: str) -> Any:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the chosen parts on the chosen backends; the exit status."""
-    backends = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
+    backends = backends_of(arguments.backend)
     path = arguments.out / "sgmcmc.jsonl"
     path.unlink(missing_ok=True)
     reference: np.ndarray | None = None
@@ -311,11 +312,7 @@ def _table(runs: list[records.Record], arguments: argparse.Namespace) -> str:
 
 def plot_bias(runs: list[records.Record], path: Path) -> None:
     """Standard deviations by step size."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     found = [r for r in runs if r.benchmark == "sgmcmc bias" and not r.failed]
     if not found:
         return
@@ -348,11 +345,7 @@ def plot_bias(runs: list[records.Record], path: Path) -> None:
 
 def plot_modes(runs: list[records.Record], path: Path) -> None:
     """Draws of one chain of each kernel."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     found = [r for r in runs if r.benchmark == "sgmcmc modes" and not r.failed]
     found = [r for r in found if r.backend == found[0].backend]
     if not found:

@@ -19,6 +19,7 @@ import numpy as np
 from benchmarks import records
 from benchmarks.images.training import Book
 from benchmarks.records import Record
+from benchmarks.study import pyplot
 from benchmarks.trust.faults import DRAWS, FAULTS
 from benchmarks.trust.methods import Fitted, as_arrays
 from benchmarks.trust.problems import Problem, Program
@@ -312,11 +313,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Shares of outcomes by fault."""
     if not rows:
         return
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     hosts = list(dict.fromkeys(row["backend"] for row in rows))
     figure, axes = plt.subplots(1, len(hosts), figsize=(6 * len(hosts), 4), squeeze=False)
     for axis, host in zip(axes[0], hosts, strict=True):

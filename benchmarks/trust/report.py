@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks import records
 from benchmarks.records import Record
+from benchmarks.study import pyplot
 from benchmarks.trust.methods import METHODS
 
 ABOUT = """Made by `python -m benchmarks trust`. A run is *right* when the mean of every scalar \
@@ -259,11 +260,7 @@ def write(found: Sequence[Record], out: Path) -> None:
 
 def plot(found: Sequence[Record], path: Path) -> None:
     """Errors over score evaluations: the share of problems answered, and each run's distance."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     kept = [run for run in found if run.figures["answerable"]]
     if not any(run.figures.get("evaluations") for run in kept):
         return
@@ -278,7 +275,7 @@ def plot(found: Sequence[Record], path: Path) -> None:
         squeeze=False,
         sharex="row",
     )
-    colours = dict(zip(METHODS, plt.get_cmap("tab20").colors, strict=False))  # type: ignore[attr-defined]
+    colours = dict(zip(METHODS, plt.get_cmap("tab20").colors, strict=False))
     for (share, errors), case in zip(axes, cases, strict=True):
         own = [run for run in kept if _case(run)[:2] == case]
         last = max((run.figures.get("evaluations") or 1 for run in own), default=1)

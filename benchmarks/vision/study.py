@@ -19,6 +19,7 @@ import numpy as np
 from benchmarks import datasets, records
 from benchmarks.images import metrics
 from benchmarks.memory import release_freed, reset_peak, resident
+from benchmarks.study import backends_of, pyplot
 from benchmarks.timing import timed
 from benchmarks.turns import Started, take_turns
 from benchmarks.vision.architectures import CHANNELS, CLASSES
@@ -62,7 +63,7 @@ class Plan:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the parts that are asked for, and write `vision.md`; the exit status."""
-    names = ("numpyro", "pyro") if arguments.backend == "both" else (arguments.backend,)
+    names = backends_of(arguments.backend)
     path = arguments.out / "vision.jsonl"
     arguments.out.mkdir(parents=True, exist_ok=True)
     runs = records.read(path) if path.exists() else []
@@ -230,11 +231,7 @@ _MARKERS = {"numpyro": "s", "pyro": "o"}
 
 def plot_steps(runs: list[records.Record], path: Path) -> None:
     """Time and memory of a step, as multiples of plain gradient descent's, by method."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     own = [each for each in _of(runs, "steps") if not each.failed and each.method != "SGD"]
     own = [each for each in own if "median seconds, of SGD's" in each.figures]
     names = list(dict.fromkeys((each.model, each.method) for each in own))
@@ -274,11 +271,7 @@ def plot_steps(runs: list[records.Record], path: Path) -> None:
 
 def plot_fits(runs: list[records.Record], path: Path) -> None:
     """Error, likelihood and calibration of the fits, by method."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     own = [each for each in _of(runs, "fits") if not each.failed]
     names = [name for name in FIT_METHODS if any(each.method == name for each in own)]
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), sharey=True)

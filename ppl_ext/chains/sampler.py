@@ -101,6 +101,7 @@ class Kernel:
 
         One where jumps are seldom taken.
         """
+        # Jumps alone: there is no acceptance but theirs.
         if not self.has_trajectories:
             chains, jumped, _ = self._jumped(chains, generator)
             return chains, jumped, 0.0, jumped, [chains]
@@ -110,6 +111,7 @@ class Kernel:
         )
         before = chains
         chains, jumped, places = self._jumped(chains, generator)
+        # With one jump or none the trajectory's end is no draw of its own.
         places = [before, *places] if self.draws_of_each > 1 else [chains]
         return chains, chance, float(divergent.mean()), jumped, places
 
@@ -135,6 +137,7 @@ class Kernel:
             logs = LOCAL * self.proposal.log_components(self.ordered(there))
             return logs - logsumexp(logs, axis=0)
 
+        # The largest of logarithms with Gumbel noise is a draw with these probabilities.
         noise = generator.gumbel(size=(len(self.factors), len(positions)))
         chosen, every = (log_chances(positions) + noise).argmax(0), np.arange(len(positions))
         factors = np.stack(self.factors)[chosen]
@@ -169,24 +172,29 @@ class Kernel:
         if not self.jumps:
             return chains, accepted, places
         here = replace(chains, positions=self.ordered(chains.positions))
+        # Chains whose labels were in order need nothing put back.
         moved = (here.positions != chains.positions).any(1)
         proposed, changed = log_density(here.positions), np.zeros(number, bool)
         for _ in range(self.jumps):
             drawn = Chains.at(self.proposal.draw(number, generator), self.evaluate)
             of_drawn = log_density(drawn.positions)
+            # Independent proposals: the ratio of importance ratios.
             gain = (drawn.values - of_drawn) - (here.values - proposed)
             allowed = np.isfinite(drawn.values) & np.isfinite(drawn.scores).all(-1)
             if self.symmetry is not None:
                 allowed &= self.symmetry.is_ordered(drawn.positions)
+            # Jumps are among positions in order alone, as the proposal's draws were.
             chance = np.where(allowed, np.exp(np.minimum(0.0, gain)), 0.0)
             taken = generator.uniform(size=number) < chance
             here, proposed = here.where(taken, drawn), np.where(taken, of_drawn, proposed)
             changed, accepted = changed | taken, accepted + chance / self.jumps
             places.append(here)
+        # A chain that did not jump has never left its order.
         back = changed & moved
         if self.symmetry is not None and back.any():
             put = self.symmetry.unordered(here.positions[back], chains.positions[back])
             positions, scores = here.positions.copy(), here.scores.copy()
+            # Scores belong to coordinates, which the order of labels moves; values do not change.
             positions[back], (_, scores[back]) = put, self.evaluate(put)
             here = Chains(positions, here.values, scores)
         return chains.where(changed, here), accepted, places
@@ -249,6 +257,7 @@ class Window:
     def lacks(self) -> bool:
         """Whether no jump takes some chain from where it is, while others jump."""
         of_chains = self.jumped.mean(0)
+        # In more dimensions no mixture is fitted, so nothing could be done about it.
         few = self.draws.shape[2] <= MIXTURE_DIMENSIONS
         return few and bool(of_chains.min() < NEVER and of_chains.mean() > OFTEN)
 
@@ -329,6 +338,8 @@ def sample(
         The evaluations ended before there were a few transitions.
     """
     factors = [mode.factor for mode in proposal.modes]
+    # Acceptance stays the same where steps fall with this power of the dimension (A. Beskos et al.,
+    # "Optimal tuning of the hybrid Monte Carlo algorithm", 2013).
     first_step = 1.0 / positions.shape[1] ** 0.25
     kernel = Kernel(evaluate, proposal, factors, proposal.weights, first_step, symmetry=symmetry)
     chains = Chains.at(positions, evaluate)
@@ -356,9 +367,11 @@ def sample(
             figures = convergence(kernel.ordered(joined.draws))
             if is_enough(figures, joined):
                 break
+            # Each new proposal has twice as long to show what it is worth.
             is_slow = number > SLOW * 2**again and _can_refit(kernel, joined)
             is_slow |= number >= FEW and joined.lacks
             is_off = joined.chances.mean() < ACCEPTANCE - 2.0 * OFF
+            # What was kept has told that the kernel is bad: it serves to tune the next one.
             if again < AGAIN and (is_slow or is_off):
                 discarded, again = discarded + number, again + 1
                 length = max(LEAST_WINDOW, number // 4)
@@ -366,11 +379,14 @@ def sample(
                 if is_slow:
                     _refit(kernel, joined, generator)
             else:
+                # A kernel that needs nothing: the chains were on their way, and their second half
+                # may not be.
                 if figures.is_adrift:
                     kept, discarded = [joined.later], discarded + number // 2
                 length = max(length, number // 2)
         if not has_budget():
             break
+    # The budget ended just after tuning: its last window is better than nothing, and is judged.
     if sum(each.transitions for each in kept) < LEAST_WINDOW:
         kept = tuned[-1:]
     if not kept:
@@ -414,6 +430,8 @@ def _window(
         except SpentError:
             break
         if tuning:
+            # Falling gains: stochastic approximation, whose last steps no longer follow single
+            # chances.
             gain = GAIN / math.sqrt(1.0 + number) * (float(chance.mean()) - ACCEPTANCE)
             kernel.step_size = min(LENGTH, kernel.step_size * math.exp(gain))
         draws.extend(each.positions for each in places)
@@ -447,6 +465,7 @@ def _tune(kernel: Kernel, windows: Sequence[Window], generator: np.random.Genera
     if len(windows) <= MIXTURES and _can_refit(kernel, window):
         _refit(kernel, Window.joined(windows[-2:]), generator)
         return False
+    # Components of a mixture overlap: draws nearest to one do not tell of its width.
     is_fair = kernel.is_mixture or _improve(kernel, drawn)
     return is_fair and is_tuned and not is_adrift
 

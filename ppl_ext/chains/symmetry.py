@@ -80,6 +80,7 @@ class Exchange:
         places = np.asarray(self.labels)
         for name, axis in self.axes:
             array = found[name]
+            # Places that are no labels stay where they are.
             index = np.tile(np.arange(array.shape[axis + 1]), (len(array), 1))
             index[:, places] = places[orders]
             shape = [1] * array.ndim
@@ -144,6 +145,7 @@ class Symmetry:
 
     def unordered(self, positions: Positions, like: Positions) -> Positions:
         """Positions with their labels in the orders that other positions (S, D) have."""
+        # The order of an order is its inverse.
         orders = [np.argsort(each, axis=1) for each in self._orders(like)]
         return self._moved(positions, orders)
 
@@ -172,7 +174,9 @@ class Symmetry:
         around = np.concatenate([mode.mean + np.diag(step), mode.mean - np.diag(step)])
         every = [np.repeat(each, 2 * dim + 1, axis=0) for each in orders]
         found = self._moved(np.concatenate([mode.mean[None], around]), every)
+        # Entries do not only change places: transforms of simplexes, as by sticks, mix them.
         slopes = (found[1 : dim + 1] - found[dim + 1 :]) / (2.0 * step[:, None])
+        # A lower triangular root with the same product; its diagonal is made positive below.
         upper = np.linalg.qr((slopes.T @ mode.root).T).R
         factor = upper.T * np.where(np.diag(upper) < 0.0, -1.0, 1.0)
         if mode.factor.ndim == 1:
@@ -190,6 +194,7 @@ class Symmetry:
         ]
 
     def _moved(self, positions: Positions, orders: Sequence[Orders]) -> Positions:
+        # Most draws of a mode are in order, and transforms there and back round.
         rows = np.flatnonzero(_is_moved(orders))
         if not len(rows):
             return positions
@@ -250,6 +255,7 @@ def find_symmetry(
     if not tried:
         return None
     is_same = _Same(evaluate, constrain, unconstrain, drawn[:POINTS], epsilon)
+    # One point rules nearly all out, at a fraction of the evaluations.
     kept = is_same(tried, slice(0, 1))
     tried = [each for each, good in zip(tried, kept, strict=True) if good]
     if not tried:
@@ -276,6 +282,7 @@ def _candidates(values: Mapping[str, np.ndarray]) -> list[Exchange]:
         for axis, length in enumerate(array.shape[1:]):
             if length > 1:
                 units.setdefault(length, []).append((name, axis))
+        # A probability may stand for two labels without an axis of two.
         if ((array > 0.0) & (array < 1.0)).all():
             units.setdefault(2, []).append(name)
     found: list[Exchange] = []
@@ -286,6 +293,8 @@ def _candidates(values: Mapping[str, np.ndarray]) -> list[Exchange]:
                 halves = tuple(each for each in chosen if isinstance(each, str))
                 if {name for name, _ in axes} & set(halves) or not axes:
                     continue
+                # Fewer axes first: where there are too many choices, the likely ones have been
+                # tried.
                 if len(found) + length > MOST_TRIED:
                     return found
                 found += [Exchange((k, k + 1), axes, halves) for k in range(length - 1)]
@@ -336,6 +345,7 @@ class _Same:
             densities[is_back], _ = self._evaluate(positions[is_back])
         before = np.tile(self._densities[rows], len(pairs))
         rounding = ROUNDING * self._epsilon * (1.0 + abs(before))
+        # A density of a million nats rounds to more than what two labels may differ by.
         same = abs(densities - before) <= np.minimum(rounding, MOST_ROUNDING)
         return same.reshape(len(pairs), number).all(1)
 
@@ -377,6 +387,7 @@ def _told_apart(
                 entries.append(int(np.ravel_multi_index(index, shape)))
             candidate = replace(exchange, site=name, entries=tuple(entries))
             orders = candidate.orders(values)
+            # The order that most draws have.
             usual = orders[np.argmax((orders[:, None] == orders[None]).all(2).sum(1))]
             share = float((orders == usual).all(1).mean())
             if (share - chance) / (1.0 - chance) <= APART:

@@ -59,6 +59,7 @@ class FisherRoots(abc.ABC):
         self.roots: dict[type, Root] = {}
         for names, root in self._table():
             for name in names.split():
+                # Each host has its own names; a name that one lacks costs nothing.
                 kind = getattr(self.distributions, name, None)
                 # Some names are functions that choose among classes, which have names of their own.
                 if isinstance(kind, type):
@@ -211,6 +212,7 @@ class FisherRoots(abc.ABC):
         """Root of a Fisher matrix in scalar parameters: the transposed Cholesky factor."""
 
         def root(parameters: Parameters, tangents: Parameters) -> Any:
+            # Two by two in all uses, so that a factor for each element is cheap.
             rows = [self._stacked(*row) for row in matrix(parameters)]
             fisher = self.functions.stack(rows, axis=-2)
             return self._by_factor(fisher, self._stacked(*(tangents[name] for name in names)))
@@ -310,6 +312,7 @@ class FisherRoots(abc.ABC):
 
         below = self.sigmoid(p["cutpoints"] - p["predictor"][..., None])
         moved = below * (1 - below) * (t["cutpoints"] - t["predictor"][..., None])
+        # A class between cutpoints that rounding has made equal would be divided by zero.
         chances = functions.clip(differences(below, 1.0), min=functions.finfo(below.dtype).tiny)
         return differences(moved, 0.0) / functions.sqrt(chances)
 
@@ -325,17 +328,20 @@ class FisherRoots(abc.ABC):
         rule takes it to rounding.
         """
         exp, expm1, log = self.functions.exp, self.functions.expm1, self.functions.log
+        # Outside of these ends the integrand is below rounding.
         ends = log(1e-7 / (mean + size)), log(60.0 / size)
         nodes = self.functions.linspace(0.0, 1.0, 257, dtype=mean.dtype)
         width = (ends[1] - ends[0])[..., None]
         t = exp(ends[0][..., None] + width * nodes)
         r, mu = size[..., None], mean[..., None]
+        # By expm1 and log1p: for small t the terms cancel in all digits.
         gone = -expm1(-t)
         seen = -expm1(-r * self.functions.log1p(mu / r * gone))
         integrand = exp(-r * t) * (t / gone * seen + expm1(-mu * t)) * t * width
         own = self.functions.trapezoid(integrand, dx=1.0 / 256.0)
         return self._stacked(
             self.functions.sqrt(size / (mean * (mean + size))) * mean_change,
+            # Rounding of an integral that is nearly zero.
             self.functions.sqrt(self.functions.clip(own, min=0.0)) * size_change,
         )
 
@@ -402,6 +408,7 @@ class FisherRoots(abc.ABC):
         slopes = self.gradient(lambda parameters: log_zero(parameters).sum())(moving)
         s0 = functions.stack([slopes[name] for name in names], axis=-1)
         zeros = {name: functions.zeros_like(value) for name, value in inside.items()}
+        # A root is linear in the changes, so unit changes give its columns.
         basis = [root(inside, {**zeros, name: zeros[name] + 1.0}) for name in names]
         columns = functions.stack(basis, axis=-1)
         own = functions.einsum("...ri,...rj->...ij", columns, columns)

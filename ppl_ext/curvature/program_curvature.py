@@ -98,6 +98,7 @@ class GaussNewton:
         check_choice("structure", self.structure, STRUCTURES)
         check_names("sites", self.sites, optional=True, empty=False)
         if self.sites is not None:
+            # A list given by the user may change later; options are compared and hashed.
             object.__setattr__(self, "sites", tuple(self.sites))
         check_count("rank", self.rank)
         check_count("every", self.every)
@@ -261,6 +262,7 @@ def runs(layout: Mapping[str, slice], chosen: Mapping[str, slice]) -> list[Run]:
     found: list[Run] = []
     for name, whole in layout.items():
         part = chosen.get(name)
+        # Neighbours of one kind are one copy in memory, and one operation.
         if found and (found[-1].part is None) == (part is None):
             last = found.pop()
             whole = slice(last.whole.start, whole.stop)
@@ -288,6 +290,7 @@ def rows_in_common(
         Arguments with as many entries along their first axis as there are rows; the most rows come
         first.
     """
+    # An axis of one is no row: everything broadcasts against it.
     sizes = {size for shape in outputs for size in shape if size > 1}
     lengths = [shape[0] if shape else 0 for shape in arguments]
     return [
@@ -362,6 +365,7 @@ def kronecker_sides(shape: Collection[int]) -> tuple[int, int] | None:
     """
     shape = tuple(shape)
     size = math.prod(shape)
+    # Kernels of convolutions are matrices of their first axis by all others.
     first = shape[0] if len(shape) > 1 else 1
     last = size // max(first, 1)
     if min(first, last) == 1:
@@ -384,4 +388,5 @@ def generic_direction(size: int, number: int = 0) -> NDArray[np.float64]:
     Each ``number`` has another one.
     """
     generator = np.random.default_rng(number)
+    # Away from zero, so that no entry is lost in rounding, and of both signs.
     return generator.uniform(1.0, 2.0, size) * generator.choice([-1.0, 1.0], size)

@@ -166,6 +166,7 @@ class LinearSystem(ABC):
 
     def _gram(self) -> Any:
         gram = self.interactions.gram
+        # Coincident particles make the kernel matrix singular.
         return gram + NUGGET * self.mean_of_diagonal(gram) * self.identity(gram)
 
     def _damped(self) -> Any:
@@ -188,6 +189,7 @@ class LinearSystem(ABC):
         number, dim = self.scores.shape
         gram, basis = self._gram(), self.interactions.basis
         repulsion = self.interactions.repulsion()
+        # Elimination needs a repulsion that is a square, and pays where D is above P.
         one_matrix = self.options.repulsion == "all" or dim <= number
         if solver == "dense" and one_matrix:
             return self.direct(self._solve_matrix(gram, repulsion))
@@ -195,10 +197,13 @@ class LinearSystem(ABC):
         right = self.scores + inverse @ repulsion
         if solver == "cg":
             diagonals = self._diagonals()
+            # Preconditioned by the curvature's diagonals alone; the coupling has none that is
+            # cheap.
             return self._iterate(self._full_product(inverse), right, lambda v: v / diagonals)
         # By elimination: W maps moves to (m, j) -> g_jm . (K^-1 d)_m, through their products with
         # the basis.
         shared = self.expanded(basis[None], number)
+        # One solve with each particle's curvature serves the right side and the basis.
         every = self.xp.concatenate([right[:, None], shared], axis=1)
         products, solution = self._particle_solves(every, solver)
         plain, inner = products[:, 0, 1:], products[:, 1:, 1:]
@@ -257,6 +262,7 @@ class LinearSystem(ABC):
         dense = self._of_each(self._damped().dense())
         own = xp.einsum("pm,pab,pn->manb", factor, dense, factor)
         matrix = (own + coupled).reshape(number * dim, number * dim)
+        # Symmetric up to rounding; factorisations read one triangle alone.
         matrix = 0.5 * (matrix + matrix.T)
         right = factor.T @ self.scores + inverse @ repulsion
         found = self.cholesky_solve(matrix, right.reshape(-1, 1))
@@ -275,6 +281,7 @@ class LinearSystem(ABC):
         number = self._number
         gram = self._gram()
         right = (gram @ self.scores + self.interactions.repulsion()) / number
+        # h_mm: the squared kernel weighs the curvature of each particle.
         weights = gram**2 / number  # of H_p in block m, at [m, p]
         damped, features, basis = self._damped(), self._features(), self.interactions.basis
         xp = self.xp

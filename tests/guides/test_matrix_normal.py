@@ -132,6 +132,7 @@ def test_log_prob_and_score_are_those_of_the_dense_normal(face: Any) -> None:
     guides_support.check_log_prob_and_score(face, *fitted(face.name), MEAN, COVARIANCE)
 
 
+@pytest.mark.formula
 def test_score_is_the_slope_of_the_log_density(face: Any) -> None:
     density, parameters = fitted(face.name)
     theta, step = normal(1, DIM), 1e-5
@@ -188,6 +189,7 @@ def test_draws_have_the_mean_and_the_covariance(face: Any, source: str) -> None:
 # -- factors and moments ---------------------------------------------------------------------------
 
 
+@pytest.mark.formula
 def test_moments_and_factors(face: Any) -> None:
     density, parameters = fitted(face.name)
     mean, scale_tril = face.call(density.moments, parameters)
@@ -231,6 +233,7 @@ NAMES = {
 }
 
 
+@pytest.mark.formula
 @pytest.mark.parametrize("shape", [(3,), (3, 2)])
 def test_models_with_no_matrix_and_with_nothing_else(face: Any, shape: tuple[int, ...]) -> None:
     options = {"prefix": "mine"} if face.name == "numpyro" else {}
@@ -269,6 +272,7 @@ def test_order_of_the_matrices_is_the_hosts(face: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
+@pytest.mark.formula
 @pytest.mark.parametrize("init_scale", [0, -1.0, math.inf, math.nan, "0.1", True, None])
 @pytest.mark.parametrize("name", ["AutoMatrixNormal", "AutoPlanarFlow", "AutoLayerLowRankNormal"])
 def test_bad_initial_scales_are_refused(face: Any, name: str, init_scale: Any) -> None:
@@ -373,6 +377,7 @@ def regression_of(face: Any) -> tuple[Any, tuple[Any, Any]]:
     return regression, (face.array(PROBLEM["x"]), face.array(PROBLEM["y"]))
 
 
+@pytest.mark.formula
 def test_evidence_bound_is_the_evidence_at_the_exact_posterior(face: Any) -> None:
     model, data = regression_of(face)
     density = face.density(face.guides.AutoMatrixNormal(model), *data)

@@ -19,6 +19,7 @@ from tests.backends import use_float64
 from tests.guides_support import face_of, normal
 
 use_float64()
+pytestmark = pytest.mark.formula
 
 COVARIANCES = ["diag", "full", "low_rank"]
 DIM, COMPONENTS, RANK = 3, 4, 2
@@ -122,6 +123,7 @@ def distribution(face: Any, values: dict[str, Any], **options: Any) -> Any:
     return module.GaussianMixture(values["logits"], values["loc"], **arguments, **options)
 
 
+@pytest.mark.in_both_packages
 @each_covariance
 def test_log_prob_is_that_of_the_mixture(face: Any, covariance: str) -> None:
     density, parameters = density_of(face.name, covariance)
@@ -154,6 +156,7 @@ def test_score_is_the_slope_of_the_log_density(face: Any, covariance: str) -> No
     np.testing.assert_allclose(stacked, found.reshape(2, 3, DIM), rtol=1e-10)
 
 
+@pytest.mark.in_both_packages
 @each_covariance
 def test_residual_gradient_agrees_with_double_differentiation(face: Any, covariance: str) -> None:
     guides_support.check_residual_gradient(face, *density_of(face.name, covariance))
@@ -208,6 +211,7 @@ def component_of(draws: np.ndarray) -> np.ndarray:
     return np.searchsorted([-25.0, 25.0], draws[:, 0])
 
 
+@pytest.mark.in_both_packages
 def test_host_draws_fall_into_each_component_with_its_weight(face: Any) -> None:
     model, density, parameters = separated(face.name)
     number = 20_000
@@ -242,6 +246,7 @@ def draws_of(face: Any, point: Any, number: int, temperature: float = 0.05) -> A
         return found.rsample((number,))
 
 
+@pytest.mark.in_both_packages
 def test_gradient_of_a_draw_goes_to_its_component_and_softly_to_the_logits(face: Any) -> None:
     batches, size = 100, 500
     point = np.column_stack([SEPARATED["logits"], SEPARATED["loc"]])
@@ -343,6 +348,7 @@ def test_extreme_scales_and_far_points_stay_finite(face: Any, covariance: str) -
 # -- the start -------------------------------------------------------------------------------------
 
 
+@pytest.mark.in_both_packages
 @each_covariance
 def test_initial_values(face: Any, covariance: str) -> None:
     """Means apart by ``init_scale``, around the initial location; equal weights and scales."""
@@ -498,6 +504,7 @@ def forward_divergence(face: Any, fit: Any, roots: np.ndarray = ROOTS) -> tuple[
     return ratio.mean(), ratio.std() / number**0.5
 
 
+@pytest.mark.in_both_packages
 @each_covariance
 def test_host_svi_fits_the_components(face: Any, covariance: str) -> None:
     bimodal = two_components(face)

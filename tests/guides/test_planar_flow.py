@@ -18,6 +18,7 @@ from tests.backends import use_float64
 from tests.guides_support import face_of, normal
 
 use_float64()
+pytestmark = pytest.mark.formula
 
 FLOWS, DIM = 3, guides_support.DIM
 
@@ -116,6 +117,7 @@ def test_both_packages_find_the_same_roots() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.in_both_packages
 def test_derivatives_of_the_root(face: Any) -> None:
     """First in closed form; second and third against differences of the one below."""
     shifted, slopes = np.meshgrid([-2.0, -0.3, 0.05, 0.9, 4.0], [0.05, 0.6, 1.7, 8.0])
@@ -245,6 +247,7 @@ def literal_flow(values: dict[str, np.ndarray], z: np.ndarray) -> tuple[np.ndarr
     return values["loc"] + values["scale"] * z, float(log_determinant)
 
 
+@pytest.mark.in_both_packages
 def test_log_prob_is_the_change_of_variables(face: Any) -> None:
     density, parameters = bent(face.name)
     points = normal(1, 6, DIM)
@@ -284,6 +287,7 @@ def test_density_integrates_to_one(face: Any) -> None:
     assert values.sum() * (axis[1] - axis[0]) ** 2 == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.in_both_packages
 def test_score_is_the_slope_of_the_log_density(face: Any) -> None:
     density, parameters = bent(face.name)
     theta, step = 2 * normal(1, 4, DIM), 1e-5
@@ -302,6 +306,7 @@ def test_score_is_the_slope_of_the_log_density(face: Any) -> None:
     np.testing.assert_allclose(automatic, found, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.in_both_packages
 def test_residual_gradient_agrees_with_double_differentiation_and_differences(face: Any) -> None:
     density, parameters = bent(face.name)
     theta, target = 2 * normal(1, 3, DIM), normal(2, 3, DIM)
@@ -408,6 +413,7 @@ def test_bad_numbers_of_flows_are_refused(face: Any, num_flows: Any) -> None:
 # -- the host, and fits ----------------------------------------------------------------------------
 
 
+@pytest.mark.in_both_packages
 def test_guide_is_usable_in_the_host(face: Any) -> None:
     density, parameters = bent(face.name)
     reference = face.draws(density, parameters, 20_000, 3)[:, 2]
@@ -419,6 +425,7 @@ def test_guide_is_usable_in_the_host(face: Any) -> None:
     guides_support.check_svi_goes_on(face, density, parameters, model_of(face.name))
 
 
+@pytest.mark.in_both_packages
 def test_host_svi_lowers_its_loss_on_a_skewed_target(face: Any) -> None:
     def skewed() -> None:
         face.host.sample("x", face.dist.Gamma(face.array([1.5, 1.5]), 1.0).to_event(1))

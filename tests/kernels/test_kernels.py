@@ -24,6 +24,7 @@ from tests.kernel_support import (
 )
 
 use_float64()
+pytestmark = pytest.mark.formula
 
 # Squared distances of the six pairs: 1, 16, 20, 17, 13, 20.
 FOUR_POINTS = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 4.0], [4.0, 2.0]])
@@ -58,6 +59,7 @@ class TestBandwidth:
         ):
             np.testing.assert_allclose(found, value, rtol=1e-12)
 
+    @pytest.mark.in_both_packages
     @pytest.mark.parametrize("num", [2, 3, 4, 5, 20, 21])
     def test_against_sorting(self, backend, kernels, num):
         particles, _ = cloud(num, 3, seed=num)
@@ -91,6 +93,7 @@ class TestBandwidth:
 
 
 class TestDirection:
+    @pytest.mark.in_both_packages
     @pytest.mark.parametrize("shape", [(1, 3), (2, 3), (7, 3), (6, 1), (4, 9)])
     def test_radial_kernels(self, backend, kernels, shape):
         particles, scores = cloud(*shape)
@@ -221,6 +224,7 @@ class TestDirection:
                     expected = np.broadcast_to(count * scores.mean(axis=0), scores.shape)
                     np.testing.assert_allclose(phi, expected, rtol=1e-5, err_msg=repr(kernel))
 
+    @pytest.mark.in_both_packages
     def test_float32_far_from_the_origin(self, backend, kernels):
         particles, scores = (each.astype("float32") for each in cloud(20, 5))
         particles = particles + np.float32(1e4)
@@ -238,6 +242,7 @@ class TestDirection:
                 phi, backend.numpy(expected), rtol=1e-4, atol=1e-4, err_msg=repr(kernel)
             )
 
+    @pytest.mark.in_both_packages
     @pytest.mark.parametrize("shape", [(40, 3), (5, 200)])
     def test_memory(self, backend, kernels, shape):
         RBF = kernels.RBF
@@ -344,6 +349,7 @@ class TestHostKernels:
             phi = direction(backend, kernel, particles[:1], scores[:1])
             np.testing.assert_allclose(phi, scores[:1])
 
+    @pytest.mark.in_both_packages
     def test_wrapped_or_refused(self, backend, kernels):
         whole, by_coordinate = self.made(backend, kernels)
         assert kernels.as_kernel(whole.kernel).kernel is whole.kernel
@@ -355,6 +361,7 @@ class TestHostKernels:
             kernels.HostKernel(kernels.RBF())
 
 
+@pytest.mark.in_both_packages
 def test_descriptions_are_readable_and_the_same_in_every_process(backend, kernels) -> None:
     RBF, Linear = kernels.RBF, kernels.Linear
 

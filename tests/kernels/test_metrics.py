@@ -23,6 +23,7 @@ from tests.kernel_support import (
 )
 
 use_float64()
+pytestmark = pytest.mark.formula
 
 DIM = 3
 #: What no kernel takes; of any type, as a user's untyped program has it.
@@ -57,6 +58,7 @@ def metric_of(backend: Any, name: str, particles: np.ndarray) -> tuple[Any, np.n
 
 
 class TestMetric:
+    @pytest.mark.in_both_packages
     @pytest.mark.parametrize("name", METRICS)
     def test_directions_against_a_loop(self, backend, kernels, name):
         particles, scores = cloud(7, DIM)
@@ -201,6 +203,7 @@ class TestRandomFeature:
         np.testing.assert_allclose(phi, expected[0], rtol=1e-8, atol=1e-10)
         np.testing.assert_allclose(gram, expected[1], rtol=1e-8, atol=1e-10)
 
+    @pytest.mark.in_both_packages
     def test_no_array_over_pairs_of_particles(self, backend, kernels):
         particles, scores = map(backend.array, cloud(40, DIM))
         kernel = kernels.RandomFeature(5)
@@ -279,6 +282,7 @@ class TestGraphical:
         with pytest.raises(ArgumentError, match="found none"):
             kernels.Preconditioned(Graphical()).init(array(cloud(8, 6)[0]))
 
+    @pytest.mark.in_both_packages
     def test_an_engine_gives_the_sites(self, backend, kernels):
         def model() -> None:
             backend.host.sample("x", backend.dist.Normal(0.0, 1.0))

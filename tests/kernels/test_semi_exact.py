@@ -12,6 +12,7 @@ from tests.backends import use_float64
 from tests.kernel_support import Value, cloud, direction, imq, linear, rbf, stein_direction
 
 use_float64()
+pytestmark = pytest.mark.formula
 
 
 def additive(particles: np.ndarray, width: float = 2.0) -> Value:
@@ -76,6 +77,7 @@ def semi_exact(kernel: Value, particles: np.ndarray, ridge: float = 0.0) -> Valu
     return lambda x, y: 0.5 * line(x, y) + 0.5 * weight * rest(x, y)
 
 
+@pytest.mark.in_both_packages
 @pytest.mark.parametrize(
     ("num", "ridge", "dim"), [(7, None, 3), (7, 0.3, 3), (4, None, 3), (3, 0.2, 3), (9, None, 7)]
 )
@@ -214,6 +216,7 @@ def test_particles_that_agree(backend, kernels, dtype):
     assert np.isfinite(direction(backend, kernel, particles, scores, dtype)).all()
 
 
+@pytest.mark.in_both_packages
 def test_of_a_host_kernel_and_of_groups(backend, kernels):
     particles, scores = cloud(8, 3)
     variances = 1 / particles.var(0)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -28,6 +29,7 @@ from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 
 import numpyro_ext as nx
 from benchmarks.scaling.collectives import collectives
+from ppl_ext.engines.base import EngineShell
 from ppl_ext.start import search
 from tests.sharding.rounding import AMPLIFYING, CHANGES, allowed, in_last_bit
 
@@ -138,6 +140,16 @@ def sharding(layout: str) -> nx.Sharding:
     kind = AxisType.Explicit if explicit else AxisType.Auto
     mesh = jax.make_mesh(shape, tuple(names), axis_types=(kind,) * len(shape))
     return nx.Sharding(mesh, **options)
+
+
+@contextmanager
+def judging(judges: bool) -> Iterator[None]:
+    """Have runs end with a judgement or without."""
+    before, EngineShell._judges = EngineShell._judges, judges
+    try:
+        yield
+    finally:
+        EngineShell._judges = before
 
 
 def on_host(leaf: Any) -> np.ndarray:
@@ -361,7 +373,14 @@ def of_refusals(*_: str) -> dict[str, Any]:
     return {}
 
 
+def of_judged(name: str, model: str, layout: str) -> dict[str, Any]:
+    """An engine's run as users have it, with a judgement in its end."""
+    with judging(True):
+        return of_engine(name, model, layout)
+
+
 KINDS = {
+    "judged": of_judged,
     "loader": of_loader,
     "refused": of_refusals,
     "step": of_step,
@@ -388,7 +407,9 @@ def main(options: dict[str, Any]) -> None:
         )
     for kind, *case in options["cases"]:
         try:
-            found = KINDS[kind](*case)
+            # A judgement of so few steps takes longer than they do.
+            with judging(options.get("judged", False)):
+                found = KINDS[kind](*case)
         except Exception as error:  # noqa: BLE001 - any is told to the test
             found = {"error": f"{type(error).__name__}: {error}"}
         if jax.process_index() == 0:

@@ -54,11 +54,12 @@ def ran(cases: list[tuple[str, ...]], folder: Path, processes: int = 1, **option
 
 
 FAST: list[tuple[str, ...]] = [
-    ("engine", "SVGD", "full", "pd"),
     ("engine", "SVGD", "full", "p automatic"),
     ("engine", "ProximalScoreVI", "full", "pd automatic"),
     ("engine", "LaplaceGGN", "full", "d"),
 ]
+#: As users have it; the other fast runs end without a judgement.
+JUDGED = ("judged", "SVGD", "full", "pd")
 #: Numbers that a step moves, over P D: particles and scores to every device; a third of each four
 #: times less, all to all; a sum of scores; and nothing.
 STEPS: dict[tuple[str, ...], float] = {
@@ -106,12 +107,16 @@ def check(found: dict[str, Any], most: float | None = None) -> None:
 
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return ran([*FAST, *STEPS, *MOVED, *LOADER], tmp_path_factory.mktemp("fast"))
+    return ran([*FAST, *STEPS, *MOVED, *LOADER, JUDGED], tmp_path_factory.mktemp("fast"))
 
 
 @pytest.mark.parametrize("case", FAST, ids="-".join)
 def test_an_engine_of_each_kind_is_that_of_one_device(fast: Found, case: tuple[str, ...]) -> None:
     check(fast[case], 1e-12)
+
+
+def test_an_engine_whose_run_is_judged_is_that_of_one_device(fast: Found) -> None:
+    check(fast[JUDGED], 1e-12)
 
 
 def test_a_search_for_the_start_ends_where_it_does_on_one_device(tmp_path: Path) -> None:
@@ -162,7 +167,7 @@ def test_every_engine_and_layout_is_that_of_one_device(
     engine: str, x64: bool, tmp_path: Path
 ) -> None:
     cases = [case for case in EVERY if case[1] == engine]
-    found = ran(cases, tmp_path, x64=x64)
+    found = ran(cases, tmp_path, x64=x64, judged=True)
     assert set(found) == set(cases)
     for each in found.values():
         check(each)
@@ -170,7 +175,7 @@ def test_every_engine_and_layout_is_that_of_one_device(
 
 @pytest.mark.slow
 def test_states_figures_chains_and_fits_are_those_of_one_device(tmp_path: Path) -> None:
-    for each in ran([*AFTER, *OTHERS, *LOADERS], tmp_path).values():
+    for each in ran([*AFTER, *OTHERS, *LOADERS], tmp_path, judged=True).values():
         same = each.pop("same layout", 0.0)
         assert same == 0.0, "a state on the same layout goes on to the last bit"
         level = each.pop("level", ["", ""])
@@ -190,7 +195,7 @@ def test_a_process_that_is_killed_ends_the_other_and_the_next_start_is_exact() -
 def test_two_processes_are_one_device(tmp_path: Path) -> None:
     cases = [("engine", engine, "full", "pd") for engine in ENGINES if engine != "SVGDVR"]
     cases += [("engine", "SVGDVR", "batches", "pd"), ("after", "SVGD", "full", "pd"), *LOADERS]
-    found = ran(cases, tmp_path, processes=2)
+    found = ran(cases, tmp_path, processes=2, judged=True)
     assert set(found) == set(cases)
     for each in found.values():
         assert each.pop("same layout", 0.0) == 0.0

@@ -113,6 +113,7 @@ def test_where_the_limits_are(face: Any) -> None:
     assert judged(0.0, 1.0).sound and judged(1.0, 0.0).sound
 
 
+@pytest.mark.formula
 @pytest.mark.parametrize("structure", GUIDES)
 def test_closed_forms_follow_trust_decay_and_the_length_of_the_run(
     face: Any, structure: str

@@ -47,6 +47,7 @@ def symmetric_directions(dim: int, size: float) -> np.ndarray:
 # -- GSM: the update -------------------------------------------------------------------------------
 
 
+@pytest.mark.formula
 @pytest.mark.parametrize("dim", [1, 2, 5])
 def test_gsm_matches_the_score_at_its_one_draw(face: Any, dim: int) -> None:
     given = draws_and_scores(dim, 1)
@@ -55,6 +56,7 @@ def test_gsm_matches_the_score_at_its_one_draw(face: Any, dim: int) -> None:
     np.testing.assert_allclose(found, given[3][0], rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.formula
 def test_gsm_is_the_nearest_of_the_normals_that_match(face: Any) -> None:
     """Along every direction within those Normals the divergence has slope zero and grows."""
     mean, scale, theta, score = draws_and_scores(3, 1)
@@ -71,6 +73,7 @@ def test_gsm_is_the_nearest_of_the_normals_that_match(face: Any) -> None:
         assert min(away(0.3 * direction), away(-0.3 * direction)) > away(0.0 * direction) + 1e-5
 
 
+@pytest.mark.formula
 def test_gsm_averages_the_updates_of_its_draws(face: Any) -> None:
     mean, scale, theta, score = draws_and_scores(4, 3)
     found = updated(face, "gsm", mean, scale, theta, score)
@@ -101,6 +104,7 @@ def test_gsm_gives_nan_for_a_covariance_that_rounding_has_spoilt(face: Any) -> N
 # -- BaM: the update -------------------------------------------------------------------------------
 
 
+@pytest.mark.formula
 @pytest.mark.parametrize(("dim", "number", "weight"), [(3, 2, 0.7), (3, 6, 40.0), (1, 1, 5.0)])
 def test_bam_minimises_its_objective(face: Any, dim: int, number: int, weight: float) -> None:
     present, scale, theta, score = draws_and_scores(dim, number)
@@ -140,6 +144,7 @@ def test_bam_agrees_with_the_dense_formula(face: Any, number: int, weight: float
     assert np.array_equal(scale, np.tril(scale)) and (np.diag(scale) > 0).all()
 
 
+@pytest.mark.formula
 def test_bam_with_one_draw_and_a_great_weight_is_gsm(face: Any) -> None:
     given = draws_and_scores(3, 1)
     found = updated(face, "bam", *given, weight=1e12)
@@ -273,6 +278,7 @@ def test_guides_that_have_no_closed_form_are_refused(face: Any, engine: str) -> 
     np.testing.assert_allclose(run.moments[1], 0.7 * np.eye(5))
 
 
+@pytest.mark.formula
 @pytest.mark.parametrize(
     ("engine", "options", "message"),
     [

@@ -20,6 +20,7 @@ from tests.regression_support import (
 from tests.score_support import room
 
 use_float64()
+pytestmark = pytest.mark.formula
 
 
 def form_of(face: Any, dim: int) -> ClosedForm:
@@ -54,6 +55,7 @@ def losses(
     ]
 
 
+@pytest.mark.in_both_packages
 @pytest.mark.parametrize(
     ("total", "trust", "shared"),
     [
@@ -182,6 +184,7 @@ def test_no_level_of_noise_makes_it_diverge(face: Any, level: float, worst: floa
     assert np.quantile(found, 0.9) < 1.0 and max(found) < worst
 
 
+@pytest.mark.in_both_packages
 def test_a_network_does_not_collapse_to_the_prior(face: Any) -> None:
     """Its mean prediction follows the curve; the prior's is constant, with an error of one."""
     x, y = curve(0)

@@ -14,6 +14,7 @@ from tests.regression_support import example, literal_step, normal_target
 from tests.score_support import room
 
 use_float64()
+pytestmark = pytest.mark.formula
 
 MODULE = "score.regression.full"
 
@@ -29,6 +30,7 @@ def fit(face: Any, dim: int, level: float, seed: int, pairs: int) -> float:
     return lost_nats(form, start, normal_target(dim, seed), level, seed, pairs, total=0)
 
 
+@pytest.mark.in_both_packages
 @pytest.mark.parametrize(("dim", "trend", "trust"), [(4, 1.0, 50.0), (4, 1.0, 1.25), (3, 0.2, 2.0)])
 def test_full_step_agrees_with_its_definition(
     face: Any, dim: int, trend: float, trust: float
@@ -111,6 +113,7 @@ def test_weights_of_draws_are_equal_and_sum_to_one(face: Any) -> None:
     np.testing.assert_allclose(weights, np.full(6, 1 / 6))
 
 
+@pytest.mark.in_both_packages
 @pytest.mark.parametrize("wild", [0, 3, 30])
 def test_a_score_that_overflows_does_not_rule(face: Any, wild: int) -> None:
     """A draw whose score is thirty orders too large, the very first one or one on the way."""

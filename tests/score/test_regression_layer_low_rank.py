@@ -23,6 +23,7 @@ from tests.low_rank_support import covariance_of, example, least_divergence, oth
 from tests.score_support import guide_of
 
 use_float64()
+pytestmark = pytest.mark.formula
 
 DIM, RANK = 11, 2
 #: Coordinates of the layers of :func:`layered`; the first is in two pieces, and the others have no
@@ -158,6 +159,7 @@ def test_a_small_layer_takes_the_step_of_full_guides(face: Any, dim: int) -> Non
     np.testing.assert_allclose(one[1] @ one[1].T, other[1] @ other[1].T, rtol=1e-7)
 
 
+@pytest.mark.in_both_packages
 def test_it_is_what_the_engine_takes(face: Any) -> None:
     """Without a learning rate, from the guide's own start."""
     mean, covariance = independent()

@@ -23,6 +23,7 @@ from tests.low_rank_support import (
 from tests.score_support import GuideRun, guide_of, room
 
 use_float64()
+pytestmark = pytest.mark.formula
 
 DIM, RANK = 8, 2
 
@@ -84,6 +85,7 @@ def fit(face: Any, kind: Any, seed: int, level: float, pairs: int, decay: float 
     return lost_nats(form, start, kind(seed), level, seed, pairs, total=0, decay=decay)
 
 
+@pytest.mark.in_both_packages
 @pytest.mark.parametrize(
     ("dim", "rank", "trend", "trust"),
     [(6, 2, 1.3, 50.0), (6, 2, 1.3, 1.25), (5, 3, 0.3, 2.0), (4, 1, 3.0, 1.25)],
@@ -190,6 +192,7 @@ def test_no_level_of_noise_makes_it_diverge(face: Any, level: float) -> None:
         assert fit(face, of_the_family, seed, level, 5000) < start
 
 
+@pytest.mark.in_both_packages
 def test_a_program(face: Any) -> None:
     """The engine on a host's program with a positive latent among its latents."""
     target = factor_target(4, 1, 3)
@@ -211,6 +214,7 @@ def test_a_program(face: Any) -> None:
     assert divergence(run.moments[0], run.covariance, mean, joint) < best + 1e-2
 
 
+@pytest.mark.in_both_packages
 def test_memory_is_linear_in_the_number_of_latents(face: Any) -> None:
     dim, step = 500, step_of(face)
     moments = step.moments(np.zeros(dim), np.ones(dim), normal(0, dim, RANK))

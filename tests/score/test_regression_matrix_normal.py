@@ -23,6 +23,7 @@ from tests.matrix_normal_support import (
 from tests.score_support import GuideRun, room
 
 use_float64()
+pytestmark = pytest.mark.formula
 
 BLOCKS = find_blocks(SHAPES)
 EXACT = posterior()
@@ -100,6 +101,7 @@ def lost(face: Any, level: float, seed: int, pairs: int) -> float:
     return lost_nats(form, start, target, level, seed, pairs)
 
 
+@pytest.mark.in_both_packages
 @pytest.mark.parametrize(
     ("trend", "trust", "total"), [(0.4, 50.0, 0), (0.4, 1.25, 12), (0.02, 1.5, 6)]
 )

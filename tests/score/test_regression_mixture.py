@@ -19,6 +19,7 @@ from tests.mixture_support import Mixture, Seen
 from tests.score_support import GuideRun, guide_of, room
 
 use_float64()
+pytestmark = pytest.mark.formula
 
 
 def form_of(face: Any) -> ClosedForm:
@@ -61,6 +62,7 @@ def assert_same(found: Mixture, expected: Mixture, **tolerance: Any) -> None:
     check_close(found[1:], expected[1:], **tolerance)
 
 
+@pytest.mark.in_both_packages
 @pytest.mark.parametrize(
     ("iteration", "residual"), [(0, 1.0), (480, 1.0), (500, 1e-4), (800, 0.5), (999, 1e-9)]
 )
@@ -259,6 +261,7 @@ def test_noise_is_averaged(face: Any) -> None:
     assert divergence < 0.1
 
 
+@pytest.mark.in_both_packages
 def test_other_covariances_have_the_gradient_solver(face: Any) -> None:
     model = latents(face, support.DIM)
 

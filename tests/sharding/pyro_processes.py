@@ -22,7 +22,8 @@ def run(folder: Path, size: int, jobs: dict[str, dict[str, Any]]) -> list[dict[s
         An empty one.
     size : int
     jobs : dict of str to dict
-        By label, the options of a job; its entry ``job`` names a function of ``pyro_jobs``.
+        By label, the options of a job; its entry ``job`` names a function of ``pyro_jobs``, and
+        ``judged`` has its runs end with a judgement, which takes longer than their few steps.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.sharding.pyro_jobs"])
@@ -45,6 +46,7 @@ def _paths(folder: Path, size: int) -> list[Path]:
 def _work(rank: int, size: int, folder: str, jobs: dict[str, dict[str, Any]]) -> None:
     import torch.distributed as dist
 
+    from ppl_ext.engines.base import EngineShell
     from tests.sharding import pyro_jobs
 
     torch.set_num_threads(1)
@@ -54,6 +56,7 @@ def _work(rank: int, size: int, folder: str, jobs: dict[str, dict[str, Any]]) ->
     found: dict[str, Any] = {}
     for label, options in jobs.items():
         given = dict(options)
+        EngineShell._judges = given.pop("judged", False)
         job = getattr(pyro_jobs, given.pop("job"))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -18,13 +18,16 @@ DIFFERENT = ("arguments", "seed", "options of the run", "settings", "program")
 QUICK = ("SVGD", "ProximalScoreVI")
 
 
-def jobs_of(engines: Any, layouts: Any, precisions: Any) -> dict[str, dict[str, Any]]:
+def jobs_of(
+    engines: Any, layouts: Any, precisions: Any, *, judged: bool = True
+) -> dict[str, dict[str, Any]]:
     return {
         f"{engine} | {layout} | {precision}": {
             "job": "equality",
             "engine": engine,
             "layout": layout,
             "precision": precision,
+            "judged": judged,
         }
         for engine in engines
         for layout in layouts
@@ -66,7 +69,8 @@ def check_equality(found: list[dict[str, Any]], label: str) -> None:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two processes found in the quick jobs; the second is killed in the last."""
-    jobs = jobs_of(QUICK, ("particles", "rows"), ("float64",))
+    jobs = jobs_of(QUICK, ("particles", "rows"), ("float64",), judged=False)
+    jobs["SVGD | particles | float64"]["judged"] = True  # as users have it
     jobs |= {"resumption": {"job": "resumption", "engine": "SVGD", "layout": "particles"}}
     jobs |= {each: {"job": "disagreement", "what": each} for each in DIFFERENT}
     jobs |= {"seeds": {"job": "seeds"}}

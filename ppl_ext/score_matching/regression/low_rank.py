@@ -208,6 +208,7 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
         pairs = len(d)
         y, y_score = d @ frame.to_factor, e @ frame.from_factor
         weight = next_weight(state.seen, decay)
+        # Means forget sooner: outside of the family a mean approaches more slowly than a scale.
         mean_weight = next_weight(state.seen, decay**2)
         means = averaged(tuple(state[1:3]), (mean_of(theta), mean_of(score)), mean_weight)
         latest = (
@@ -286,6 +287,7 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
         precision = cls.xp.finfo(scale.dtype)
         # In the eigenbasis of y y^T the pull differs from row to row and takes no r x r system.
         spread, axes = cls.xp.linalg.eigh(state.factor)
+        # A direction without pairs has no spread; it must not rule by division.
         spread = spread.clip(min=precision.eps * spread[-1])
         along = (state.theta_factor / scale[:, None]) @ axes
         score_along = (state.score_factor * scale[:, None]) @ axes
@@ -295,6 +297,7 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
             """The first coefficient."""
             share = along / spread
             free = variance + first_pull - (share * along).sum(1)
+            # What y leaves of z_i; nothing, to rounding, where the factor tells the coordinate.
             free = free.clip(min=precision.eps * variance)
             return (first - (share * rest).sum(1)) / free
 
@@ -338,6 +341,7 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
         # Off the span, in standard coordinates on the right side: H T K for z's precision H.
         turn = ratio[:, None] * (basis @ root) - coefficients
         turn = turn - basis @ (basis.T @ turn)
+        # The largest singular value: the turn as a whole is shortened, and keeps its direction.
         length = cls.xp.sqrt(cls.xp.linalg.eigvalsh(turn.T @ turn)[-1].clip(min=0.0))
         longest = 1.0 - 1.0 / trust
         turn = turn * (longest / length.clip(min=longest))
@@ -353,10 +357,12 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
         outside = known - stretched @ inside
         frame_axes, _ = cls.xp.linalg.qr(cls.xp.concatenate([stretched, outside], 1))
         one, two = frame_axes.T @ stretched, frame_axes.T @ outside
+        # Off the known directions the precision counts as c; see the module on turning at random.
         small = trust * (cls.identity(len(one), one) - one @ one.T)
         small = small + one @ (0.5 * (inside + inside.T)) @ one.T + one @ two.T + two @ one.T
         eigenvalues, vectors = cls.xp.linalg.eigh(small)
         tiny = cls.xp.finfo(scale.dtype).eps
+        # Above: a column of length zero would have no direction left to learn.
         eigenvalues = eigenvalues[:rank].clip(tiny, 1.0 / (1.0 + LEAST))
         lengths = cls.xp.sqrt(1.0 / eigenvalues - 1.0)
         return scale / stretch[:, 0], (frame_axes @ vectors[:, :rank]) * lengths
@@ -364,6 +370,7 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
     @classmethod
     def _carried(cls, state: LowRankRegression, old: Frame, new: Frame) -> LowRankRegression:
         """What was seen, in the coordinates of a new factor."""
+        # y = d to_factor: the old frame's inverse map, then the new one's map, both r by r.
         turn = old.from_factor.T @ new.to_factor
         score_turn = old.to_factor.T @ new.from_factor
         return state._replace(

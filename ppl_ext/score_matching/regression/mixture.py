@@ -260,18 +260,22 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         points = self.evaluate(components, theta)
         # L^T of the component that drew.
         across = components.scale_tril.mT[self.arange(len(theta), theta) % number]
+        # Zero at every draw where the guide is the target: steps are as quiet as the fit is good.
         residual = (across @ (score - points.score)[..., None])[..., 0]
+        # Of the target's own scores: an overflow is told from them, whatever the guide has become.
         latest = ((across @ score[..., None])[..., 0] ** 2).sum(-1).reshape(-1, number).mean(0)
         iteration = as_number(state.num_updates, theta)
         done, length = progress_of(iteration, total, dim)
         weight = self.softmax(components.logits)
         share = weight @ (state.gradient**2).sum(-1)
+        # A long mean alone may be one great score: far is where most scores point the same way.
         away = (share > FAR**2) & (share > FAR_SHARE * (weight @ state.gradient_square))
         away = self.truth(away)
         far = away & state.matching
         # Steps after a run, or in a longer one, do not search again, but for what is far away.
         progress = at_least(done, chosen(state.matching & (far ^ True), SEARCH_SHARE, 0.0))
         searching = (progress < SEARCH_SHARE) | far
+        # The step's half cosine is that of the second half of the run; the search's stays at one.
         late = at_least(progress - SEARCH_SHARE, 0.0) / (1.0 - SEARCH_SHARE)
         falling = chosen(far, 1.0, half_cosine(late))
 
@@ -304,10 +308,12 @@ class MixtureForm(ClosedForm[MixtureRegression]):
             gradient,
             square,
         )
+        # Means that have arrived would follow noise with long moves.
         reach = chosen((progress < LONG_SHARE) | away, LONG_MOVE, LARGEST_MOVE)
         moved = self.move(components, step, self.trust, reach)
         last = SEARCH_SHARE * chosen(total > 0, total, UNKNOWN_ITERATIONS)
         due = searching & (updated.num_updates % length == 0)
+        # One that starts later has no round left in the search to find its place.
         due &= updated.num_updates + length <= last
         due &= updated.cost.min() < LEAST_COST
         updated, moved = self.where_ready(
@@ -400,6 +406,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         number, dim = standard.shape[1:]
         pairs = len(standard) // (2 * number)
         own = cls.xp.einsum("pkkd->pkd", standard.reshape(-1, number, number, dim))
+        # Draws come as halves, pairs and components in turn, each with its own component's units.
         both = residual.reshape(2, pairs, number, dim)
         z, e = own[:pairs], 0.5 * (both[0] - both[1])
         square = (z**2).sum(-1)[..., None, None]
@@ -461,6 +468,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         own = cls.arange(len(points.joint), points.joint) % number
         weight = cls.softmax(components.logits)
         without = cls.xp.where(own[:number] == own[:, None], -math.inf, points.joint)
+        # A weight that rounds to one leaves the logarithm finite.
         rest = cls.xp.log1p(-weight.clip(max=1.0 - cls.xp.finfo(weight.dtype).eps))
         ratio = cls.logsumexp(points.joint) - cls.logsumexp(without) + rest[own]
         return weight * ratio.reshape(-1, number).mean(0)
@@ -498,6 +506,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         """Change (K,) of the log weights by values of f, and the new mean squares v."""
         number = len(components.logits)
         values = (log_density - cls.logsumexp(points.joint)).reshape(-1, number).mean(0)
+        # The constant of log pi, which is not known, goes with the mean.
         values = values - cls.softmax(components.logits) @ values
         step = WEIGHT_STEP / cls.xp.sqrt(1.0 + state.value_square)
         change = (step * values).clip(-WEIGHT_STEP, WEIGHT_STEP)
@@ -511,6 +520,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         number, dim = components.loc.shape
         xp, least, heaviest = cls.xp, state.cost.argmin(), components.logits.argmax()
         start, count = state.start, state.num_restarts
+        # Multiples of the golden ratio spread widths evenly, however many components start again.
         share = as_number(count + 1, standard) * GOLDEN % 1.0
         # The first draw in units of its component: standard normal numbers that are there.
         noise = standard[least, least]
