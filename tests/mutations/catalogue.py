@@ -1205,6 +1205,12 @@ def _microcanonical() -> Iterator[Mutation]:
             "(positive * sums).sum()",
         ),
         (
+            "a length that a short window makes shorter",
+            "tuning.py",
+            "return xp.where(shown > least, shown, least)",
+            "return shown",
+        ),
+        (
             "means of pieces that do not count",
             "tuning.py",
             "+ moved**2 * (self.number * count / number)",
