@@ -243,5 +243,19 @@ def test_programs_of_random_modules_are_judged_by_outputs(backend: Any) -> None:
     draws = np.column_stack([weight, found[f"{prefix}.bias"].reshape(-1, 1)])
     check_right(draws @ features(HELD_OUT[0]).T, HELD_OUT[0], worst=0.4, sd=0.3)
     assert found.log_evidence.value is None
-    with pytest.raises(ArgumentError, match="network"):
-        found.more(10)
+
+    again = fit(model, *train, held_out=held_out, progress_bar=False)
+    number = len(weight)
+    found.more(32, progress_bar=False).more(48, progress_bar=False)
+    again.more(80, progress_bar=False)
+    for name, each in found.draws.items():
+        np.testing.assert_array_equal(backend.numpy(each), backend.numpy(again.draws[name]))
+        assert len(each) == number + 80
+    assert found.verdict.reasons == again.verdict.reasons
+
+    # Fewer rows: chains go on from where they are, and the held-out rows are looked at again.
+    x, y = train
+    other = found.refit(x[:40], y[:40], progress_bar=False)
+    assert other.verdict.of_outputs and other.verdict.trusted, other.verdict
+    assert [stage.name for stage in other.history] == ["refit", "network chains"]
+    assert "y: mean, held out" in other.verdict.by_site
