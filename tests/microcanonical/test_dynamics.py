@@ -22,10 +22,10 @@ from ppl_ext.microcanonical.dynamics import (
 )
 from ppl_ext.microcanonical.functions import Eager
 from ppl_ext.microcanonical.tuning import (
+    LONGER,
     Moments,
     Schedule,
     StepLength,
-    LONGER,
     autocorrelation_time,
     forgetful_length,
     scaled,
