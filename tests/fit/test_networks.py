@@ -21,7 +21,9 @@ from ppl_ext.fit import networks, outputs, policy
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.fit.views import NO_NAMES, Views
+from ppl_ext.networks.random_module import watched
 from ppl_ext.start.search import InPieces
+from tests.backends import from_zoo
 
 GENERATOR = np.random.default_rng(5)
 INPUTS, UNITS, ROWS, NOISE = 4, 10, 60, 0.3
@@ -226,6 +228,40 @@ def model_of(backend: Any) -> Any:
             backend.host.sample("y", backend.dist.Normal(net(x)[:, 0], NOISE), obs=y)
 
     return model
+
+
+def test_networks_by_the_hosts_own_modules_are_known(backend: Any) -> None:
+    """Two layers with random weights are a network, one alone is a regression."""
+    names = ["bnn"] if backend.is_pyro else ["bnn", "bnn_linen", "bnn_equinox"]
+    for name in names:
+        model, args, _ = from_zoo(backend, name)
+        with watched() as found:
+            backend.target(model, args)
+        assert found, name
+    x = np.ones((5, 2), np.float32)
+    if backend.is_pyro:
+        import torch
+        from pyro.nn import PyroModule, PyroSample
+
+        line = PyroModule[torch.nn.Linear](2, 1, bias=False)
+        line.weight = PyroSample(backend.dist.Normal(0.0, 1.0).expand([1, 2]).to_event(2))
+    else:
+        from flax import nnx
+        from numpyro.contrib.module import random_nnx_module
+
+        module = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+
+    def model_of_one(x: Any, y: Any) -> None:
+        net: Any = line if backend.is_pyro else None
+        if net is None:
+            net = random_nnx_module("net", module, prior=backend.dist.Normal(0.0, 1.0))
+        mean = net(x)[:, 0]
+        with backend.host.plate("rows", len(x)):
+            backend.host.sample("y", backend.dist.Normal(mean, 1.0), obs=y)
+
+    with watched() as found:
+        backend.target(model_of_one, (backend.array(x), backend.array(x[:, 0])))
+    assert not found
 
 
 def test_programs_of_random_modules_are_judged_by_outputs(backend: Any) -> None:
