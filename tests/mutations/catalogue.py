@@ -2035,7 +2035,7 @@ def _neutral() -> Iterator[Mutation]:
             "more draws that failed have used up random numbers",
             "fit/fit.py",
             "generator.bit_generator.state, evaluate.calls = before",
-            "_, problem.evaluate.calls = before",
+            "_, evaluate.calls = before",
             "test_fit",
         ),
     ]:
