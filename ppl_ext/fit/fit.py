@@ -91,7 +91,8 @@ FIT_DOCUMENTATION = """
     judge : {"sites", "outputs"}, optional
         What chains have to agree in: latent sites, or the outputs of a network at its rows, which
         are the parameters of the observed distributions. Default: outputs, where ``random_module``
-        draws weights and rows are arguments. See the page "Networks as programs".
+        or the host's own random modules draw weights and rows are arguments. See the page
+        "Networks as programs".
     held_out : tuple or mapping, optional
         The model's arguments with rows that are not fitted, such as ``(x_test, y_test)``, at which
         outputs are judged as well. Where these rows are calibrated, chains need not be adjusted.
