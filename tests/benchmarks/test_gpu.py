@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def test_packages_come_from_a_folder_of_wheels(
         wheel.writestr("nothing_else-1.0.dist-info/RECORD", "")
     gpu.install(tmp_path, tmp_path / "packages")
     assert (tmp_path / "packages" / "nothing_else.py").exists()
-    assert gpu.os.environ["PYTHONPATH"].endswith(f":{tmp_path / 'packages'}")
+    assert os.environ["PYTHONPATH"].endswith(f":{tmp_path / 'packages'}")
 
 
 @pytest.mark.slow
