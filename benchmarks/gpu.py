@@ -40,7 +40,7 @@ def parts(batch: int, *, small: bool) -> Iterator[Part]:
     """What is run: networks by their outputs, then steps of large networks."""
     backends = ("numpyro", "pyro")
     for backend in backends:
-        # Few steps of `fit` there are not.
+        # `fit` has no short form.
         chosen = ("curve", "--small", "--methods") if small else ("diabetes", "--methods", "fit")
         options = ("--networks", *chosen, "DeepEnsemble, 64", "--backend", backend)
         yield Part("network-truth", options, 1.0, "outputs")
