@@ -61,7 +61,7 @@ from ppl_ext.batches.passes import check_not_shared
 from ppl_ext.batches.stream import Stream, check_no_arguments
 from ppl_ext.engines.base import EngineShell
 from ppl_ext.engines.judgement import Drawn, Judgement
-from ppl_ext.engines.result import run_page, run_text
+from ppl_ext.engines.result import Looks, Ran
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError, RankLostError
 from ppl_ext.options import described
 from ppl_ext.process import hold, release, swapped
@@ -168,7 +168,17 @@ def key_of_draws(state: EngineState) -> Array:
     return random.fold_in(state.rng_key, 2**31 - 1)
 
 
-class RunResult(NamedTuple):
+class _RunResult(NamedTuple):
+    params: dict[str, Any]
+    state: EngineState
+    losses: Float[np.ndarray, " steps"]
+    info: dict[str, Float[np.ndarray, " steps"]]
+    best: Best | None = None
+    settling: Settling | None = None
+    judgement: Judgement | None = None
+
+
+class RunResult(Looks, _RunResult):
     """What a run leaves behind.
 
     Parameters
@@ -191,25 +201,6 @@ class RunResult(NamedTuple):
         What speaks for and against the answer, in words and figures; see
         :class:`~ppl_ext.engines.judgement.Judgement`.
     """
-
-    params: dict[str, Any]
-    state: EngineState
-    losses: Float[np.ndarray, " steps"]
-    info: dict[str, Float[np.ndarray, " steps"]]
-    best: Best | None = None
-    settling: Settling | None = None
-    judgement: Judgement | None = None
-
-    @property
-    def settled(self) -> bool | None:
-        """Whether the run has settled; None where no ``until`` was given."""
-        return None if self.settling is None else self.settling.settled
-
-    def __repr__(self) -> str:
-        return run_text(self)
-
-    def _repr_html_(self) -> str:
-        return run_page(self)
 
 
 Callback = Callable[[int, EngineState, Mapping[str, float]], bool | None]
@@ -1056,7 +1047,11 @@ class Engine(EngineShell, ABC):
             # Ctrl-C, or a warning that is an error.
             hand_over(error, int(state.step), present())
             raise
-        return RunResult(params, present(), found.losses, found.info, best, settled, judgement)
+        figures = found.losses, found.info, best, settled, judgement
+        result = RunResult(params, present(), *figures)
+        ran = Ran(self, args, kwargs, stream is not None, int(state.step))
+        vars(result)["_ran"] = ran
+        return result
 
     def _copied(self, plan: Plan, state: EngineState, horizon: Any) -> EngineState:
         return self._laid(plan, _copy(state, horizon))

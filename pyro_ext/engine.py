@@ -48,7 +48,7 @@ from ppl_ext.batches.passes import check_not_shared
 from ppl_ext.batches.stream import Stream, check_no_arguments, place_of
 from ppl_ext.engines.base import EngineShell
 from ppl_ext.engines.judgement import Drawn, Judgement
-from ppl_ext.engines.result import run_page, run_text
+from ppl_ext.engines.result import Looks, Ran
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
 from ppl_ext.options import describe, described, is_count
 from ppl_ext.process import between_steps, hold, release, swapped
@@ -164,8 +164,8 @@ class SavedState:
     state: dict[str, Any] = field(repr=False)
 
 
-@dataclass(frozen=True)
-class RunResult:
+@dataclass(frozen=True, repr=False)
+class RunResult(Looks):
     """What a run leaves behind.
 
     Parameters
@@ -189,17 +189,6 @@ class RunResult:
     best: Best | None = None
     settling: Settling | None = None
     judgement: Judgement | None = None
-
-    @property
-    def settled(self) -> bool | None:
-        """Whether the run has settled; None where no ``until`` was given."""
-        return None if self.settling is None else self.settling.settled
-
-    def __repr__(self) -> str:
-        return run_text(self)
-
-    def _repr_html_(self) -> str:
-        return run_page(self)
 
 
 @dataclass(frozen=True)
@@ -841,7 +830,10 @@ class Engine(EngineShell, ABC):
             # Ctrl-C, or a warning that is an error.
             hand_over(error, self.num_steps_taken, None)
             raise
-        return RunResult(found.losses, found.info, best, settled, judgement)
+        result = RunResult(found.losses, found.info, best, settled, judgement)
+        ran = Ran(self, args, kwargs, stream is not None, self.num_steps_taken)
+        vars(result)["_ran"] = ran
+        return result
 
     def _positions_now(self) -> np.ndarray:
         with self._same_noise():

@@ -215,8 +215,9 @@ class Database:
         ----------
         where:
             "embedded", "github" or a folder: either the one that holds `posterior_database/` or
-            that itself. None means the folder that the environment variable POSTERIORDB names, and
-            the embedded database where it is unset or empty.
+            that itself, or one of one's own posteriors (:mod:`benchmarks.posteriordb.own`). None
+            means the folder that the environment variable POSTERIORDB names, and the embedded
+            database where it is unset or empty.
 
         Raises
         ------
@@ -229,7 +230,11 @@ class Database:
             return cls(FolderFiles(EMBEDDED))
         if where == "github":
             return cls(open_github())
-        return cls(FolderFiles(where))
+        # Imported here, as it imports this.
+        from benchmarks.posteriordb import own
+
+        folder = Path(where).expanduser()
+        return cls(own.files_of(folder) if own.names_of(folder) else FolderFiles(folder))
 
     @property
     def where(self) -> str:

@@ -2,8 +2,9 @@
 
 from numpyro_ext.diagnostics.arviz import to_arviz
 from numpyro_ext.diagnostics.importance import elbo, psis_khat
-from numpyro_ext.diagnostics.predictive import predictive_distribution
+from numpyro_ext.diagnostics.predictive import predictions, predictive_distribution
 from numpyro_ext.diagnostics.stein_discrepancy import ksd
+from numpyro_ext.engine import RunResult
 from ppl_ext.diagnostics.calibration import calibration_curve, calibration_error
 from ppl_ext.diagnostics.plots import (
     plot_reliability,
@@ -18,6 +19,8 @@ from ppl_ext.diagnostics.uncertainty import (
     uncertainty_score,
     uncertainty_split,
 )
+
+RunResult.looked_at_by(to_arviz, predictions)
 
 __all__ = [
     "calibration_curve",

@@ -125,6 +125,9 @@ def to_arviz(
     >>> print(round(float(idata.posterior["mean"].mean())), dict(idata.log_likelihood["y"].sizes))
     2 {'chain': 1, 'draw': 20, 'rows': 4}
     """
+    if isinstance(engine, RunResult):
+        args = args if state is None else (state, *args)
+        engine, state = engine.ran.engine, engine
     if isinstance(engine, MCMC):
         if state is not None:
             args = (state, *args)

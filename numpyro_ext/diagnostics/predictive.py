@@ -25,7 +25,7 @@ from ppl_ext.diagnostics.predictive_data import (
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.habits import columns_as_arrays
+from ppl_ext.fit.habits import as_fitted, columns_as_arrays
 from ppl_ext.options import check_count, described
 from ppl_ext.running.sharding import check_sharding
 from ppl_ext.target.discrete import dependents
@@ -162,6 +162,7 @@ def predictions(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     seed: int = 0,
+    like: tuple[tuple[Any, ...], Mapping[str, Any]] = ((), {}),
 ) -> dict[str, np.ndarray]:
     """New values of the observed sites of a model at draws, as the host's ``Predictive`` has them.
 
@@ -172,6 +173,8 @@ def predictions(
     args, kwargs
         The model's arguments. Sites without observations among them are predicted as well.
     seed : int
+    like : tuple of tuple and mapping
+        The arguments of the fit: where these are arrays, lists and arrays of NumPy are made such.
 
     Returns
     -------
@@ -183,6 +186,7 @@ def predictions(
         The draws or the arguments do not fit the model.
     """
     args, kwargs = columns_as_arrays(args, kwargs, place)
+    args, kwargs = as_fitted(model, args, kwargs, like, place)
     draws = {name: np.asarray(value) for name, value in draws.items()}
     observing = ObserveMissing(model, draws)
     target, data = target_of_model(observing, args, kwargs, all_rows=False, owner="predict")

@@ -75,17 +75,27 @@ class Coupled:
     def told(self) -> str:
         """What it says, in words."""
         if self.reason:
-            return f"No bound on the distance from the chains' limit: {self.reason}."
+            return f"How much still depends on where chains started is not known: {self.reason}."
         if self.bound is None:
             return (
-                f"No bound on the distance from the chains' limit: {self.apart} of {self.pairs} "
-                f"pairs of chains from far apart had not met after {self.slowest:,} transitions."
+                "How much still depends on where chains started is not known: "
+                f"{self.apart} of {self.pairs} pairs of chains from far apart had not met after "
+                f"{self.slowest:,} transitions."
             )
         return (
-            f"Total variation distance from the chains' limit at most {self.bound:.3f} "
-            f"({CONFIDENCE:.0%} confidence): {self.pairs} pairs of chains from far apart met after "
-            f"{self.slowest:,} transitions at most."
+            f"At most {self.bound:.1%} of the probability still depends on where chains started "
+            f"({CONFIDENCE:.0%} confidence): {self._met}."
         )
+
+    @property
+    def note(self) -> str:
+        """The same for a table of what was done."""
+        return self.told if self.bound is None else self._met
+
+    @property
+    def _met(self) -> str:
+        unit = "transition" if self.slowest == 1 else "transitions"
+        return f"{self.pairs} pairs of chains from far apart met within {self.slowest:,} {unit}"
 
 
 def upper_bound(times: Float[np.ndarray, " P"], lag: int, transitions: int) -> float:

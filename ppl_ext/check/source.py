@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.engines.result import Looks
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
 from ppl_ext.options import described
@@ -70,11 +71,20 @@ def source_of(found: Any, of_host: Callable[[Any], Source | None]) -> Source:
         There are none.
     """
     if isinstance(found, Mapping):
+        if "posterior" in found and hasattr(found["posterior"], "data_vars"):
+            raise ArgumentError(
+                "Expected draws by site, found an ArviZ object. Pass what it was made of, or "
+                "{name: each.values.reshape(-1, *each.shape[2:]) for name, each in "
+                'idata["posterior"].items()}.'
+            )
         return Source("draws", "draws", found)
     if isinstance(found, Fit):
         chains = found.num_chains
         kind: Kind = "Markov chains" if chains > 1 else "independent draws"
         return Source("fit", kind, found.draws, chains)
+    if isinstance(found, Looks):
+        engine = found.ran.engine
+        found = (engine, found) if isinstance(found, tuple) else engine
     known = of_host(found)
     if known is not None:
         return known
@@ -83,7 +93,7 @@ def source_of(found: Any, of_host: Callable[[Any], Source | None]) -> Source:
     except (AttributeError, TypeError) as error:
         raise ArgumentError(
             "Expected draws as a mapping from site to values, a fit, an engine or guide that was "
-            f"fitted, or a run of MCMC, found {described(found)}. Where engine or guide have no "
-            "state of their own, pass (engine, result) or (guide, params)."
+            f"fitted, the result of a run, or a run of MCMC, found {described(found)}. Where "
+            "engine or guide have no state of their own, pass (engine, result) or (guide, params)."
         ) from error
     return Source(type(found).__name__, "draws", dict(draws))

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     import pandas
 
 
-def compare(fits: Mapping[str, Fit | LogEvidence]) -> pandas.DataFrame:
+def compare(
+    fits: Mapping[str, Fit | LogEvidence] | None = None, /, *others: Any, **named: Any
+) -> pandas.DataFrame:
     """A table of fits by the evidence of their programs, the best first.
 
     All programs must be of the same observations; the table cannot tell. Evidence depends on
@@ -49,11 +51,17 @@ def compare(fits: Mapping[str, Fit | LogEvidence]) -> pandas.DataFrame:
     large         -40.3   0.01         0.0          0.9
     small         -42.5   0.01        -2.2          0.1
     """
-    is_mapping = isinstance(fits, Mapping) and len(fits) > 0
-    if not is_mapping or not all(isinstance(each, Fit | LogEvidence) for each in fits.values()):
+    if (
+        not isinstance(fits, Mapping)
+        or not fits
+        or not all(isinstance(each, Fit | LogEvidence) for each in fits.values())
+        or others
+        or named
+    ):
+        more = f" and {len(others) + len(named)} more" if others or named else ""
         raise ArgumentError(
             'Expected a mapping of names to fits, such as {"small": fit_of_small, "large": '
-            f"fit_of_large}}, found {described(fits)}."
+            f"fit_of_large}}, found {described(fits)}{more}."
         )
     import pandas  # which ArviZ needs as well; it takes half a second
 

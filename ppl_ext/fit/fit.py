@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -16,6 +17,7 @@ from ppl_ext.arguments import entry
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.sampler import go_on
 from ppl_ext.diagnostics.fit import evenly_spaced
+from ppl_ext.diagnostics.habits import OF_DRAWS, OF_MORE, OF_SUMMARY, answers, no_attribute
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import networks, outputs, policy
 from ppl_ext.fit.comparison import compared, flat_columns
@@ -29,7 +31,7 @@ from ppl_ext.fit.saved import as_tree, from_tree
 from ppl_ext.fit.verdict import Stage, Verdict
 from ppl_ext.fit.views import Views
 from ppl_ext.networks.random_module import watched
-from ppl_ext.options import check_choice, check_count, check_number
+from ppl_ext.options import check_choice, check_count, check_number, is_count
 from ppl_ext.running import state_files
 
 if TYPE_CHECKING:
@@ -165,6 +167,18 @@ Ways = Callable[[int, np.random.Generator], Iterable[Problem]]
 Again = Callable[[tuple[Any, ...], dict[str, Any], int, np.random.Generator], Iterator[Problem]]
 #: Seed of the seed of a fit to other arguments.
 SEED = 46
+#: What users of other libraries type next of a fit, and what to type here.
+WORDS = OF_DRAWS | {
+    **dict.fromkeys(("trusted", "level", "reasons", "headline"), "fit.verdict.{name}"),
+    **dict.fromkeys(("r_hat", "rhat", "ess"), "fit.summary(), which has a column of it"),
+    **dict.fromkeys(
+        ("evidence", "marginal_likelihood", "log_marginal_likelihood"), "fit.log_evidence"
+    ),
+    **dict.fromkeys(("resume", "extend", "continue_", "go_on"), "fit.more(1000)"),
+    **dict.fromkeys(("update", "fit"), "fit.refit(*args), with all arguments of the model"),
+    **dict.fromkeys(("losses", "seconds"), "fit.history"),
+    **dict.fromkeys(("to_netcdf", "to_json"), "fit.save(path), or fit.to_arviz().{name}(path)"),
+}
 
 
 class Fit:
@@ -329,6 +343,26 @@ class Fit:
     def __iter__(self) -> Iterator[str]:
         return iter(self.draws)
 
+    def __getattr__(self, name: str) -> NoReturn:
+        no_attribute(self, name, "fit", WORDS, vars(self).get("draws", ()))
+
+    def __copy__(self) -> Fit:
+        return self._with(vars(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fit:
+        return self._with(copy.deepcopy(vars(self), memo))
+
+    def _with(self, attributes: Mapping[str, Any]) -> Fit:
+        made = type(self).__new__(type(self))
+        vars(made).update(attributes)
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled without its program, as ``load_fit(path)`` reads it."""
+        draws = {name: values_of(self, name) for name in self.draws}
+        return type(self), (draws, self.verdict, self.num_chains)
+
+    @answers(OF_SUMMARY)
     def summary(
         self, sites: Sequence[str] | None = None, *, probability: float = 0.9
     ) -> pd.DataFrame:
@@ -428,8 +462,10 @@ class Fit:
         """
         return plot(self, kind, options)
 
-    def get_samples(self, *_: Any, num_samples: int | None = None, **__: Any) -> dict[str, Any]:
+    def get_samples(self, *given: Any, num_samples: int | None = None, **__: Any) -> dict[str, Any]:
         """The draws, see ``draws``, or so many of them at most, as many of each chain.
+
+        The number may be given without its name.
 
         They are evenly spaced: the next lower multiple of the number of chains.
 
@@ -438,6 +474,8 @@ class Fit:
         ArgumentError
             There are fewer, or they are less than one of each chain.
         """
+        if num_samples is None:
+            num_samples = next((each for each in given if is_count(each)), None)
         number = len(next(iter(self.draws.values())))
         more = "fit.more(number) makes further draws."
         rows = evenly_spaced(number, self.num_chains, num_samples, more)
@@ -450,6 +488,7 @@ class Fit:
         kind = "MCMC draws" if self.num_chains > 1 else "independent draws"
         return {"sample_kind": kind, **self.verdict.attributes()}
 
+    @answers(OF_MORE)
     def more(
         self,
         num_draws: int,

@@ -6,7 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from ppl_ext.errors import ArgumentError
+from ppl_ext.options import described
 
 _TUNES = "Leave {name}= out: {verb} tunes by itself."
 _DRAWS = (
@@ -83,13 +86,18 @@ def check_habits(
 
 def _names(model: Any, kwargs: Mapping[str, Any]) -> set[str]:
     """Which keywords a model takes; all where Python cannot tell."""
+    parameters = _parameters(model)
+    if not parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return set(kwargs)
+    return set(parameters)
+
+
+def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
+    """Of a function or a module; none where Python cannot tell."""
     try:
-        parameters = inspect.signature(getattr(model, "forward", model)).parameters.values()
+        return inspect.signature(getattr(model, "forward", model)).parameters
     except (TypeError, ValueError):
-        return set(kwargs)
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return set(kwargs)
-    return {each.name for each in parameters}
+        return {}
 
 
 def engine_of(
@@ -172,3 +180,44 @@ def columns_as_arrays(
         return place(value.to_numpy()) if is_column and value.dtype != object else value
 
     return tuple(map(each, args)), {name: each(value) for name, value in kwargs.items()}
+
+
+def as_fitted(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    like: tuple[tuple[Any, ...], Mapping[str, Any]],
+    place: Callable[[Any], Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A model's arguments for a prediction, where those of the fit were arrays as such.
+
+    Lists and arrays of NumPy become arrays of the package, since a model that was written for
+    these may do with others what it likes.
+
+    Raises
+    ------
+    ArgumentError
+        There is a number or a whole data frame in the place of an array.
+    """
+
+    def each(name: str, new: Any, fitted: Any) -> Any:
+        rank = len(getattr(fitted, "shape", ()))
+        if not rank or isinstance(fitted, np.ndarray):
+            return new
+        if isinstance(new, (list, np.ndarray)):
+            return place(new)
+        if isinstance(new, (bool, int, float)) or hasattr(new, "columns"):
+            raise ArgumentError(
+                f"Expected an array with {rank} {'axis' if rank == 1 else 'axes'} for '{name}', as "
+                f"in the fit, found {described(new)}. Pass an array of rows: [5.0] for one number, "
+                'frame["x"] of a data frame.'
+            )
+        return new
+
+    own, named = like
+    places = list(_parameters(model))[: max(len(own), len(args))]
+    fitted = {**dict(zip(places, own, strict=False)), **named}
+    made = [each(name, new, fitted.get(name)) for name, new in zip(places, args, strict=False)]
+    return (*made, *args[len(made) :]), {
+        name: each(name, new, fitted.get(name)) for name, new in kwargs.items()
+    }

@@ -276,19 +276,20 @@ def _by_chains(
                 most = int(policy.MOST_JUMPS * wanted.target_ess)
                 own = _longer(own, is_enough, most, generator, meter)
                 sampled = own if is_enough(convergence(own.draws), own.window) else None
-            notes.append(coupled.told)
+            notes.append(coupled.note)
     if sampled is not None or not may_go_on():
         return sampled, coupled
     with stage("chains") as notes, suppress(SpentError):
         weights = _softened(begun.weights, log_ratios)
         first = drawn.positions[generator.choice(len(weights), CHAINS, p=weights)]
         sampled = sample(watched, begun.weighted, first, generator, is_enough, may_go_on, symmetry)
-        notes.append(f"{sampled.window.transitions} transitions of {CHAINS} chains kept")
+        kept = sampled.window.transitions
+        notes.append(f"{kept * CHAINS:,} draws, {kept:,} of each of {CHAINS} chains")
     if sampled is None or not may_go_on():
         return sampled, coupled
     with stage("pairs of chains") as notes:
         coupled = _coupled(problem, begun.start, sampled, generator, meter)
-        notes.append(coupled.told)
+        notes.append(coupled.note)
     number = len(sampled.draws)
     if coupled.bound is not None:
         sampled = sampled.after(coupled.transitions)
@@ -306,7 +307,7 @@ def _by_chains(
 def _modes(search: Search, notes: list[str], generator: np.random.Generator) -> policy.Modes:
     """What a search found, with the sites whose labels change places; it is noted."""
     found = search.found
-    notes.append(f"{_counted(found.number)} after {found.paths} paths")
+    notes.append(f"{_counted(found.number)} after {found.paths} searches")
     if found.number > 1 and search.symmetry is None:
         return replace(found, exchanged=_labels(search.problem, search.start, generator))
     return found

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from tqdm.auto import tqdm
 
+from ppl_ext.arguments import check_callable
+from ppl_ext.diagnostics.habits import no_attribute
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.evidence import LogEvidence
 from ppl_ext.fit.fit import TARGET_ESS, Fit, fit
@@ -113,6 +115,10 @@ class Fits:
             for name in self.fits[0].draws
         }
 
+    def __getattr__(self, name: str) -> NoReturn:
+        word = "[each.{name} for each in fits]"
+        no_attribute(self, name, "fits", {name: word} if hasattr(Fit, name) else {})
+
     def __repr__(self) -> str:
         trusted = sum(each.trusted for each in self.verdicts)
         return f"Fits({len(self)} data sets, {trusted} trusted)"
@@ -166,7 +172,15 @@ def calls_of(
     ArgumentError
         There are no data sets along the axis, or other numbers of them.
     """
+    check_callable(model, "Pyro or NumPyro")
     arguments = Observations(model, args, kwargs, None)
+    for name, value in arguments.named.items():
+        if isinstance(value, list | tuple) and any(hasattr(each, "shape") for each in value):
+            raise ArgumentError(
+                f"Expected the data sets of argument '{name}' in one array, found a "
+                f"{type(value).__name__} of {len(value)}. Stack them along an axis, and name the "
+                f"arguments that hold data sets: axis={{'{name}': 0}}."
+            )
     arrays = {
         name: array
         for name, value in arguments.named.items()

@@ -332,7 +332,7 @@ def words_of_search(modes: Modes | None) -> tuple[str, ...]:
     if not modes.from_prior:
         prior = "none of them from the prior"
         prior += f", {modes.no_prior}" if modes.no_prior else ""
-    return (f"Searched for modes: {found} after {modes.paths} paths, {prior}.",)
+    return (f"Found {found} in {modes.paths} searches, {prior}.",)
 
 
 def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
@@ -370,10 +370,7 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
             if not against:
                 figures += f" {evidence.coupled.told}"
             if not (bounded or against):
-                figures += (
-                    " That is loose or none, so that closer agreement of the chains was asked "
-                    "for, and found."
-                )
+                figures += " So closer agreement of the chains was asked for, and found."
         told = (figures, *_of_labels(evidence))
         return ("not trusted", (*against, *told)) if against else ("exact", told)
     correction = evidence.correction

@@ -7,8 +7,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
+from ppl_ext.diagnostics.habits import no_attribute
 from ppl_ext.diagnostics.tables import Table, block, listed, paragraph
 
 Level = Literal["exact", "corrected", "approximate", "not trusted"]
@@ -50,6 +51,18 @@ VERBS = (
     *("Try", "Use", "Where", "Write"),
 )
 _SENTENCES = re.compile(r"(?<=[.:!?])\s+(?=[A-Z'])")
+#: What users of other libraries type next of a verdict, and what to type here.
+WORDS = {
+    **dict.fromkeys(("to_dict", "to_json", "dict", "asdict", "keys", "get"), "verdict.as_dict()"),
+    **dict.fromkeys(
+        ("r_hat", "rhat", "ess", "ess_bulk", "mean", "sd"),
+        'verdict.by_site["site"], or fit.summary(), which has a column of it',
+    ),
+    "summary": "print(verdict), or fit.summary()",
+    "verdict": "verdict itself",
+    "ok": "verdict.trusted",
+    "is_trusted": "verdict.trusted",
+}
 #: Beyond so many numbers of a site a verdict has the least certain one alone.
 MOST_SHOWN = 8
 
@@ -186,6 +199,9 @@ class Verdict:
     num_chains: int = 0
     total_variation: float | None = None
     of_outputs: bool = False
+
+    def __getattr__(self, name: str) -> NoReturn:
+        no_attribute(self, name, "verdict", WORDS)
 
     @property
     def trusted(self) -> bool:

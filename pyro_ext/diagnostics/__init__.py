@@ -16,8 +16,11 @@ from ppl_ext.diagnostics.uncertainty import (
 )
 from pyro_ext.diagnostics.arviz import to_arviz
 from pyro_ext.diagnostics.importance import elbo, psis_khat
-from pyro_ext.diagnostics.predictive import predictive_distribution
+from pyro_ext.diagnostics.predictive import predictions, predictive_distribution
 from pyro_ext.diagnostics.stein_discrepancy import ksd
+from pyro_ext.engine import RunResult
+
+RunResult.looked_at_by(to_arviz, predictions)
 
 __all__ = [
     "calibration_curve",

@@ -113,6 +113,8 @@ def to_arviz(
     >>> print(round(float(idata.posterior["mean"].mean())), dict(idata.log_likelihood["y"].sizes))
     2 {'chain': 1, 'draw': 20, 'rows': 4}
     """
+    if isinstance(engine, RunResult):
+        engine, result = engine.ran.engine, result or engine
     if isinstance(engine, StreamingMCMC):
         raise ArgumentError(
             "Expected draws, found StreamingMCMC, which keeps statistics of them alone. Run "

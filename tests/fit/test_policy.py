@@ -67,11 +67,11 @@ def test_next_rung(changed: dict[str, Any], rung: str) -> None:
 def test_what_was_searched_is_always_said() -> None:
     searched = replace(MODES, paths=24, from_prior=8)
     assert judge(replace(EVIDENCE, modes=searched, chains=RESTED))[1][-1] == (
-        "Searched for modes: one mode after 24 paths, 8 of them from draws of the prior."
+        "Found one mode in 24 searches, 8 of them from draws of the prior."
     )
     two = replace(searched, number=2, shares=(0.75, 0.25), share_errors=(0.01, 0.011))
     told = judge(replace(EVIDENCE, modes=two, correction=BAD))[1][-1]
-    assert "2 modes (shares 0.75 ± 0.01, 0.25 ± 0.01) after 24 paths" in told
+    assert "Found 2 modes (shares 0.75 ± 0.01, 0.25 ± 0.01) in 24 searches" in told
     left = replace(EVIDENCE, modes=replace(two, left=True), chains=RESTED)
     level, reasons = judge(left)
     assert level == "not trusted" and "met a mode" in reasons[0]
@@ -119,7 +119,7 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
         (
             {"chains": RESTED, "coupled": Coupled(64, 0, 10, 3, 0.046)},
             "exact",
-            "at most 0.046 (95% confidence)",
+            "At most 4.6% of the probability",
         ),
         (
             {

@@ -160,7 +160,7 @@ def test_a_normal_is_searched_by_hundreds_of_paths_of_an_evaluation_each() -> No
     assert len(search.modes) == 1 and ENOUGH <= evaluations < ENOUGH + 20
     assert search.paths > 200 and search.from_prior > 100
     (said,) = policy.words_of_search(search.found)
-    assert said.startswith(f"Searched for modes: one mode after {search.paths} paths, ")
+    assert said.startswith(f"Found one mode in {search.paths} searches, ")
     assert f"{search.from_prior} of them from draws of the prior" in said
 
 
@@ -260,7 +260,7 @@ def test_chains_hold_modes_of_unlike_widths(target: Mixture) -> None:
     assert found.verdict.level == "exact" and found.verdict.evaluations < 40_000
     share, right = share_in(target, found.positions, 1), target.weights[1]
     assert abs(share - right) < 4.0 * math.sqrt(right * (1.0 - right) / 400.0)
-    told = next(reason for reason in found.verdict.reasons if "Searched" in reason)
+    told = next(reason for reason in found.verdict.reasons if "searches" in reason)
     assert "2 modes (shares 0." in told and "±" in told
 
 

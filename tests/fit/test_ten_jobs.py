@@ -99,3 +99,26 @@ def test_the_lines_of_numpyro(backend: Any, tmp_path: Path) -> None:
         exec(line.replace("MCMC(NUTS(model), ", "MCMC(NUTS(model), progress_bar=False, "), known)
     assert abs(float(known["draws"]["slope"].mean()) - 2.12) < 0.1
     plt.close("all")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_200)  # PyMC compiles each model
+def test_the_lines_of_pymc(tmp_path: Path) -> None:
+    pm = pytest.importorskip("pymc")
+    plt = pytest.importorskip("matplotlib.pyplot")
+    few = {"draws": 200, "tune": 200, "chains": 2, "cores": 1, "progressbar": False}
+    with pm.Model():
+        pm.Normal("y", pm.Normal("mean", 0.0, 10.0), 3.0, observed=Y)
+        other = pm.sample(**few)
+        pm.compute_log_likelihood(other, progressbar=False)
+    known = {"pm": pm, "az": az, "other": other, "x_new": np.array([10.0, 20.0])}
+    known["path"] = tmp_path / "fit.nc"
+    lines = {job: line.removeprefix("none: `").partition("`")[0] for job, line in jobs(2).items()}
+    for line in lines.values():
+        # A model for each: PyMC's functions change the one that they are called in.
+        with pm.Model():
+            x = pm.Data("x", X)
+            pm.Normal("y", pm.Normal("slope", 0.0, 10.0) * x, 0.5, observed=Y, shape=x.shape)
+            exec(line.replace("pm.sample(", "pm.sample(tune=200, chains=2, cores=1, "), known)
+    assert abs(float(known["idata"].posterior["slope"].mean()) - 2.12) < 0.1
+    plt.close("all")

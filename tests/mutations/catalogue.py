@@ -2512,10 +2512,24 @@ def _looks() -> Iterator[Mutation]:
         ),
         (
             "an interval of the other probability",
-            "fit/looks.py",
+            "diagnostics/posterior.py",
             "ends = 0.5 * (1.0 - probability), 0.5 * (1.0 + probability)",
             "ends = 0.5 * probability, 1.0 - 0.5 * probability",
             "fit/test_looks",
+        ),
+        (
+            "a result of an engine that has gone on since",
+            "engines/result.py",
+            "if now != self._ran.number:",
+            "if now < self._ran.number:",
+            "fit/test_runs",
+        ),
+        (
+            "lists to predict that stay as they are given",
+            "fit/habits.py",
+            "if isinstance(new, (list, np.ndarray)):",
+            "if isinstance(new, np.ndarray):",
+            "fit/test_runs",
         ),
         (
             "errors of draws that are not trusted",

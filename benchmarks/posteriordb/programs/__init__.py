@@ -36,6 +36,10 @@ class UnknownProgramError(LookupError):
 SITES: dict[str, SiteMap] = {**gaussian_processes_sites.SITES, **hierarchical_sites.SITES}
 
 
+#: Programs of a folder of one's own, by host and model (:mod:`benchmarks.posteriordb.own`).
+OWN: dict[str, dict[str, Program]] = {"numpyro": {}, "pyro": {}}
+
+
 def site_map(model_name: str) -> SiteMap:
     """How the latent sites of a model's program give the parameters of the reference."""
     return SITES.get(model_name, SiteMap())
@@ -48,7 +52,7 @@ def programs(backend: str) -> dict[str, Program]:
     found: dict[str, Program] = {}
     for family in FAMILIES:
         found |= importlib.import_module(f"{__name__}.{backend}.{family}").PROGRAMS
-    return found
+    return found | OWN[backend]
 
 
 def _program(backend: str, model_name: str) -> Program:

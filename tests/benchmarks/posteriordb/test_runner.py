@@ -791,7 +791,7 @@ def my_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     pages = Path(__file__).parents[3] / "docs"
     block = re.compile(r"^```py(?:thon)?\n(.*?)^```", re.S | re.M)
     own = block.findall((pages / "own-engine.md").read_text(encoding="utf-8"))
-    (short,) = block.findall((pages / "posteriordb.md").read_text(encoding="utf-8"))
+    short = block.findall((pages / "posteriordb.md").read_text(encoding="utf-8"))[0]
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(package: str) -> str:
