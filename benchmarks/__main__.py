@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.forecasting",
         "forecast real series, ADVI against ours, write out/",
     ),
+    "gpu": ("benchmarks.gpu", "steps and fits on an accelerator in a few minutes, write out/"),
     "images": ("benchmarks.images", "classify images from few, ADVI against ours, write out/"),
     "implicit": (
         "benchmarks.implicit",

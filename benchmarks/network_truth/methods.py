@@ -89,14 +89,14 @@ def _proximal(guide: str) -> Recipe:
     return Recipe(about, engine="ProximalScoreVI", steps=5_000, guide=guide)
 
 
-def _particles(engine: str, steps: int, start: str | None = None) -> Recipe:
+def _particles(engine: str, steps: int, start: str | None = None, number: int = 20) -> Recipe:
     said = f", start={start!r}" if start else ""
     return Recipe(
-        f"20 particles, Adam(0.01), {steps:,} steps{said}",
+        f"{number} particles, Adam(0.01), {steps:,} steps{said}",
         engine=engine,
         steps=steps,
         adam=0.01,
-        options={"num_particles": 20},
+        options={"num_particles": number},
         run={"start": start} if start else {},
     )
 
@@ -115,6 +115,9 @@ def _kernel(kernel: str, *given: Any, scores: int = 1, **options: Any) -> Recipe
         options=options,
     )
 
+
+#: Of the command for accelerators.
+LARGE_ENSEMBLE = "DeepEnsemble, 64"
 
 _LAPLACE: Any = {"engine": "LaplaceGGN", "steps": 2_000, "adam": 0.01}
 
@@ -137,6 +140,7 @@ METHODS: dict[str, Recipe] = {
     "SVGD": _particles("SVGD", 5_000, "host"),
     "WGD": _particles("WGD", 5_000, "host"),
     "DeepEnsemble": _particles("DeepEnsemble", 2_000),
+    LARGE_ENSEMBLE: _particles("DeepEnsemble", 2_000, number=64),
     "SVN": Recipe("20 particles, 60 steps", engine="SVN", steps=60, options={"num_particles": 20}),
     "LaplaceGGN": Recipe("Adam(0.01), 2,000 steps, draws of all weights", **_LAPLACE),
     "LaplaceGGN, linearised": Recipe(
@@ -161,7 +165,7 @@ METHODS: dict[str, Recipe] = {
 }
 
 #: Those that the command judges unless told otherwise.
-DEFAULT = tuple(METHODS)
+DEFAULT = tuple(name for name in METHODS if name != LARGE_ENSEMBLE)
 
 
 def is_there(name: str, backend: str) -> bool:

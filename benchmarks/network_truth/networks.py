@@ -193,11 +193,13 @@ def bound(network: Network, backend: str) -> Bound:
     """
     module = importlib.import_module(f"benchmarks.network_truth.{backend}_programs")
     array, rows = host_of(backend).array, network.rows()
+    device = getattr(module, "DEVICE", None)
     # The Bernoulli distribution of both hosts takes numbers as the Normal does.
     kind = np.int64 if network.head == "classes" and network.widths[-1] > 1 else np.float64
 
     def given(x: Any, y: Any) -> tuple[Any, Any]:
-        return array(x), array(y.astype(kind))
+        both = array(x), array(y.astype(kind))
+        return both if device is None else (both[0].to(device), both[1].to(device))
 
     model = module.program(network)
     return Bound(Program(model, given(rows.x_train, rows.y_train)), given(rows.x_test, rows.y_test))

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from benchmarks.network_truth.networks import NOISE_PRIOR, POOL, WINDOW, Network
 from pyro_ext import priors, random_module
 
+#: Where networks and rows are.
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
 
 def module(network: Network) -> nn.Sequential:
     """The network's layers."""
@@ -23,7 +26,7 @@ def module(network: Network) -> nn.Sequential:
         layers += [nn.AvgPool2d(POOL), nn.Flatten()]
     for inputs, units in pairwise(network.widths):
         layers += [nn.Linear(inputs, units), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers[:-1]).to(DEVICE)
 
 
 def program(network: Network) -> Callable[..., None]:
@@ -34,7 +37,7 @@ def program(network: Network) -> Callable[..., None]:
     def model(x: Tensor, y: Tensor | None = None) -> None:
         net = random_module("net", layers, priors.ScaledNormal())
         if network.head == "noise":
-            noise = pyro.sample("noise", dist.LogNormal(*map(torch.tensor, NOISE_PRIOR)))
+            noise = pyro.sample("noise", dist.LogNormal(*map(x.new_tensor, NOISE_PRIOR)))
         with pyro.plate("rows", len(x)):
             found = net(x[:, None] if network.channels else x)
             observed: Any

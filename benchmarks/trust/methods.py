@@ -233,7 +233,7 @@ def scores_of_a_start(engine: Any) -> int:
 def as_arrays(draws: Mapping[str, Any]) -> Draws:
     """Draws of a host as NumPy arrays in double precision."""
     return {
-        name: np.asarray(value.detach() if hasattr(value, "detach") else value, np.float64)
+        name: np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, np.float64)
         for name, value in draws.items()
     }
 

@@ -21,7 +21,7 @@ from numpyro.infer.autoguide import AutoDiagonalNormal
 
 import numpyro_ext as nx
 from benchmarks.vision.numpyro_networks import load, network
-from benchmarks.vision.study import Plan
+from benchmarks.vision.study import PARTICLES, Plan
 
 #: Images that are predicted at once.
 CHUNK = 200
@@ -187,6 +187,32 @@ class Task:
         rate = plan.sgd_rate * plan.temperature / len(self.images)
         return nx.SGLD(self.program(), rate, likelihood_temperature=plan.temperature)
 
+    def mclmc(self) -> Callable[[], None]:
+        """A step of microcanonical dynamics of a given length, on a batch as if it were all."""
+        width = self.plan.width
+        kernel = nx.MCLMC(self.program(), step_size=width, length=10.0 * width)
+        x, y, given = self.data
+        data = x[: self.plan.batch], y[: self.plan.batch], given
+        self.state = kernel.init(self.key, 0, self.begin, data, {})
+        update = jax.jit(lambda state, data: kernel.sample(state, data, {}), donate_argnums=0)
+
+        def step() -> None:
+            self.state = jax.block_until_ready(update(self.state, data))
+
+        return step
+
+    def svgd(self) -> Callable[[], None]:
+        """A step of particles."""
+        optim = numpyro.optim.Adam(self.plan.rate)
+        engine = nx.SVGD(self.program(), optim, num_particles=PARTICLES)
+        update = jax.jit(lambda state, data: engine.update(state, *data)[0], donate_argnums=0)
+        self.state = engine.init(self.key, *self.data, start="host")
+
+        def step() -> None:
+            self.state = jax.block_until_ready(update(self.state, self.data))
+
+        return step
+
     # -- fits ----------------------------------------------------------------------------------
 
     def fit(self, method: str, images: Any) -> np.ndarray:
@@ -266,4 +292,16 @@ STEPS: Mapping[str, Callable[[Task], Callable[[], Any]]] = {
     "ADVI": Task.advi,
     "SGLD": Task.sgld,
     "proximal": Task.proximal,
+    "MCLMC": Task.mclmc,
+    "SVGD": Task.svgd,
 }
+
+
+def wait() -> None:
+    """Return when the device has done what it was asked; steps wait for their own results."""
+
+
+def peak_bytes() -> int | None:
+    """Most bytes that this process held on an accelerator; None without one."""
+    stats = jax.devices()[0].memory_stats()
+    return None if not stats else int(stats["peak_bytes_in_use"])

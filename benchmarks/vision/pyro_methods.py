@@ -18,10 +18,12 @@ from torch.nn.functional import cross_entropy
 
 import pyro_ext as px
 from benchmarks.vision.pyro_networks import network
-from benchmarks.vision.study import Plan
+from benchmarks.vision.study import PARTICLES, Plan
 
 #: Images that are predicted at once.
 CHUNK = 200
+#: Where networks and images are.
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Task:
@@ -40,8 +42,9 @@ class Task:
         pyro.set_rng_seed(plan.seed)
         pyro.clear_param_store()
         self.plan = plan
-        self.images, self.labels = torch.from_numpy(images), torch.from_numpy(labels)
-        self.module = network(plan.network, images.shape[-1], images.shape[1], plan.classes)
+        self.images, self.labels = (torch.from_numpy(each).to(DEVICE) for each in (images, labels))
+        module = network(plan.network, images.shape[-1], images.shape[1], plan.classes)
+        self.module = module.to(DEVICE)
         if weights is not None:
             values = {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
             self.module.load_state_dict(values)
@@ -52,7 +55,7 @@ class Task:
 
     def weights(self) -> dict[str, np.ndarray]:
         """The module's parameters and statistics."""
-        return {name: value.numpy() for name, value in self.module.state_dict().items()}
+        return {name: value.cpu().numpy() for name, value in self.module.state_dict().items()}
 
     def program(self, temperature: float | None = None) -> Callable[..., None]:
         """Normal weights around the given ones; the likelihood to the power 1/temperature."""
@@ -82,7 +85,7 @@ class Task:
         optimizer = torch.optim.SGD(self.module.parameters(), plan.sgd_rate, momentum=0.9)
 
         def step() -> None:
-            rows = torch.randint(len(self.images), (plan.batch,))
+            rows = torch.randint(len(self.images), (plan.batch,), device=DEVICE)
             optimizer.zero_grad()
             cross_entropy(self.module(self.images[rows]), self.labels[rows]).backward()
             optimizer.step()
@@ -98,12 +101,12 @@ class Task:
     def probabilities(self, images: Any, draws: int = 1) -> np.ndarray:
         """Means over passes of the module of the class probabilities."""
         with torch.no_grad():
-            parts = torch.from_numpy(images).split(CHUNK)
+            parts = torch.from_numpy(images).to(DEVICE).split(CHUNK)
             found = [
                 torch.stack([self.module(part).softmax(-1) for _ in range(draws)]).mean(0)
                 for part in parts
             ]
-        return torch.cat(found).numpy()
+        return torch.cat(found).cpu().numpy()
 
     # -- steps, to be timed --------------------------------------------------------------------
 
@@ -137,9 +140,12 @@ class Task:
 
     def sgld(self) -> Callable[[], None]:
         """A step of stochastic gradient Langevin dynamics."""
-        kernel = self._kernel()
+        return self._stepping(self._kernel(), *self.data)
+
+    def _stepping(self, kernel: Any, *data: Tensor) -> Callable[[], None]:
+        """A step of a kernel."""
         kernel.initial_params = self._flat_start()
-        kernel.setup(0, *self.data)
+        kernel.setup(0, *data)
         params = kernel.initial_params
 
         def step() -> None:
@@ -155,6 +161,19 @@ class Task:
 
     def _flat_start(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in self.begin.items()}
+
+    def mclmc(self) -> Callable[[], None]:
+        """A step of microcanonical dynamics of a given length, on a batch as if it were all."""
+        width, batch = self.plan.width, self.plan.batch
+        kernel = px.MCLMC(self.program(), step_size=width, length=10.0 * width)
+        return self._stepping(kernel, self.images[:batch], self.labels[:batch])
+
+    def svgd(self) -> Callable[[], Any]:
+        """A step of particles."""
+        optim = pyro.optim.Adam({"lr": self.plan.rate})
+        engine = px.SVGD(self.program(), optim, num_particles=PARTICLES)
+        engine.setup(*self.data, start="host")
+        return lambda: engine.step(*self.data)
 
     # -- fits ----------------------------------------------------------------------------------
 
@@ -215,4 +234,17 @@ STEPS: Mapping[str, Callable[[Task], Callable[[], Any]]] = {
     "ADVI": Task.advi,
     "SGLD": Task.sgld,
     "proximal": Task.proximal,
+    "MCLMC": Task.mclmc,
+    "SVGD": Task.svgd,
 }
+
+
+def wait() -> None:
+    """Return when the device has done what it was asked."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak_bytes() -> int | None:
+    """Most bytes that this process held on an accelerator; None without one."""
+    return torch.cuda.max_memory_allocated() if DEVICE.type == "cuda" else None

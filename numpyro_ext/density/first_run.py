@@ -8,7 +8,7 @@ nothing compiled.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,6 +38,7 @@ from numpyro_ext.density.handlers import (
 )
 from numpyro_ext.density.layout import Data, DataPlate, Layout
 from ppl_ext.errors import ArgumentError, ModelCheckError
+from ppl_ext.networks.random_module import note
 from ppl_ext.process import swapped
 from ppl_ext.target.families import family_of, is_improper
 from ppl_ext.target.scores import check_observations
@@ -244,6 +245,8 @@ def structure_of(run: FirstRun) -> Structure:
         shapes[name] = tuple(shape)
 
     held = {name: site["value"] for name, site in run.trace.items() if site["type"] == "param"}
+    for name in held:
+        _note_network(name, shapes)
     held.update({name: state for name, state in run.states.items() if name in run.trace})
     families = {name: family_of(run.trace[name]["fn"]) for name in shapes}
     improper = tuple(name for name in shapes if is_improper(run.trace[name]["fn"]))
@@ -272,6 +275,17 @@ def structure_of(run: FirstRun) -> Structure:
             ]
         ),
     )
+
+
+def _note_network(name: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Note one of the host's random modules; one layer alone is a regression, not a network.
+
+    They hold their structure as a parameter, and draw an array at a site for each of its leaves.
+    """
+    module = name.removesuffix("$params")
+    layers = [site for site, shape in shapes.items() if site.startswith(module) and len(shape) > 1]
+    if module != name and len(layers) > 1:
+        note(module)
 
 
 def held_without_prior(structure: Structure) -> dict[str, int]:

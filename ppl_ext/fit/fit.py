@@ -93,7 +93,8 @@ FIT_DOCUMENTATION = """
     judge : {"sites", "outputs"}, optional
         What chains have to agree in: latent sites, or the outputs of a network at its rows, which
         are the parameters of the observed distributions. Default: outputs, where ``random_module``
-        draws weights and rows are arguments. See the page "Networks as programs".
+        or the host's own random modules draw weights and rows are arguments. See the page
+        "Networks as programs".
     held_out : tuple or mapping, optional
         The model's arguments with rows that are not fitted, such as ``(x_test, y_test)``, at which
         outputs are judged as well. Where these rows are calibrated, chains need not be adjusted.
@@ -242,6 +243,20 @@ class Fit:
         verdict = replace(climbed.verdict, by_site=sites, num_chains=number)
         verdict = climbed.problem.observed.judged(verdict)
         return cls(draws, verdict, chains, climbed, generator, seed, again=again)
+
+    @classmethod
+    def of_network(
+        cls,
+        climbed: networks.Networked,
+        verdict: Verdict,
+        generator: np.random.Generator,
+        seed: int,
+        again: Again | None,
+    ) -> Fit:
+        """What the chains of a network ended with."""
+        return cls(
+            climbed.draws, verdict, verdict.num_chains, climbed, generator, seed, again=again
+        )
 
     @property
     def ordered_draws(self) -> dict[str, Any]:
@@ -506,44 +521,55 @@ class Fit:
         check_number("seconds", seconds, optional=True)
         check_choice("progress_bar", progress_bar, (True, False))
         climbed, generator = self.climbed, self._generator
-        if self.verdict.of_outputs:
-            raise ArgumentError(
-                "Expected a fit whose sites are judged, found one of a network, whose chains are "
-                "not kept. Fit again with a larger target_ess."
-            )
-        if climbed.sampled is None or generator is None:
+        is_network = isinstance(climbed, networks.Networked)
+        if generator is None or not (is_network or climbed.sampled):
             advice = "Fit again with exact=True and a larger budget."
             if isinstance(climbed, Reweighted):
                 advice = "Give refit a larger target_ess."
+            if self.verdict.of_outputs:
+                advice = "Files do not have the chains of networks. Fit again."
             raise ArgumentError(
                 f"Expected a fit with chains, found one that ended {self.verdict.level!r} without. "
                 f"{advice}"
             )
-        problem, sampled = climbed.problem, climbed.sampled
         self.check_data()
-        before = generator.bit_generator.state, problem.evaluate.calls
+        evaluate = climbed.problem.evaluate
+        before = generator.bit_generator.state, evaluate.calls
         try:
-            check_density(problem, sampled.chains)
-            problem.evaluate.calls = before[1]
             with tqdm(
                 desc="sampling further", unit=" evaluations", disable=not progress_bar
             ) as bar:
                 meter = Meter(budget or NO_BUDGET, seconds or math.inf, bar)
-                kernel = replace(sampled.kernel, evaluate=meter.of(problem.evaluate))
-                wanted = -(-num_draws // self.num_chains)
-                known = replace(sampled, kernel=kernel)
-                longer = go_on(known, wanted, generator, meter.allows)
-                made = len(longer.draws) - len(sampled.draws)
-                note = "" if made == wanted else f"{made} of {wanted} draws of each chain"
-                found = with_chains(climbed, longer)
-                found.stages.append(Stage("more chains", meter.evaluations, meter.elapsed, note))
-                made_anew = Fit.of(found, generator, self._seed, self._again)
+                made_anew = self._further(
+                    climbed, generator, -(-num_draws // self.num_chains), meter
+                )
                 bar.set_description_str(made_anew.verdict.level)
         except BaseException:
-            generator.bit_generator.state, problem.evaluate.calls = before
+            generator.bit_generator.state, evaluate.calls = before
             raise
         vars(self).update(vars(made_anew))
         return self
+
+    def _further(
+        self, climbed: Climbed, generator: np.random.Generator, wanted: int, meter: Meter
+    ) -> Fit:
+        """A fit with so many further draws of each chain."""
+        if isinstance(climbed, networks.Networked):
+            return Fit.of_network(
+                *networks.further(climbed, wanted, meter), generator, self._seed, self._again
+            )
+        problem, sampled = climbed.problem, climbed.sampled
+        assert sampled is not None
+        calls = problem.evaluate.calls
+        check_density(problem, sampled.chains)
+        problem.evaluate.calls = calls
+        kernel = replace(sampled.kernel, evaluate=meter.of(problem.evaluate))
+        longer = go_on(replace(sampled, kernel=kernel), wanted, generator, meter.allows)
+        made = len(longer.draws) - len(sampled.draws)
+        note = "" if made == wanted else f"{made} of {wanted} draws of each chain"
+        found = with_chains(climbed, longer)
+        found.stages.append(Stage("more chains", meter.evaluations, meter.elapsed, note))
+        return Fit.of(found, generator, self._seed, self._again)
 
     @entry
     def refit(
@@ -562,7 +588,8 @@ class Fit:
         where there are other latent sites, where labels can be exchanged, or where this fit is not
         trusted, the program is fitted from anew. Some paths look for modes that the draws lack in
         any case. The stage "refit" of ``history`` says which way was taken, and so do the verdict's
-        reasons.
+        reasons. Of a network the chains go on from where they are, and are tuned and judged anew,
+        with the rows that this fit has held out.
 
         Parameters
         ----------
@@ -590,8 +617,7 @@ class Fit:
         if again is None:
             _ = self.climbed
             raise ArgumentError(
-                "Expected a fit of arguments by chains, found one of a loader, an engine or a "
-                "network. "
+                "Expected a fit of arguments by chains, found one of a loader or an engine. "
                 "Fit again."
             )
         seed = int(np.random.default_rng((SEED, self._seed)).integers(2**31))
@@ -823,8 +849,14 @@ def fit(
         with watched() as modules:
             written = next(ways)
         written.observed.warn()
+        why = "" if known is None else known._why_not()
+        before = None
+        if known is not None and known.verdict.of_outputs:
+            judge = "outputs"
+            if isinstance(known.climbed, networks.Networked):
+                before, rows = known.climbed, known.climbed.outputs.rows.get("held out")
         of_rows = None
-        if known is None:
+        if known is None or judge == "outputs":
             of_rows = outputs.outputs_of(
                 written,
                 judge,
@@ -833,13 +865,12 @@ def fit(
                 seconds=meter.seconds,
             )
         if of_rows is not None:
-            climbed, verdict = networks.sampled(of_rows, generator, wanted, meter)
-            bar.set_description_str(verdict.level)
-            return Fit(climbed.draws, verdict, verdict.num_chains, climbed, generator, seed)
+            ended = networks.sampled(of_rows, generator, wanted, meter, before, why)
+            bar.set_description_str(ended[1].level)
+            return Fit.of_network(*ended, generator, seed, again)
         if known is None:
             climbed = climb(written, ways, generator, wanted, meter)
         else:
-            why = known._why_not()
             climbed = refitted(known.climbed, why, written, ways, generator, wanted, meter)
         found = Fit.of(climbed, generator, seed, None if has_engine else again)
         if has_engine and found.num_chains > 1:

@@ -58,6 +58,9 @@ ARRAYS = 12
 #: steps are tuned to; it grows as the square of the step, the variance as its sixth power.
 BIAS = 0.02
 
+#: Seed of what calibration draws, so that chains draw the same whether or not they are looked at.
+SEED = 47
+
 FUNCTIONS = Eager(np)
 
 
@@ -178,18 +181,55 @@ def memory_of(dim: int) -> str:
     return f"{CHAINS} chains of {dim:,} weights take about {8e-6 * numbers:,.0f} MB"
 
 
+@dataclass
+class Networked(Climbed):
+    """Where a fit of a network ended, with its chains, to go on.
+
+    Attributes
+    ----------
+    run : Run
+    outputs : Outputs
+    told : tuple of str
+        What was not done, and why.
+    """
+
+    run: Run = field(kw_only=True)
+    outputs: Outputs = field(kw_only=True)
+    told: tuple[str, ...] = ()
+
+    def starts_for(self, other: Problem) -> bool:
+        """Whether the chains are where those of another problem may start."""
+        return dict(self.problem.coordinates) == dict(other.coordinates)
+
+
 @np.errstate(all="ignore")
 def sampled(
-    outputs: Outputs, generator: np.random.Generator, wanted: policy.Wanted, meter: Meter
-) -> tuple[Climbed, Verdict]:
-    """Draws of a network, and whether its outputs may be trusted."""
+    outputs: Outputs,
+    generator: np.random.Generator,
+    wanted: policy.Wanted,
+    meter: Meter,
+    known: Networked | None = None,
+    why: str = "",
+) -> tuple[Networked, Verdict]:
+    """Draws of a network, and whether its outputs may be trusted.
+
+    Chains start where those of a ``known`` fit to other arguments are, unless ``why`` says why not,
+    or else at an ensemble.
+    """
     problem, stages = outputs.problem, list[Stage]()
     stage = partial(staged, stages, meter)
     evaluate = meter.of(problem.evaluate, leaves=0)
     memory = memory_of(problem.dim)
-    with stage("ensemble", shown=memory) as notes:
-        z = _ensemble(problem, evaluate, generator)
-        notes.append(memory)
+    if known is not None:
+        why = why or ("" if known.starts_for(problem) else "there are other latent sites")
+        told = f"from anew: {why}" if why else "chains go on from where they are"
+        stages.append(Stage("refit", 0, 0.0, told))
+    if known is not None and not why:
+        z = known.run.z
+    else:
+        with stage("ensemble", shown=memory) as notes:
+            z = _ensemble(problem, evaluate, generator)
+            notes.append(memory)
     confirms = "held out" in outputs.rows
     adjusts = wanted.exact and not confirms
     with stage("network chains") as notes:
@@ -199,7 +239,7 @@ def sampled(
         notes.append(_told_of(run, figures))
     calibration = Calibration()
     if not adjusts:
-        calibration = outputs.calibration(_flat(run.draws), generator)
+        calibration = _calibration(outputs, run)
         adjusts = wanted.exact and not calibration.is_good
     reasons = list[str]()
     if adjusts:
@@ -215,9 +255,41 @@ def sampled(
                 f"which {meter.left:,} were left. Give a larger budget."
             )
     verdict = judged(outputs, run, figures, calibration, wanted, reasons)
-    verdict = replace(verdict, cost=tuple(stages))
     program = policy.Program(problem.dim, True, 0.0, _rounding(run))
-    return Climbed(problem, run.draws, None, policy.Evidence(program, wanted), stages), verdict
+    evidence = policy.Evidence(program, wanted)
+    climbed = Networked(
+        problem, run.draws, None, evidence, stages, run=run, outputs=outputs, told=tuple(reasons)
+    )
+    return climbed, replace(verdict, cost=tuple(stages))
+
+
+@np.errstate(all="ignore")
+def further(known: Networked, number: int, meter: Meter) -> tuple[Networked, Verdict]:
+    """So many further draws of each chain, as the chains would have gone on, and the verdict."""
+    outputs, stages = known.outputs, list(known.stages)
+    before = known.run
+    run = replace(
+        before,
+        evaluate=meter.of(outputs.problem.evaluate, leaves=0),
+        kept=list(before.kept),
+        most=max(before.most, len(before.kept) + number + 1),
+    )
+    with staged(stages, meter, "more chains") as notes:
+        run.go_on(number * run.every, meter.allows)
+        made = len(run.kept) - len(before.kept)
+        if made < number:
+            notes.append(f"{made} of {number} draws of each chain")
+        figures = Figures.of(outputs, run)
+    calibration = Calibration()
+    if "held out" in outputs.rows or not run.moves.adjusted:
+        calibration = _calibration(outputs, run)
+    verdict = judged(outputs, run, figures, calibration, known.evidence.wanted, list(known.told))
+    climbed = replace(known, positions=run.draws, stages=stages, run=run)
+    return climbed, replace(verdict, cost=tuple(stages))
+
+
+def _calibration(outputs: Outputs, run: Run) -> Calibration:
+    return outputs.calibration(_flat(run.draws), np.random.default_rng(SEED))
 
 
 def _ensemble(
@@ -400,4 +472,4 @@ def judged(
     )
 
 
-__all__ = ["kept_of", "memory_of", "sampled"]
+__all__ = ["Networked", "further", "kept_of", "memory_of", "sampled"]

@@ -24,12 +24,12 @@ from ppl_ext.microcanonical.tuning import (
     FIRST,
     FIRST_STEPS,
     MOST_SCALED,
-    OF_AUTOCORRELATION,
     TRACED,
     Moments,
     Schedule,
     StepLength,
     autocorrelation_time,
+    forgetful_length,
     scaled,
 )
 
@@ -371,7 +371,8 @@ class Microcanonical:
             factor = xp.where(factor > MOST_LONGER, MOST_LONGER * xp.ones_like(factor), factor)
             length = dynamics.length * xp.where(factor > 1.0, factor, xp.ones_like(factor))
         else:
-            length = OF_AUTOCORRELATION * dynamics.step.value * time
+            seen = every * len(dynamics.records)
+            length = forgetful_length(dynamics.step.value, time, seen, self._natural, xp)
         return dynamics._replace(length=length)
 
     def _as_trajectories(self, dynamics: Dynamics) -> Dynamics:

@@ -37,6 +37,13 @@ TRACED, KEPT = 64, 400
 MOST_SCALED = 100_000
 #: Decoherence length by the length in which autocorrelations vanish (arXiv:2212.08549, section 4).
 OF_AUTOCORRELATION = 0.4
+#: Autocorrelation times that a window holds where it shows them. In a shorter one, each chain about
+#: its own mean, all that is slower has a time of a sixth to a quarter of the window.
+RESOLVED = 8.0
+#: Decoherence length by the root of the number of dimensions where coordinates are slower than the
+#: window. On Normals with correlations and on two networks this gave 1.15 to 2.6 times the
+#: effective draws of 1, and 3 to 12 times those of 0.3.
+LONGER = 2.5
 #: Draws' worth of the common scale that is added to each coordinate's own.
 PRIOR_DRAWS = 5.0
 #: Ends of the windows, in per cent of the warm-up, after which the scale is that of the window: the
@@ -244,3 +251,25 @@ def autocorrelation_time(records: Float[Any, "T C K"], xp: Any) -> Any:
     sums = wide.reshape(number, 2 * number + 1).sum(0)[:number]
     positive = xp.cumprod((sums > 0.0) * xp.ones_like(sums), 0)
     return 2.0 * (positive * sums).sum() - sums[0]
+
+
+def forgetful_length(step: Any, time: Any, seen: Any, natural: float, xp: Any) -> Any:
+    """L by autocorrelations, which make it longer than its natural length and never shorter.
+
+    On a Normal of the scale that is known, the natural length is the best, and autocorrelations
+    show it. Where they last longer than the window, they seem to be short.
+
+    Parameters
+    ----------
+    step : array ()
+        ε.
+    time : array ()
+        Autocorrelation time, in moves.
+    seen : array ()
+        Moves in which it was seen.
+    natural : float
+        The root of the number of dimensions.
+    """
+    shown = OF_AUTOCORRELATION * step * time
+    least = natural * xp.where(seen < RESOLVED * time, LONGER * xp.ones_like(shown), 1.0)
+    return xp.where(shown > least, shown, least)

@@ -57,13 +57,19 @@ _drawn: ContextVar[set[str] | None] = ContextVar("_drawn", default=None)
 
 @contextmanager
 def watched() -> Iterator[set[str]]:
-    """Names of the random modules of programs that are run meanwhile."""
+    """Names of the networks with random weights of programs that are run meanwhile."""
     names: set[str] = set()
     token = _drawn.set(names)
     try:
         yield names
     finally:
         _drawn.reset(token)
+
+
+def note(name: str) -> None:
+    """Say that a program that is run has a network of this name with random weights."""
+    if (names := _drawn.get()) is not None:
+        names.add(name)
 
 
 def check_name(name: Any) -> None:
@@ -107,8 +113,7 @@ def draw_parameters(
         See ``random_module``.
     """
     check_name(name)
-    if (names := _drawn.get()) is not None:
-        names.add(name)
+    note(name)
     if not parameters:
         raise ArgumentError("Expected a module with parameters, found one without.")
     given = prior_by_pattern(prior, parameters) if isinstance(prior, Mapping) else {}

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppl_ext.arguments import named_arrays, nonfinite_arguments
 from ppl_ext.errors import ModelCheckError
+from ppl_ext.networks.random_module import note
 from ppl_ext.target.discrete import check_plated, infinite_support_error, joint_values_error
 from ppl_ext.target.scores import check_observations
 from pyro_ext.density.enumeration import is_enumerated
@@ -96,6 +97,8 @@ class CheckHandler(DiscoveryHandler):
         super().__init__(indices, plates)
         self.modules = modules
         self.parameter_names: list[str] = []
+        #: Layers of torch that draw weights where they are called.
+        self.layers: list[torch.nn.Module] = []
 
     def _pyro_param(self, msg: Any) -> None:
         self.parameter_names.append(msg["name"])
@@ -132,7 +135,14 @@ class CheckHandler(DiscoveryHandler):
             raise infinite_support_error(name, type(fn).__name__)
         frames = plate_frames(msg)
         module = self.modules[-1] if self.modules else None
-        if frames and module is not None and _is_network_layer(module):
+        if module is None or not _is_network_layer(module):
+            return
+        if not any(module is each for each in self.layers):
+            self.layers.append(module)
+        # One layer alone is a regression, whose weights have an identity.
+        if len(self.layers) > 1:
+            note("layers")
+        if frames:
             raise ModelCheckError(
                 f"A network is called inside plate '{frames[0].name}': its weights '{name}' would "
                 f"be drawn once for each of the plate's {frames[0].size} rows. Expected weights "

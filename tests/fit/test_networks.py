@@ -21,7 +21,9 @@ from ppl_ext.fit import networks, outputs, policy
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.fit.views import NO_NAMES, Views
+from ppl_ext.networks.random_module import watched
 from ppl_ext.start.search import InPieces
+from tests.backends import from_zoo
 
 GENERATOR = np.random.default_rng(5)
 INPUTS, UNITS, ROWS, NOISE = 4, 10, 60, 0.3
@@ -228,6 +230,40 @@ def model_of(backend: Any) -> Any:
     return model
 
 
+def test_networks_by_the_hosts_own_modules_are_known(backend: Any) -> None:
+    """Two layers with random weights are a network, one alone is a regression."""
+    names = ["bnn"] if backend.is_pyro else ["bnn", "bnn_linen", "bnn_equinox"]
+    for name in names:
+        model, args, _ = from_zoo(backend, name)
+        with watched() as found:
+            backend.target(model, args)
+        assert found, name
+    x = np.ones((5, 2), np.float32)
+    if backend.is_pyro:
+        import torch
+        from pyro.nn import PyroModule, PyroSample
+
+        line = PyroModule[torch.nn.Linear](2, 1, bias=False)
+        line.weight = PyroSample(backend.dist.Normal(0.0, 1.0).expand([1, 2]).to_event(2))
+    else:
+        from flax import nnx
+        from numpyro.contrib.module import random_nnx_module
+
+        module = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+
+    def model_of_one(x: Any, y: Any) -> None:
+        net: Any = line if backend.is_pyro else None
+        if net is None:
+            net = random_nnx_module("net", module, prior=backend.dist.Normal(0.0, 1.0))
+        mean = net(x)[:, 0]
+        with backend.host.plate("rows", len(x)):
+            backend.host.sample("y", backend.dist.Normal(mean, 1.0), obs=y)
+
+    with watched() as found:
+        backend.target(model_of_one, (backend.array(x), backend.array(x[:, 0])))
+    assert not found
+
+
 def test_programs_of_random_modules_are_judged_by_outputs(backend: Any) -> None:
     single = [[backend.array(each.astype(np.float32)) for each in of] for of in (TRAIN, HELD_OUT)]
     model, train, held_out = model_of(backend), *map(tuple, single)
@@ -243,5 +279,19 @@ def test_programs_of_random_modules_are_judged_by_outputs(backend: Any) -> None:
     draws = np.column_stack([weight, found[f"{prefix}.bias"].reshape(-1, 1)])
     check_right(draws @ features(HELD_OUT[0]).T, HELD_OUT[0], worst=0.4, sd=0.3)
     assert found.log_evidence.value is None
-    with pytest.raises(ArgumentError, match="network"):
-        found.more(10)
+
+    again = fit(model, *train, held_out=held_out, progress_bar=False)
+    number = len(weight)
+    found.more(32, progress_bar=False).more(48, progress_bar=False)
+    again.more(80, progress_bar=False)
+    for name, each in found.draws.items():
+        np.testing.assert_array_equal(backend.numpy(each), backend.numpy(again.draws[name]))
+        assert len(each) == number + 80
+    assert found.verdict.reasons == again.verdict.reasons
+
+    # Fewer rows: chains go on from where they are, and the held-out rows are looked at again.
+    x, y = train
+    other = found.refit(x[:40], y[:40], progress_bar=False)
+    assert other.verdict.of_outputs and other.verdict.trusted, other.verdict
+    assert [stage.name for stage in other.history] == ["refit", "network chains"]
+    assert "y: mean, held out" in other.verdict.by_site

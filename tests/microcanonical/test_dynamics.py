@@ -22,10 +22,12 @@ from ppl_ext.microcanonical.dynamics import (
 )
 from ppl_ext.microcanonical.functions import Eager
 from ppl_ext.microcanonical.tuning import (
+    LONGER,
     Moments,
     Schedule,
     StepLength,
     autocorrelation_time,
+    forgetful_length,
     scaled,
 )
 
@@ -219,6 +221,22 @@ def test_the_autocorrelation_time_of_a_known_sequence(kept: float) -> None:
     expected = (1.0 + kept) / (1.0 - kept)
     found = autocorrelation_time(np.linspace(1.0, 5.0, 8) * x, np)
     assert found == pytest.approx(expected, rel=4.0 * np.sqrt(20.0 * expected / x.size))
+
+
+@pytest.mark.parametrize("slower", [2.0, 20.0])
+def test_a_short_window_does_not_shorten_the_length(slower: float) -> None:
+    """Sequences that are slower than the window seem to be a sixth to a quarter as slow as it."""
+    generator, window = np.random.default_rng(0), 200
+    kept, x = np.exp(-1.0 / (slower * window)), np.zeros((window, 16, 8))
+    x[0] = generator.normal(size=x[0].shape)
+    for t in range(1, window):
+        x[t] = kept * x[t - 1] + np.sqrt(1.0 - kept**2) * generator.normal(size=x[0].shape)
+    time, natural = autocorrelation_time(x, np), 8.0
+    assert time < window / 3.0
+    assert forgetful_length(0.01, time, window, natural, np) == LONGER * natural
+    # One that the window shows may make it longer, and does not make it shorter.
+    assert forgetful_length(0.01, 10.0, window, natural, np) == natural
+    assert forgetful_length(4.0, 10.0, window, natural, np) == pytest.approx(16.0)
 
 
 def test_the_step_has_the_variance_that_is_asked_for() -> None:

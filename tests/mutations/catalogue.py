@@ -1205,6 +1205,12 @@ def _microcanonical() -> Iterator[Mutation]:
             "(positive * sums).sum()",
         ),
         (
+            "a length that a short window makes shorter",
+            "tuning.py",
+            "return xp.where(shown > least, shown, least)",
+            "return shown",
+        ),
+        (
             "means of pieces that do not count",
             "tuning.py",
             "+ moved**2 * (self.number * count / number)",
@@ -2028,8 +2034,8 @@ def _neutral() -> Iterator[Mutation]:
         (
             "more draws that failed have used up random numbers",
             "fit/fit.py",
-            "generator.bit_generator.state, problem.evaluate.calls = before",
-            "_, problem.evaluate.calls = before",
+            "generator.bit_generator.state, evaluate.calls = before",
+            "_, evaluate.calls = before",
             "test_fit",
         ),
     ]:
@@ -2121,6 +2127,35 @@ def _neutral() -> Iterator[Mutation]:
 
 
 def _networks() -> Iterator[Mutation]:
+    for name, file, old, new in (
+        (
+            "further draws of a network alone are judged",
+            "networks.py",
+            "kept=list(before.kept),",
+            "kept=[],",
+        ),
+        (
+            "chains of a refit that begin at an ensemble",
+            "networks.py",
+            "if known is not None and not why:",
+            "if False:",
+        ),
+        (
+            "calibration that draws the chains' numbers",
+            "networks.py",
+            "np.random.default_rng(SEED))",
+            "run.generator)",
+        ),
+    ):
+        yield from neutral(name, f"fit/{file}", old, new, "fit/test_networks")
+    yield from both(
+        "one layer taken for a network",
+        "density/first_run.py",
+        "len(layers) > 1",
+        "len(layers) > 0",
+        "fit/test_networks",
+        pyro=("len(self.layers) > 1", "len(self.layers) > 0"),
+    )
     for name, old, new in [
         (
             "scales times the root of the fan-in",
