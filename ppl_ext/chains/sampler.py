@@ -298,6 +298,8 @@ def sample(
     is_enough: Callable[[Convergence, Window], bool],
     has_budget: Callable[[], bool],
     symmetry: Symmetry | None = None,
+    *,
+    is_mixture: bool = False,
 ) -> Sampled:
     """Run chains until they have come to rest and are worth enough.
 
@@ -322,6 +324,8 @@ def sample(
     symmetry : Symmetry, optional
         Labels that can be exchanged: the proposal's modes and the first positions have them in
         order, and draws are judged with them in order.
+    is_mixture : bool
+        See :class:`Kernel`.
 
     Raises
     ------
@@ -330,7 +334,11 @@ def sample(
     """
     factors = [mode.factor for mode in proposal.modes]
     first_step = 1.0 / positions.shape[1] ** 0.25
-    kernel = Kernel(evaluate, proposal, factors, proposal.weights, first_step, symmetry=symmetry)
+    kernel = Kernel(
+        *(evaluate, proposal, factors, proposal.weights, first_step),
+        symmetry=symmetry,
+        is_mixture=is_mixture,
+    )
     chains = Chains.at(positions, evaluate)
     length, discarded, again, left = FIRST_WINDOW, 0, 0, MOST_TUNING
     kept: list[Window] = []

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.chains.adaptive import adapted, drawn_from
 from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.coupling import coupled as coupled_by
@@ -177,7 +178,8 @@ def climb(
         symmetry = None if search is None else search.symmetry
         start = start if search is None else search.start
         with stage("corrected draws") as notes:
-            proposal, drawn, log_ratios = _ratios(evaluate, start, generator, symmetry)
+            proposal = Proposal(start.modes, _proposed(start.weights))
+            drawn, log_ratios = drawn_from(proposal, policy.DRAWS, evaluate, generator, symmetry)
             correction, weights = _correction(log_ratios, evidence.program.rounding)
             notes.append(
                 f"k-hat {correction.khat:.2f}, weights worth {correction.share:.0%} of the draws"
@@ -200,13 +202,30 @@ def climb(
                 evidence = replace(evidence, modes=modes)
                 if found_more and turn < TURNS - 1:
                     continue
-        evidence = replace(evidence, correction=correction, left=meter.left)
+            begun = _Approximation(
+                start, weighted, proposal, drawn, log_ratios, correction, weights
+            )
+        if policy.may_adapt(correction, problem.dim):
+            with stage("mixtures") as notes, suppress(SpentError):
+                limited = meter.of(problem.evaluate, leaves=policy.LEAST_CHAINS)
+                for better in _adapted(limited, begun, evidence.program, generator, symmetry):
+                    begun = better
+                    notes[:] = [
+                        f"k-hat {begun.correction.khat:.2f}, weights worth "
+                        f"{begun.correction.share:.0%} of the draws"
+                    ]
+                if search is not None and search.look(
+                    limited, unexplained(begun.drawn.positions, begun.log_ratios)
+                ):
+                    evidence = replace(evidence, modes=_modes(search, notes, generator))
+                    if turn < TURNS - 1:
+                        continue
+        evidence = replace(evidence, correction=begun.correction, left=meter.left)
         if policy.next_rung(evidence) != "chains":
             break
         watched = Watched.beside(evaluate, search, start.modes)
-        approximation = _Approximation(start, proposal, weighted, drawn, log_ratios, weights)
         sampled, coupled = _by_chains(
-            problem, approximation, correction, symmetry, watched, wanted, generator, meter, stage
+            problem, begun, symmetry, watched, wanted, generator, meter, stage
         )
         if sampled is not None:
             sampled.kernel.evaluate = evaluate
@@ -221,7 +240,7 @@ def climb(
         climbed = Climbed(problem, sampled.draws, sampled, evidence, stages, symmetry)
         return with_chains(climbed, sampled)
     evidence = replace(evidence, left=meter.left)
-    rows = drawn.positions[resampled(weights, policy.DRAWS, generator)][:, None]
+    rows = begun.drawn.positions[resampled(begun.weights, policy.DRAWS, generator)][:, None]
     if symmetry is not None:
         rows = symmetry.shuffled(rows)
     return Climbed(problem, rows, None, evidence, stages, symmetry)
@@ -229,23 +248,46 @@ def climb(
 
 @dataclass(frozen=True)
 class _Approximation:
-    """What chains begin with: draws of Normals at the modes, with their importance weights.
+    """What chains begin with: draws of a proposal (S,), with logs of their importance ratios.
 
-    ``weighted`` is the proposal with what the weights say of the modes' shares.
+    The proposal is of Normals at the modes, or a mixture that ``is_adapted`` to weighted draws.
+    ``weighted`` is the same with what the weights say of the modes' shares.
     """
 
     start: Start
-    proposal: Proposal
     weighted: Proposal
+    proposal: Proposal
     drawn: Chains
     log_ratios: Float[np.ndarray, " S"]
+    correction: policy.Correction
     weights: Float[np.ndarray, " S"]
+    is_adapted: bool = False
+
+
+def _adapted(
+    evaluate: Evaluate,
+    begun: _Approximation,
+    program: policy.Program,
+    generator: np.random.Generator,
+    symmetry: Symmetry | None,
+) -> Iterator[_Approximation]:
+    """Better approximations in turn, by mixtures fitted to weighted draws."""
+    best = begun.correction
+    found = adapted(evaluate, begun.proposal, begun.drawn, begun.log_ratios, generator, symmetry)
+    for number, (proposal, drawn, log_ratios) in enumerate(found, 1):
+        correction, weights = _correction(log_ratios, program.rounding)
+        if policy.is_better(correction, best):
+            best = correction
+            yield _Approximation(
+                begun.start, proposal, proposal, drawn, log_ratios, correction, weights, True
+            )
+        if policy.is_adapted(best, number):
+            return
 
 
 def _by_chains(
     problem: Problem,
     begun: _Approximation,
-    correction: policy.Correction,
     symmetry: Symmetry | None,
     watched: Watched,
     wanted: policy.Wanted,
@@ -258,7 +300,7 @@ def _by_chains(
     They end early where a mode was met that none of them started from.
     """
     is_enough = partial(
-        _is_enough, problem, symmetry, wanted, correction, meter, time.perf_counter()
+        _is_enough, problem, symmetry, wanted, begun.correction, meter, time.perf_counter()
     )
 
     def may_go_on() -> bool:
@@ -267,7 +309,7 @@ def _by_chains(
     sampled: Sampled | None = None
     coupled: Coupled | None = None
     drawn, log_ratios = begun.drawn, begun.log_ratios
-    if policy.may_jump(correction):
+    if policy.is_good(begun.correction):
         with stage("jumps") as notes, suppress(SpentError):
             own = jump(watched, begun.proposal, drawn, log_ratios, CHAINS, generator, symmetry)
             starts = _apart(problem, begun.start, JUMP_PAIRS, generator, symmetry)
@@ -282,7 +324,10 @@ def _by_chains(
     with stage("chains") as notes, suppress(SpentError):
         weights = _softened(begun.weights, log_ratios)
         first = drawn.positions[generator.choice(len(weights), CHAINS, p=weights)]
-        sampled = sample(watched, begun.weighted, first, generator, is_enough, may_go_on, symmetry)
+        sampled = sample(
+            *(watched, begun.weighted, first, generator, is_enough, may_go_on, symmetry),
+            is_mixture=begun.is_adapted,
+        )
         notes.append(f"{sampled.window.transitions} transitions of {CHAINS} chains kept")
     if sampled is None or not may_go_on():
         return sampled, coupled
@@ -579,23 +624,6 @@ def _labels(
         [{name: np.asarray(value) for name, value in each.items()} for each in values]
     )
     return tuple(found.items())
-
-
-def _ratios(
-    evaluate: Evaluate,
-    start: Start,
-    generator: np.random.Generator,
-    symmetry: Symmetry | None,
-) -> tuple[Proposal, Chains, Float[np.ndarray, " S"]]:
-    """Draws of the approximation, and logs of their importance ratios."""
-    proposal = Proposal(start.modes, _proposed(start.weights))
-    drawn = Chains.at(proposal.draw(policy.DRAWS, generator), evaluate)
-    log_ratios = drawn.values - proposal.log_density(drawn.positions)
-    counts = np.isfinite(log_ratios) & np.isfinite(drawn.scores).all(-1)
-    if symmetry is not None:
-        # Those with labels in order stand for all.
-        counts &= symmetry.is_ordered(drawn.positions)
-    return proposal, drawn, np.where(counts, log_ratios, -np.inf)
 
 
 def _proposed(shares: Float[np.ndarray, " modes"]) -> Float[np.ndarray, " modes"]:

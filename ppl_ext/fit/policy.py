@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ppl_ext.chains.coupling import Coupled
+from ppl_ext.chains.sampler import MIXTURE_DIMENSIONS
 from ppl_ext.fit.labels import Orders
 from ppl_ext.fit.verdict import Level, Verdict
 
@@ -28,14 +29,16 @@ NEARLY = 0.5
 #: Dimensions up to which an engine fits a full Normal, and one of low rank.
 FULL, LOW_RANK = 200, 1_000
 #: Pareto k-hat below which, and share of the draws that the weights must leave, for reweighted
-#: draws to be trusted.
+#: draws to be trusted, and for jumps to draws of the approximation to be chains enough: they cost
+#: an evaluation each, where trajectories take ten and more.
 BEST_KHAT, BEST_SHARE = 0.5, 0.3
-#: Pareto k-hat below which, and effective share above which, jumps to draws of the approximation
-#: are chains enough, at an evaluation for each, where trajectories take ten and more. Total
-#: variation distance that pairs may leave open, draws that jumps may take for each effective one
-#: that is wanted (for 400 of them what chains take at least), and acceptance below which pairs of
-#: other chains are not tried.
-JUMP_KHAT, JUMP_SHARE, OPEN, MOST_JUMPS, LEAST_JUMPS = 0.3, 0.3, 0.15, 12.0, 0.05
+#: Mixtures are fitted to weighted draws, so many in turn at most, until k-hat is below this or the
+#: share above that; after three of them not where the share is below the last number.
+MIXTURES, NEAR_KHAT, NEAR_SHARE, HOPELESS = 5, 0.3, 0.5, 0.1
+#: Total variation distance that pairs may leave open, draws that jumps may take for each effective
+#: one that is wanted (for 400 of them what chains take at least), and acceptance below which pairs
+#: of other chains are not tried.
+OPEN, MOST_JUMPS, LEAST_JUMPS = 0.15, 12.0, 0.05
 #: Chains: R-hat that they run for, and at most. In the worst of a hundred entries 400 effective
 #: draws have 1.02 by chance. Share of divergent trajectories and of stuck chains at most, and
 #: effective numbers of the tails as a share of those of the middle.
@@ -271,9 +274,32 @@ def chains_refused(evidence: Evidence) -> str | None:
     return None
 
 
-def may_jump(correction: Correction) -> bool:
-    """Whether the approximation is so good that jumps to its draws are chains enough."""
-    return correction.khat < JUMP_KHAT and correction.share > JUMP_SHARE
+def is_good(correction: Correction) -> bool:
+    """Whether reweighted draws may be trusted, and jumps to draws are chains enough."""
+    return correction.khat < BEST_KHAT and correction.share > BEST_SHARE
+
+
+def is_near(correction: Correction) -> bool:
+    """Whether an approximation is so good that no mixture need be fitted."""
+    is_better = correction.khat < NEAR_KHAT or correction.share > NEAR_SHARE
+    return is_good(correction) and is_better
+
+
+def may_adapt(correction: Correction, dim: int) -> bool:
+    """Whether a mixture fitted to weighted draws may be a better approximation."""
+    return not is_near(correction) and dim <= MIXTURE_DIMENSIONS
+
+
+def is_better(correction: Correction, than: Correction) -> bool:
+    """Whether one approximation is nearer than another."""
+    one, other = ((each.khat < BEST_KHAT, each.share) for each in (correction, than))
+    return one > other
+
+
+def is_adapted(best: Correction, number: int) -> bool:
+    """Whether so many mixtures are enough, of which this is the best."""
+    is_hopeless = number > 2 and best.share < HOPELESS
+    return is_near(best) or is_hopeless or number >= MIXTURES
 
 
 def is_bounded(coupled: Coupled) -> bool:
@@ -283,7 +309,7 @@ def is_bounded(coupled: Coupled) -> bool:
 
 def is_doubtful(found: Chained, correction: Correction | None) -> bool:
     """Whether tails are heavy, and no approximation that is near says that this is all right."""
-    return bool(found.heavy) and (correction is None or not may_jump(correction))
+    return bool(found.heavy) and (correction is None or not is_good(correction))
 
 
 def lacks_approximation(correction: Correction | None) -> bool:
@@ -393,8 +419,7 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
         f"Importance weights of the approximation: Pareto k-hat {correction.khat:.2f} (good below "
         f"{BEST_KHAT}), worth {correction.share:.0%} of the draws (good above {BEST_SHARE:.0%})."
     )
-    good = correction.khat < BEST_KHAT and correction.share > BEST_SHARE
-    if good and not against:
+    if is_good(correction) and not against:
         return "corrected", (figures, *_of_labels(evidence), refused)
     if against or correction.khat >= 1.0:
         far = "" if correction.khat < 1.0 else "The approximation is far from the posterior. "

@@ -19,10 +19,13 @@ from ppl_ext.fit.policy import (
     Wanted,
     chains_refused,
     enough,
+    is_adapted,
+    is_better,
     is_bounded,
     is_doubtful,
+    is_good,
     judge,
-    may_jump,
+    may_adapt,
     next_rung,
 )
 
@@ -255,10 +258,24 @@ def test_chains_go_on_for_what_does_not_speak_against_them() -> None:
 
 
 def test_jumps_alone_want_a_proposal_that_is_near_and_pairs_that_meet() -> None:
-    assert may_jump(GOOD)
-    assert not may_jump(replace(GOOD, khat=0.35)) and not may_jump(replace(GOOD, share=0.25))
+    assert is_good(GOOD)
+    assert not is_good(replace(GOOD, khat=0.55)) and not is_good(replace(GOOD, share=0.25))
     assert is_bounded(Coupled(64, 0, 10, 3, 0.046))
     assert not is_bounded(Coupled(64, 0, 10, 3, 0.2)) and not is_bounded(Coupled(64, 1, 10, 60))
+
+
+def test_mixtures_are_fitted_until_one_is_near_or_none_comes_near() -> None:
+    assert may_adapt(FAIR, 20) and not may_adapt(FAIR, 21) and not may_adapt(GOOD, 2)
+    # Good enough for jumps, and worth a better one all the same.
+    worse = Correction(0.45, 0.35)
+    assert is_good(worse) and may_adapt(worse, 2)
+    assert not may_adapt(replace(worse, share=0.55), 2) and not may_adapt(
+        replace(worse, khat=0.2), 2
+    )
+    assert is_better(worse, FAIR) and not is_better(FAIR, worse)
+    assert is_better(worse, Correction(0.6, 0.5)) and is_better(replace(FAIR, share=0.25), FAIR)
+    assert is_adapted(GOOD, 1) and not is_adapted(worse, 4) and is_adapted(worse, 5)
+    assert is_adapted(BAD, 3) and not is_adapted(BAD, 2)
 
 
 def test_ways_that_were_dropped_are_told_and_do_not_speak_against_a_fit() -> None:
