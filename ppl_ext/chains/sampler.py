@@ -33,8 +33,9 @@ SLOW, AGAIN = 80, 3
 #: Transitions after which a chain whose jumps are taken less often than this, and those of all as
 #: often as that, tells that the proposal lacks the place where it is.
 FEW, NEVER, OFTEN = 16, 0.02, 0.2
-#: Mean acceptance below which a chain is stuck.
-STUCK = 0.1
+#: Mean acceptance below which a chain is stuck; and the step size, in standard deviations, below
+#: which no budget helps: the longest trajectory goes a sixteenth of one then.
+STUCK, SMALLEST_STEP = 0.1, 1e-3
 #: Transitions of the first window, of the longest that tunes, and the fewest of any.
 FIRST_WINDOW, LONGEST_TUNING, LEAST_WINDOW = 12, 200, 8
 #: Variances in the kernel's coordinates within which its metric is good enough.
@@ -112,6 +113,11 @@ class Kernel:
         chains, jumped, places = self._jumped(chains, generator)
         places = [before, *places] if self.draws_of_each > 1 else [chains]
         return chains, chance, float(divergent.mean()), jumped, places
+
+    @property
+    def goes_nowhere(self) -> bool:
+        """Whether steps had to be made so small that trajectories end where they begin."""
+        return self.has_trajectories and self.step_size < SMALLEST_STEP
 
     @property
     def draws_of_each(self) -> int:
@@ -357,6 +363,8 @@ def sample(
             if _tune(kernel, tuned, generator):
                 left = 0
             length = min(LONGEST_TUNING, int(1.5 * length)) if left else LEAST_WINDOW
+            if not left and kernel.goes_nowhere:
+                break
         else:
             kept.append(window)
             joined = Window.joined(kept)

@@ -180,7 +180,7 @@ def climb(
         with stage("corrected draws") as notes:
             proposal = Proposal(start.modes, _proposed(start.weights))
             drawn, log_ratios = drawn_from(proposal, policy.DRAWS, evaluate, generator, symmetry)
-            correction, weights = _correction(log_ratios, evidence.program.rounding)
+            correction, weights = _correction(drawn, log_ratios, evidence.program.rounding)
             notes.append(
                 f"k-hat {correction.khat:.2f}, weights worth {correction.share:.0%} of the draws"
             )
@@ -275,7 +275,7 @@ def _adapted(
     best = begun.correction
     found = adapted(evaluate, begun.proposal, begun.drawn, begun.log_ratios, generator, symmetry)
     for number, (proposal, drawn, log_ratios) in enumerate(found, 1):
-        correction, weights = _correction(log_ratios, program.rounding)
+        correction, weights = _correction(drawn, log_ratios, program.rounding)
         if policy.is_better(correction, best):
             best = correction
             yield _Approximation(
@@ -329,7 +329,7 @@ def _by_chains(
             is_mixture=begun.is_adapted,
         )
         notes.append(f"{sampled.window.transitions} transitions of {CHAINS} chains kept")
-    if sampled is None or not may_go_on():
+    if sampled is None or sampled.kernel.goes_nowhere or not may_go_on():
         return sampled, coupled
     with stage("pairs of chains") as notes:
         coupled = _coupled(problem, begun.start, sampled, generator, meter)
@@ -634,21 +634,21 @@ def _proposed(shares: Float[np.ndarray, " modes"]) -> Float[np.ndarray, " modes"
 
 
 def _correction(
-    log_ratios: Float[np.ndarray, " S"], rounding: float
+    drawn: Chains, log_ratios: Float[np.ndarray, " S"], rounding: float
 ) -> tuple[policy.Correction, Float[np.ndarray, " S"]]:
     """Figures of importance ratios, and weights, the largest of them truncated.
 
     E. L. Ionides, "Truncated importance sampling" (2008): at the mean times the root of their
     number.
     """
-    number = len(log_ratios)
+    number, undefined = len(log_ratios), float(np.isnan(drawn.values).mean())
     if np.isneginf(log_ratios).all():
-        return policy.Correction(np.inf, 0.0), np.full(number, 1.0 / number)
+        return policy.Correction(np.inf, 0.0, undefined), np.full(number, 1.0 / number)
     weights = np.exp(log_ratios - log_ratios.max())
     khat = pareto_khat(LogRatios(log_ratios, rounding)).khat
     share = float(weights.sum() ** 2 / np.square(weights).sum() / number)
     weights = np.minimum(weights, weights.mean() * np.sqrt(number))
-    return policy.Correction(khat, share), weights / weights.sum()
+    return policy.Correction(khat, share, undefined), weights / weights.sum()
 
 
 def resampled(

@@ -61,6 +61,8 @@ GOOD_JUMPS = 0.2
 ROUNDING, GRAIN = 0.1, 0.02
 #: Share of the last paths that found new modes at most.
 NEW_MODES = 0.25
+#: Share of draws at which the log density is not a number that is told, where a fit is refused.
+UNDEFINED = 0.01
 #: Modes up to which the verdict names the share of each.
 MOST_SHARES = 6
 #: Share of the posterior in orders of labels that draws do not have, at most: labels ten standard
@@ -127,10 +129,14 @@ class Modes:
 
 @dataclass(frozen=True)
 class Correction:
-    """Importance ratios of the approximation: Pareto k-hat, and the weights' effective share."""
+    """Importance ratios of the approximation: Pareto k-hat, and the weights' effective share.
+
+    ``undefined`` is the share of draws at which the log density is not a number.
+    """
 
     khat: float
     share: float
+    undefined: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -365,6 +371,7 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     if evidence.engine is not None:
         return _of_engine(evidence, evidence.engine)
     against = [*_of_modes(evidence), *of_rounding(evidence.program)]
+    undefined = _of_undefined(evidence.correction)
     if evidence.chains is not None:
         found = evidence.chains
         bounded = evidence.coupled is None or is_bounded(evidence.coupled)
@@ -401,7 +408,7 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
                     "for, and found."
                 )
         told = (figures, *_of_labels(evidence))
-        return ("not trusted", (*against, *told)) if against else ("exact", told)
+        return ("not trusted", (*undefined, *against, *told)) if against else ("exact", told)
     correction = evidence.correction
     if correction is None:
         left = (rows_refused(evidence), chains_refused(evidence))
@@ -423,7 +430,7 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
         return "corrected", (figures, *_of_labels(evidence), refused)
     if against or correction.khat >= 1.0:
         far = "" if correction.khat < 1.0 else "The approximation is far from the posterior. "
-        return "not trusted", (*against, f"{far}{figures}", refused)
+        return "not trusted", (*undefined, *against, f"{far}{figures}", refused)
     return "approximate", (figures, refused)
 
 
@@ -537,6 +544,17 @@ def of_rounding(program: Program) -> list[str]:
             "constant from the data."
         )
     return reasons
+
+
+def _of_undefined(correction: Correction | None) -> list[str]:
+    """That the log density is not a number at some of the approximation's draws."""
+    if correction is None or correction.undefined < UNDEFINED:
+        return []
+    return [
+        f"The log density is not a number at {correction.undefined:.0%} of the draws near the "
+        "mode, as where a matrix has no Cholesky factor in this precision. Use double precision, "
+        "or add more to the matrix's diagonal."
+    ]
 
 
 def _words_of_deviations(found: Chained) -> str:

@@ -347,6 +347,24 @@ def test_tuning_ends_where_every_step_is_accepted() -> None:
         assert found.discarded < 100
 
 
+def test_chains_end_where_steps_go_nowhere() -> None:
+    """A density that is noise of tens of nats, as where a factorisation loses all digits."""
+    generator, spent = np.random.default_rng(15), 0
+
+    def rough(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        nonlocal spent
+        spent += len(z)
+        noise = 50.0 * np.sin(1e7 * z).sum(-1)
+        return -0.5 * np.square(z).sum(-1) + noise, 1e5 * np.cos(1e7 * z)
+
+    proposal = Proposal((normal_mode(np.zeros(3), 1.0),), np.ones(1))
+    first = proposal.draw(16, generator)
+    found = sample(rough, proposal, first, generator, lambda *_: False, lambda: spent < 300_000)
+    assert found.kernel.goes_nowhere and spent < 150_000
+    assert not replace(found.kernel, step_size=0.1).goes_nowhere
+    assert not replace(found.kernel, has_trajectories=False).goes_nowhere
+
+
 @pytest.mark.parametrize(
     ("step", "chance", "is_tuned"),
     [(0.8, 0.86, True), (0.8, 0.99, False), (LENGTH, 0.99, True), (LENGTH, 0.6, False)],

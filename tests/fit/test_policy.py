@@ -278,6 +278,18 @@ def test_mixtures_are_fitted_until_one_is_near_or_none_comes_near() -> None:
     assert is_adapted(BAD, 3) and not is_adapted(BAD, 2)
 
 
+def test_a_density_that_is_no_number_is_told_where_a_fit_is_refused() -> None:
+    rough = replace(BAD, undefined=0.14)
+    apart = replace(EVIDENCE, correction=rough, chains=replace(RESTED, r_hat=1.4))
+    level, reasons = judge(apart)
+    assert level == "not trusted" and "not a number at 14% of the draws" in reasons[0]
+    assert "double precision" in reasons[0]
+    for evidence in (replace(apart, chains=RESTED), replace(apart, correction=BAD)):
+        assert not any("not a number" in each for each in judge(evidence)[1])
+    level, reasons = judge(replace(apart, chains=None, wanted=replace(WANTED, exact=False)))
+    assert level == "not trusted" and "not a number" in reasons[0]
+
+
 def test_ways_that_were_dropped_are_told_and_do_not_speak_against_a_fit() -> None:
     level, reasons = judge(replace(EVIDENCE, chains=RESTED, dropped=("Not fitted so: it fails.",)))
     assert level == "exact" and reasons[-1] == "Not fitted so: it fails."
