@@ -10,17 +10,16 @@ raised to a power below one, so that each proposal goes a part of the way.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float
 from scipy.special import logsumexp
 
-from ppl_ext.chains.hamiltonian import Chains, Positions
+from ppl_ext.chains.hamiltonian import Chains, Factor
 from ppl_ext.chains.mixture import fitted
-from ppl_ext.chains.proposal import Proposal
+from ppl_ext.chains.proposal import LogRatios, Proposal, drawn_from
 from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.start.paths import Evaluate
-from ppl_ext.start.start import Mode
 
 #: Effective draws that a mixture is fitted to: so many for each dimension and so many more, but at
 #: most this share of all that count; and the powers of weights to choose from.
@@ -30,7 +29,26 @@ EFFECTIVE, BESIDE, MOST_SHARE, POWERS = 10, 50, 0.5, np.linspace(1.0, 0.0, 41)
 #: beyond them, where ratios would be large.
 FIRST, WIDE, WIDER = 0.1, 0.2, 1.5
 
-LogRatios = Float[np.ndarray, " S"]
+
+@dataclass(frozen=True)
+class Adapted:
+    """A proposal, with draws of its own alone, so that their ratios tell what it is worth.
+
+    Attributes
+    ----------
+    proposal : Proposal
+    metric : array (D, D)
+        Root of the covariance of the bulk of the density, as far as the draws before tell.
+    drawn : Chains
+        Draws (S, D).
+    log_ratios : array (S,)
+        Of density and proposal there; minus infinity where a draw does not count.
+    """
+
+    proposal: Proposal
+    metric: Factor
+    drawn: Chains
+    log_ratios: LogRatios
 
 
 @np.errstate(all="ignore")
@@ -41,7 +59,7 @@ def adapted(
     log_ratios: LogRatios,
     generator: np.random.Generator,
     symmetry: Symmetry | None = None,
-) -> Iterator[tuple[Proposal, Chains, LogRatios]]:
+) -> Iterator[Adapted]:
     """Proposals that come nearer in turn, each with as many draws of its own and their log ratios.
 
     Parameters
@@ -60,8 +78,7 @@ def adapted(
 
     Yields
     ------
-    Proposal, Chains, array (S,)
-        Draws are those of the proposal alone, so that their ratios tell what it is worth.
+    Adapted
 
     Raises
     ------
@@ -79,36 +96,17 @@ def adapted(
         counts = flattened(np.concatenate(values) - logsumexp(densities, axis=0), every.shape[1])
         if counts is None:
             return
-        modes, shares = fitted(every, generator, counts)
+        modes, shares, whole = fitted(every, generator, counts)
+        wide = replace(whole, factor=WIDER * whole.factor)
         proposal = Proposal(
-            (*modes, _wide(every, counts), *first.modes),
+            (*modes, wide, *first.modes),
             np.concatenate([(1.0 - WIDE - FIRST) * shares, [WIDE], FIRST * first.weights]),
         )
         drawn, log_ratios = drawn_from(proposal, len(drawn.values), evaluate, generator, symmetry)
-        yield proposal, drawn, log_ratios
+        yield Adapted(proposal, whole.factor, drawn, log_ratios)
         proposals.append(proposal)
         positions.append(drawn.positions)
         values.append(np.where(np.isneginf(log_ratios), -np.inf, drawn.values))
-
-
-@np.errstate(all="ignore")
-def drawn_from(
-    proposal: Proposal,
-    number: int,
-    evaluate: Evaluate,
-    generator: np.random.Generator,
-    symmetry: Symmetry | None = None,
-) -> tuple[Chains, LogRatios]:
-    """Draws of a proposal, with logs of their importance ratios: minus infinity where not finite.
-
-    Of labels that can be exchanged those draws count that have them in order.
-    """
-    drawn = Chains.at(proposal.draw(number, generator), evaluate)
-    log_ratios = drawn.values - proposal.log_density(drawn.positions)
-    counts = np.isfinite(log_ratios) & np.isfinite(drawn.scores).all(-1)
-    if symmetry is not None:
-        counts &= symmetry.is_ordered(drawn.positions)
-    return drawn, np.where(counts, log_ratios, -np.inf)
 
 
 def flattened(log_weights: LogRatios, dim: int) -> LogRatios | None:
@@ -128,13 +126,3 @@ def flattened(log_weights: LogRatios, dim: int) -> LogRatios | None:
             break
     found: LogRatios = weights * (effective / weights.sum())
     return found
-
-
-def _wide(positions: Positions, counts: LogRatios) -> Mode:
-    """A Normal of weighted draws (S, D), wider than they are."""
-    shares = counts / counts.sum()
-    mean = shares @ positions
-    off = positions - mean
-    scatter = (shares[:, None] * off).T @ off
-    least = np.finfo(scatter.dtype).eps * np.trace(scatter)  # of draws in a plane
-    return Mode(mean, WIDER * np.linalg.cholesky(scatter + least * np.eye(len(mean))), 0.0, 0.0)

@@ -30,8 +30,16 @@ def fitted(
     draws: Float[np.ndarray, "S D"],
     generator: np.random.Generator,
     counts: Float[np.ndarray, " S"] | None = None,
-) -> tuple[tuple[Mode, ...], Float[np.ndarray, " K"]]:
-    """Components and their weights, of draws (S, D), which count once or as often as ``counts``."""
+) -> tuple[tuple[Mode, ...], Float[np.ndarray, " K"], Mode]:
+    """Components, their weights, and one Normal of the bulk of all draws.
+
+    Parameters
+    ----------
+    draws : array (S, D)
+    generator : numpy.random.Generator
+    counts : array (S,), optional
+        How many draws each of them stands for. Default: one.
+    """
     if counts is None:
         counts, typical = np.ones(len(draws)), draws
     else:
@@ -45,7 +53,8 @@ def fitted(
     scale = np.where(high > low, high - low, 1.0)
     white = (typical - center) / scale
     near = np.abs(white).max(axis=1) < FARTHEST
-    pooled = np.cov(white[near].T).reshape(dim, dim) if near.sum() > dim else np.eye(dim)
+    bulk = white[near] if near.sum() > dim else white
+    pooled = np.cov(bulk.T).reshape(dim, dim) if near.sum() > dim else np.eye(dim)
     means = _spread_out(white, count, generator)
     white = (draws - center) / scale
     prior = pooled / count ** (2.0 / dim) + NARROWEST**2 * np.eye(dim)
@@ -62,11 +71,14 @@ def fitted(
             off = white - means[k]
             scatter = (shares[k][:, None] * off).T @ off
             covariances[k] = (scatter + dim * prior) / (totals[k] + dim)
-    modes = tuple(
-        Mode(center + scale * mean, scale[:, None] * np.linalg.cholesky(covariance), 0.0, 0.0)
-        for mean, covariance in zip(means, covariances, strict=True)
-    )
-    return modes, weights
+
+    def normal(mean: Float[np.ndarray, " D"], covariance: Float[np.ndarray, "D D"]) -> Mode:
+        factor = scale[:, None] * np.linalg.cholesky(covariance)
+        return Mode(center + scale * mean, factor, 0.0, 0.0)
+
+    modes = tuple(normal(*each) for each in zip(means, covariances, strict=True))
+    whole = normal(bulk.mean(0), pooled + NARROWEST**2 * np.eye(dim))
+    return modes, weights, whole
 
 
 def _spread_out(

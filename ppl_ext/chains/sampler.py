@@ -14,7 +14,7 @@ from scipy.special import chdtri, logsumexp
 from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.hamiltonian import LENGTH, Chains, Factor, Positions, trajectory
 from ppl_ext.chains.mixture import fitted
-from ppl_ext.chains.proposal import Proposal
+from ppl_ext.chains.proposal import Proposal, drawn_from
 from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.start.paths import Evaluate, SpentError
 
@@ -54,6 +54,33 @@ JUMPS = {0.5: 8, 0.3: 4, 0.1: 2, 0.01: 1}
 
 
 @dataclass
+class Known:
+    """Draws of a proposal that were evaluated already, to be proposed once each, for nothing.
+
+    Attributes
+    ----------
+    drawn : Chains
+        Draws (S, D).
+    log_ratios : array (S,)
+        Of density and proposal there; minus infinity where chains must not go.
+    used : int
+        Those that were proposed.
+    """
+
+    drawn: Chains
+    log_ratios: Float[np.ndarray, " S"]
+    used: int = 0
+
+    def take(self, number: int) -> tuple[Chains, Float[np.ndarray, " M"]] | None:
+        """The next so many, with their log ratios; None where fewer are left."""
+        rows = np.arange(self.used, self.used + number)
+        if self.used + number > len(self.log_ratios):
+            return None
+        self.used += number
+        return self.drawn.rows(rows), self.log_ratios[rows]
+
+
+@dataclass
 class Kernel:
     """A transition: a Hamiltonian trajectory, and a jump to a draw of the proposal.
 
@@ -74,8 +101,11 @@ class Kernel:
     has_trajectories : bool
         Whether there are any: without, a transition is a jump.
     is_mixture : bool
-        Whether proposal and metrics are those of a mixture that was fitted to draws. They overlap,
-        so that the draws nearest to one of them do not tell of its width.
+        Whether the proposal is a mixture that was fitted to draws. Its components overlap, so that
+        the draws nearest to one of them do not tell of its width, and the metric is that of all
+        draws.
+    known : Known, optional
+        Draws of the proposal, which are proposed first.
     """
 
     evaluate: Evaluate
@@ -87,6 +117,7 @@ class Kernel:
     symmetry: Symmetry | None = None
     has_trajectories: bool = True
     is_mixture: bool = False
+    known: Known | None = None
 
     def __call__(
         self, chains: Chains, generator: np.random.Generator
@@ -178,15 +209,13 @@ class Kernel:
         moved = (here.positions != chains.positions).any(1)
         proposed, changed = log_density(here.positions), np.zeros(number, bool)
         for _ in range(self.jumps):
-            drawn = Chains.at(self.proposal.draw(number, generator), self.evaluate)
-            of_drawn = log_density(drawn.positions)
-            gain = (drawn.values - of_drawn) - (here.values - proposed)
-            allowed = np.isfinite(drawn.values) & np.isfinite(drawn.scores).all(-1)
-            if self.symmetry is not None:
-                allowed &= self.symmetry.is_ordered(drawn.positions)
+            drawn, log_ratios = self._proposed(number, generator)
+            gain = log_ratios - (here.values - proposed)
+            allowed = np.isfinite(log_ratios)
             chance = np.where(allowed, np.exp(np.minimum(0.0, gain)), 0.0)
             taken = generator.uniform(size=number) < chance
-            here, proposed = here.where(taken, drawn), np.where(taken, of_drawn, proposed)
+            here = here.where(taken, drawn)
+            proposed = np.where(taken, drawn.values - log_ratios, proposed)
             changed, accepted = changed | taken, accepted + chance / self.jumps
             places.append(here)
         back = changed & moved
@@ -196,6 +225,13 @@ class Kernel:
             positions[back], (_, scores[back]) = put, self.evaluate(put)
             here = Chains(positions, here.values, scores)
         return chains.where(changed, here), accepted, places
+
+    def _proposed(
+        self, number: int, generator: np.random.Generator
+    ) -> tuple[Chains, Float[np.ndarray, " M"]]:
+        """Draws of the proposal, with the logs of their importance ratios."""
+        known = None if self.known is None else self.known.take(number)
+        return known or drawn_from(self.proposal, number, self.evaluate, generator, self.symmetry)
 
 
 @dataclass(frozen=True)
@@ -305,7 +341,8 @@ def sample(
     has_budget: Callable[[], bool],
     symmetry: Symmetry | None = None,
     *,
-    is_mixture: bool = False,
+    metric: Factor | None = None,
+    known: Known | None = None,
 ) -> Sampled:
     """Run chains until they have come to rest and are worth enough.
 
@@ -330,7 +367,9 @@ def sample(
     symmetry : Symmetry, optional
         Labels that can be exchanged: the proposal's modes and the first positions have them in
         order, and draws are judged with them in order.
-    is_mixture : bool
+    metric : array (D, D) or (D,), optional
+        In place of those of the proposal's modes, where that is a mixture fitted to draws.
+    known : Known, optional
         See :class:`Kernel`.
 
     Raises
@@ -338,12 +377,15 @@ def sample(
     SpentError
         The evaluations ended before there were a few transitions.
     """
-    factors = [mode.factor for mode in proposal.modes]
+    factors, weights = [mode.factor for mode in proposal.modes], proposal.weights
+    if metric is not None:
+        factors, weights = [metric], np.ones(1)
     first_step = 1.0 / positions.shape[1] ** 0.25
     kernel = Kernel(
-        *(evaluate, proposal, factors, proposal.weights, first_step),
+        *(evaluate, proposal, factors, weights, first_step),
         symmetry=symmetry,
-        is_mixture=is_mixture,
+        is_mixture=metric is not None,
+        known=known,
     )
     chains = Chains.at(positions, evaluate)
     length, discarded, again, left = FIRST_WINDOW, 0, 0, MOST_TUNING
@@ -391,6 +433,7 @@ def sample(
         kept = tuned[-1:]
     if not kept:
         raise SpentError
+    kernel.known = None
     return Sampled(Window.joined(kept), discarded, chains, kernel)
 
 
@@ -476,9 +519,9 @@ def _refit(kernel: Kernel, window: Window, generator: np.random.Generator) -> No
     """Make proposal and metrics anew, from draws."""
     flat = kernel.ordered(window.draws).reshape(-1, window.draws.shape[2])
     rows = generator.permutation(len(flat))[:MIXTURE_DRAWS]
-    modes, weights = fitted(flat[rows], generator)
-    kernel.proposal = Proposal(modes, weights)
-    kernel.factors, kernel.weights = [mode.factor for mode in modes], weights
+    modes, weights, whole = fitted(flat[rows], generator)
+    kernel.proposal, kernel.known = Proposal(modes, weights), None
+    kernel.factors, kernel.weights = [whole.factor], np.ones(1)
     kernel.jumps, kernel.is_mixture = 1, True
 
 
@@ -495,7 +538,8 @@ def _improve(kernel: Kernel, drawn: Float[np.ndarray, "N M D"]) -> bool:
         fair = False
         mean, kernel.factors[number] = found
         modes[number] = replace(modes[number], mean=mean, factor=kernel.factors[number])
-    kernel.proposal = replace(kernel.proposal, modes=tuple(modes))
+    if not fair:
+        kernel.proposal, kernel.known = replace(kernel.proposal, modes=tuple(modes)), None
     return fair
 
 

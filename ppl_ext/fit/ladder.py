@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.chains.adaptive import adapted, drawn_from
+from ppl_ext.chains.adaptive import adapted
 from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.coupling import coupled as coupled_by
-from ppl_ext.chains.hamiltonian import Chains
+from ppl_ext.chains.hamiltonian import Chains, Factor
 from ppl_ext.chains.jumps import PAIRS as JUMP_PAIRS
 from ppl_ext.chains.jumps import jump, jumps_from
-from ppl_ext.chains.proposal import Proposal
-from ppl_ext.chains.sampler import Sampled, Window, go_on, sample
+from ppl_ext.chains.proposal import Proposal, drawn_from
+from ppl_ext.chains.sampler import Known, Sampled, Window, go_on, sample
 from ppl_ext.chains.symmetry import Symmetry, ordered_values
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
 from ppl_ext.errors import ArgumentError
@@ -250,7 +250,7 @@ def climb(
 class _Approximation:
     """What chains begin with: draws of a proposal (S,), with logs of their importance ratios.
 
-    The proposal is of Normals at the modes, or a mixture that ``is_adapted`` to weighted draws.
+    The proposal is of Normals at the modes, or a mixture fitted to weighted draws, with a metric.
     ``weighted`` is the same with what the weights say of the modes' shares.
     """
 
@@ -261,7 +261,7 @@ class _Approximation:
     log_ratios: Float[np.ndarray, " S"]
     correction: policy.Correction
     weights: Float[np.ndarray, " S"]
-    is_adapted: bool = False
+    metric: Factor | None = None
 
 
 def _adapted(
@@ -274,12 +274,13 @@ def _adapted(
     """Better approximations in turn, by mixtures fitted to weighted draws."""
     best = begun.correction
     found = adapted(evaluate, begun.proposal, begun.drawn, begun.log_ratios, generator, symmetry)
-    for number, (proposal, drawn, log_ratios) in enumerate(found, 1):
-        correction, weights = _correction(drawn, log_ratios, program.rounding)
+    for number, one in enumerate(found, 1):
+        correction, weights = _correction(one.drawn, one.log_ratios, program.rounding)
         if policy.is_better(correction, best):
-            best = correction
+            best, same = correction, one.proposal
             yield _Approximation(
-                begun.start, proposal, proposal, drawn, log_ratios, correction, weights, True
+                *(begun.start, same, same, one.drawn, one.log_ratios, correction, weights),
+                metric=one.metric,
             )
         if policy.is_adapted(best, number):
             return
@@ -309,7 +310,7 @@ def _by_chains(
     sampled: Sampled | None = None
     coupled: Coupled | None = None
     drawn, log_ratios = begun.drawn, begun.log_ratios
-    if policy.is_good(begun.correction):
+    if policy.is_good(begun.correction) and begun.metric is None:
         with stage("jumps") as notes, suppress(SpentError):
             own = jump(watched, begun.proposal, drawn, log_ratios, CHAINS, generator, symmetry)
             starts = _apart(problem, begun.start, JUMP_PAIRS, generator, symmetry)
@@ -323,10 +324,17 @@ def _by_chains(
         return sampled, coupled
     with stage("chains") as notes, suppress(SpentError):
         weights = _softened(begun.weights, log_ratios)
-        first = drawn.positions[generator.choice(len(weights), CHAINS, p=weights)]
+        chosen = generator.choice(len(weights), CHAINS, p=weights)
+        known: Known | None = None
+        if begun.weighted is begun.proposal:
+            # Chains are not proposed where they start.
+            others = np.setdiff1d(np.arange(len(weights)), chosen)
+            known = Known(drawn.rows(others), log_ratios[others])
         sampled = sample(
-            *(watched, begun.weighted, first, generator, is_enough, may_go_on, symmetry),
-            is_mixture=begun.is_adapted,
+            *(watched, begun.weighted, drawn.positions[chosen], generator, is_enough, may_go_on),
+            symmetry=symmetry,
+            known=known,
+            metric=begun.metric,
         )
         notes.append(f"{sampled.window.transitions} transitions of {CHAINS} chains kept")
     if sampled is None or sampled.kernel.goes_nowhere or not may_go_on():

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.special import digamma, gammaln, logsumexp
+from scipy.special import digamma, gammaln, logsumexp, polygamma
 
 from ppl_ext.chains import adaptive
-from ppl_ext.chains.adaptive import adapted, drawn_from, flattened
+from ppl_ext.chains.adaptive import Adapted, adapted, flattened
 from ppl_ext.chains.mixture import fitted
-from ppl_ext.chains.proposal import Proposal
+from ppl_ext.chains.proposal import Proposal, drawn_from
 from ppl_ext.start.start import Mode
 
 #: Logarithms of Gamma draws of this shape: a long tail to the left, a short one to the right.
@@ -32,11 +32,11 @@ def at_the_mode() -> Proposal:
     return Proposal((mode,), np.ones(1))
 
 
-def rounds(number: int, seed: int, evaluate: Any = log_gamma) -> list[Any]:
+def rounds(number: int, seed: int, evaluate: Any = log_gamma) -> list[Adapted]:
     generator, proposal = np.random.default_rng(seed), at_the_mode()
     begun = drawn_from(proposal, DRAWS, evaluate, generator)
     return [
-        (proposal, *begun),
+        Adapted(proposal, np.eye(DIM), *begun),
         *islice(adapted(evaluate, proposal, *begun, generator), number),
     ]
 
@@ -48,7 +48,8 @@ def share(log_ratios: np.ndarray) -> float:
 
 def test_weights_of_each_proposal_give_the_normaliser_and_the_mean() -> None:
     log_normaliser, mean = DIM * float(gammaln(SHAPE)), float(digamma(SHAPE))
-    for proposal, drawn, log_ratios in rounds(4, 0)[1:]:
+    for each in rounds(4, 0)[1:]:
+        proposal, drawn, log_ratios = each.proposal, each.drawn, each.log_ratios
         np.testing.assert_allclose(
             log_ratios, log_gamma(drawn.positions)[0] - proposal.log_density(drawn.positions)
         )
@@ -62,7 +63,7 @@ def test_weights_of_each_proposal_give_the_normaliser_and_the_mean() -> None:
 
 
 def test_a_few_mixtures_come_near_what_a_normal_is_far_from() -> None:
-    found = np.array([[share(each[2]) for each in rounds(3, seed)] for seed in range(6)])
+    found = np.array([[share(each.log_ratios) for each in rounds(3, seed)] for seed in range(6)])
     first, best = found[:, 0], found[:, 1:].max(1)
     assert np.median(first) < 0.3 < 0.6 < np.median(best) and (best > 1.5 * first).all()
 
@@ -78,7 +79,7 @@ def test_all_draws_count_by_the_mean_of_all_proposals(monkeypatch: pytest.Monkey
     monkeypatch.setattr(adaptive, "POWERS", np.ones(1))
     found = rounds(3, 1)
     for number, (draws, counts) in enumerate(seen, 1):
-        densities = [proposal.log_density(draws) for proposal, _, _ in found[:number]]
+        densities = [each.proposal.log_density(draws) for each in found[:number]]
         mixed = logsumexp(densities, axis=0)
         right = np.exp(log_gamma(draws)[0] - mixed)
         np.testing.assert_allclose(counts / counts.sum(), right / right.sum(), rtol=1e-9)
@@ -86,11 +87,22 @@ def test_all_draws_count_by_the_mean_of_all_proposals(monkeypatch: pytest.Monkey
 
 
 def test_what_each_proposal_reaches_the_next_one_does() -> None:
-    first, *later = (proposal for proposal, _, _ in rounds(3, 2))
-    far = np.array([[-40.0, 3.0], [30.0, -30.0]])
+    first, *later = (each.proposal for each in rounds(3, 2))
     for proposal in later:
-        assert (proposal.log_density(far) > first.log_density(far) + math.log(0.099)).all()
-        assert proposal.weights.sum() == pytest.approx(1.0)
+        *mixture, wide, kept = proposal.weights
+        assert proposal.modes[-1] is first.modes[0] and kept == pytest.approx(0.1)
+        assert wide == pytest.approx(0.2) and sum(mixture) == pytest.approx(0.7)
+
+
+def test_the_metric_is_of_all_draws() -> None:
+    """Those of a few hundred effective draws: near the covariance of the density."""
+    for each in rounds(4, 3)[2:]:
+        covariance = each.metric @ each.metric.T
+        right = float(polygamma(1, SHAPE))
+        np.testing.assert_allclose(np.diag(covariance), right, rtol=0.5)
+        assert abs(covariance[0, 1]) < 0.3 * right
+        wide = each.proposal.modes[-2].factor
+        np.testing.assert_allclose(wide, 1.5 * each.metric)
 
 
 def test_weights_are_flattened_until_they_leave_enough_draws() -> None:
@@ -128,10 +140,12 @@ def test_draws_outside_the_support_or_out_of_order_do_not_count() -> None:
         begun = drawn_from(proposal, DRAWS, evaluate, generator, ordered)
         assert np.isneginf(begun[1][begun[0].positions[:, 0] <= -1.0]).all()
         found = list(islice(adapted(evaluate, proposal, *begun, generator, ordered), 2))
-        counted = [(z.positions[:, 0] > -1.0) == np.isfinite(ratios) for _, z, ratios in found]
+        counted = [
+            (each.drawn.positions[:, 0] > -1.0) == np.isfinite(each.log_ratios) for each in found
+        ]
         assert np.all(counted)
         # Fewer of the draws are on the other side than of the first proposal's.
-        assert np.isfinite(found[-1][2]).mean() > np.isfinite(begun[1]).mean()
+        assert np.isfinite(found[-1].log_ratios).mean() > np.isfinite(begun[1]).mean()
 
 
 def test_counts_are_worth_as_many_equal_draws() -> None:
@@ -139,7 +153,8 @@ def test_counts_are_worth_as_many_equal_draws() -> None:
     generator = np.random.default_rng(5)
     draws = generator.normal(size=(400, 2)) + np.where(np.arange(400) < 200, -4.0, 4.0)[:, None]
     counts = np.where(np.arange(400) < 200, 3.0, 1.0)
-    modes, weights = fitted(draws, generator, counts)
+    modes, weights, whole = fitted(draws, generator, counts)
+    assert whole.mean == pytest.approx(counts @ draws / counts.sum(), abs=0.6)
     means = np.stack([mode.mean for mode in modes])
     right = counts @ draws / counts.sum()
     np.testing.assert_allclose(weights @ means, right, atol=0.15)

@@ -140,7 +140,7 @@ def test_mixtures_are_fitted_to_draws() -> None:
     parts = [generator.normal([-6.0, 0.0], [1.0, 0.1], (600, 2))]
     parts += [generator.normal([4.0, 30.0], [0.5, 5.0], (1_800, 2))]
     draws = np.concatenate(parts)
-    modes, weights = fitted(draws, generator)
+    modes, weights, _ = fitted(draws, generator)
     mixture = Proposal(modes, weights)
     left = np.array([mode.mean[0] < 0.0 for mode in modes])
     assert abs(weights[left].sum() - 0.25) < 0.03
@@ -158,7 +158,7 @@ def test_components_of_a_mixture_have_the_mass_of_their_volume() -> None:
         own = generator.choice(deviations, number)
         return own[:, None] * generator.normal(size=(number, 2))
 
-    modes, weights = fitted(draw(2_000), generator)
+    modes, weights, _ = fitted(draw(2_000), generator)
     fresh = draw(4_000)
     normals = [stats.multivariate_normal(mode.mean, mode.root @ mode.root.T) for mode in modes]
     found = np.average(np.exp([each.logpdf(fresh) for each in normals]), axis=0, weights=weights)

@@ -168,7 +168,7 @@ def test_a_sentence_is_what_the_page_explains(sentence: str) -> None:
 
 
 def test_there_are_as_many_sentences_as_were_hard_to_read() -> None:
-    assert len(SENTENCES) == 25
+    assert len(SENTENCES) >= 25
 
 
 def test_old_words_are_gone() -> None:
