@@ -20,6 +20,10 @@ from ppl_ext.start.paths import Evaluate, SpentError
 
 #: Mean acceptance that a step size is searched for, and the gain of each correction.
 ACCEPTANCE, GAIN = 0.85, 1.5
+#: Share of trajectories that may diverge, and how many do at least for steps to be made shorter: by
+#: this factor, with so many times fewer rejections from then on. Divergent trajectories tell of a
+#: part that is too narrow for the steps, which chains do not enter.
+MOST_DIVERGENT, LEAST_DIVERGENT, SHORTER, FEWER = 0.005, 3, 0.5, 4.0
 #: How far acceptance may be off at the end of warm-up.
 OFF = 0.1
 #: Windows that tune before anything is kept, and each time that tuning begins anew, at most.
@@ -47,10 +51,10 @@ PRIOR_DRAWS, LEAST_DRAWS = 10.0, 40
 #: Ratio of widths from which on chains choose their metrics by where they are, and the power of
 #: the modes' densities by which they do: neighbours that overlap are told apart less.
 UNLIKE, LOCAL = 2.0, 0.3
-#: Jumps after each trajectory, by the acceptance from which on so many are worth their evaluations:
-#: one that is taken half of the times is worth a third of a draw for an evaluation, trajectories
-#: are worth one for five and more.
-JUMPS = {0.5: 8, 0.3: 4, 0.1: 2, 0.01: 1}
+#: Jumps after each trajectory, by the acceptance from which on so many are worth their evaluations.
+#: No more of them: chains make some tens of trajectories in any case, which explore what jumps do
+#: not propose, and these draws are enough then.
+JUMPS = {0.1: 2, 0.01: 1}
 
 
 @dataclass
@@ -106,6 +110,8 @@ class Kernel:
         draws.
     known : Known, optional
         Draws of the proposal, which are proposed first.
+    acceptance : float
+        Mean acceptance of trajectories that the step size is tuned to.
     """
 
     evaluate: Evaluate
@@ -118,6 +124,7 @@ class Kernel:
     has_trajectories: bool = True
     is_mixture: bool = False
     known: Known | None = None
+    acceptance: float = ACCEPTANCE
 
     def __call__(
         self, chains: Chains, generator: np.random.Generator
@@ -295,6 +302,14 @@ class Window:
         return few and bool(of_chains.min() < NEVER and of_chains.mean() > OFTEN)
 
     @property
+    def diverges(self) -> bool:
+        """Whether steps are too long for some part."""
+        return bool(
+            self.divergent.mean() > MOST_DIVERGENT
+            and self.divergent.sum() * self.chances.shape[1] >= LEAST_DIVERGENT
+        )
+
+    @property
     def stuck(self) -> float:
         """Share of chains that hardly ever accept."""
         return float((self.chances.mean(0) < STUCK).mean())
@@ -416,13 +431,17 @@ def sample(
                 break
             is_slow = number > SLOW * 2**again and _can_refit(kernel, joined)
             is_slow |= number >= FEW and joined.lacks
-            is_off = joined.chances.mean() < ACCEPTANCE - 2.0 * OFF
-            if again < AGAIN and (is_slow or is_off):
+            is_off = joined.chances.mean() < kernel.acceptance - 2.0 * OFF
+            is_bent = joined.diverges
+            if again < AGAIN and (is_slow or is_off or is_bent):
                 discarded, again = discarded + number, again + 1
                 length = max(LEAST_WINDOW, number // 4)
                 tuned, kept, left = [*tuned, joined], [], TUNING_AGAIN
                 if is_slow:
                     _refit(kernel, joined, generator)
+                if is_bent:
+                    kernel.step_size *= SHORTER
+                    kernel.acceptance = 1.0 - (1.0 - kernel.acceptance) / FEWER
             else:
                 if figures.is_adrift:
                     kept, discarded = [joined.later], discarded + number // 2
@@ -473,7 +492,7 @@ def _window(
         except SpentError:
             break
         if tuning:
-            gain = GAIN / math.sqrt(1.0 + number) * (float(chance.mean()) - ACCEPTANCE)
+            gain = GAIN / math.sqrt(1.0 + number) * (float(chance.mean()) - kernel.acceptance)
             kernel.step_size = min(LENGTH, kernel.step_size * math.exp(gain))
         draws.extend(each.positions for each in places)
         values.extend(each.values for each in places)
@@ -500,7 +519,7 @@ def _tune(kernel: Kernel, windows: Sequence[Window], generator: np.random.Genera
     drawn = kernel.ordered(window.draws)
     is_adrift = convergence(drawn).is_adrift
     # What the first half taught, the second half shows.
-    of_step = float(window.chances[len(window.chances) // 2 :].mean()) - ACCEPTANCE
+    of_step = float(window.chances[len(window.chances) // 2 :].mean()) - kernel.acceptance
     # Where steps are as long as trajectories they cannot be accepted less often.
     is_tuned = -OFF < of_step < OFF or (of_step > 0.0 and kernel.step_size >= LENGTH)
     if len(windows) <= MIXTURES and _can_refit(kernel, window):

@@ -35,8 +35,9 @@ from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Mode, Start
 from ppl_ext.target.noncentred import difference, points_around
 
-#: Chains side by side, and the fewest draws that are kept of each.
-CHAINS, LEAST_DRAWS = 16, 24
+#: Chains side by side, and the fewest transitions that are kept of each: a part with a fiftieth of
+#: the mass, which no jump proposes, is entered by some of so many trajectories.
+CHAINS, LEAST_TRANSITIONS = 16, 36
 #: How often chains run, where they met a mode that none of them started from; Pareto k-hat from
 #: which on the search for modes goes on; and up to which importance weights tell modes' masses.
 TURNS, DOUBTFUL, SURE = 3, 0.3, 0.7
@@ -401,7 +402,7 @@ def _is_enough(
     is_sure: bool = False,
 ) -> bool:
     """Whether chains have done what was asked, or all that is asked of those that do not meet."""
-    if len(window.draws) < LEAST_DRAWS:
+    if window.transitions < LEAST_TRANSITIONS:
         return False
     chained = chained_of(problem, window, figures, symmetry)
     meter.shows(chained.ess_bulk, wanted.target_ess, time.perf_counter() - began)

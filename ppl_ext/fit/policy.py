@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ppl_ext.chains.coupling import Coupled
-from ppl_ext.chains.sampler import MIXTURE_DIMENSIONS
+from ppl_ext.chains.sampler import MIXTURE_DIMENSIONS, MOST_DIVERGENT
 from ppl_ext.fit.labels import Orders
 from ppl_ext.fit.verdict import Level, Verdict
 
@@ -40,9 +40,9 @@ MIXTURES, NEAR_KHAT, NEAR_SHARE, HOPELESS = 5, 0.3, 0.5, 0.1
 #: of other chains are not tried.
 OPEN, MOST_JUMPS, LEAST_JUMPS = 0.15, 12.0, 0.05
 #: Chains: R-hat that they run for, and at most. In the worst of a hundred entries 400 effective
-#: draws have 1.02 by chance. Share of divergent trajectories and of stuck chains at most, and
+#: draws have 1.02 by chance. Share of stuck chains at most, and
 #: effective numbers of the tails as a share of those of the middle.
-R_HAT, MOST_R_HAT, DIVERGENT, STUCK, TAIL_SHARE = 1.02, 1.03, 0.005, 0.0, 0.25
+R_HAT, MOST_R_HAT, STUCK, TAIL_SHARE = 1.02, 1.03, 0.0, 0.25
 #: The same of chains of which pairs do not meet, and standard errors of standard deviations, as a
 #: share of them, that these run for: nothing but their agreement tells that they have come to rest.
 #: R-hat is that of chains with heavy tails as well, which an improper posterior has at first.
@@ -55,8 +55,6 @@ MOST_DEVIATION = 4.0 / 3.0
 #: Chains that had the effective draws that were asked for, and went on, have this share of them at
 #: least: an estimate of their number varies by a fifth.
 STILL = 0.5
-#: Acceptance of jumps from which on divergent trajectories do not matter.
-GOOD_JUMPS = 0.2
 #: Nats of rounding in the log density at most, and standard deviations of rounding in positions.
 ROUNDING, GRAIN = 0.1, 0.02
 #: Share of the last paths that found new modes at most.
@@ -610,8 +608,7 @@ def of_chains(
             f"{_words_of_deviations(found)[:-1]}, expected {asked:.1%}, and at most "
             f"{MOST_DEVIATION * asked:.1%}. Give a larger budget."
         )
-    # Jumps go where trajectories cannot.
-    if found.divergent > DIVERGENT and found.jumped < GOOD_JUMPS:
+    if found.divergent > MOST_DIVERGENT:
         reasons.append(
             f"{found.divergent:.1%} of trajectories diverged: the density bends too sharply "
             "somewhere, and draws from there are missing."
