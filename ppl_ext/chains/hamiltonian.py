@@ -107,11 +107,15 @@ def trajectory(
     count = int(np.clip(round(length / step_size), 1, MOST_STEPS))
     momenta = generator.normal(size=chains.positions.shape)
     before = chains.values - 0.5 * np.square(momenta).sum(-1)
+    diverged = np.zeros(len(before), bool)
     positions, values, scores = chains.positions, chains.values, chains.scores
     momenta = momenta + 0.5 * step_size * to_white(scores)
     for number in range(count):
         positions = positions + from_white(step_size * momenta)
         values, scores = evaluate(positions)
+        # A trajectory that has left the support has no energy, and has not diverged.
+        error = values - 0.5 * np.square(momenta).sum(-1) - before
+        diverged |= np.isfinite(error) & (error < -DIVERGENT)
         share = 1.0 if number < count - 1 else 0.5
         momenta = momenta + share * step_size * to_white(scores)
     gain = values - 0.5 * np.square(momenta).sum(-1) - before
@@ -120,4 +124,4 @@ def trajectory(
     gain = np.where(np.isfinite(gain), gain, -np.inf)
     chance = np.exp(np.minimum(0.0, gain))
     taken = generator.uniform(size=len(chance)) < chance
-    return chains.where(taken, Chains(positions, values, scores)), chance, gain < -DIVERGENT
+    return chains.where(taken, Chains(positions, values, scores)), chance, diverged

@@ -20,30 +20,50 @@ from ppl_ext.start.start import Mode
 COMPONENTS, DRAWS_PER_COMPONENT, ROUNDS = 20, 30, 30
 #: Standard deviations of a component are at least so small a share of those of all draws.
 NARROWEST = 1e-3
+#: Weighted draws that count less than this share of the mean tell nothing.
+LEAST_COUNT = 1e-3
 #: Draws beyond so many interquartile ranges from the median do not make the scale of all.
 FARTHEST = 10.0
 
 
 def fitted(
-    draws: Float[np.ndarray, "S D"], generator: np.random.Generator
-) -> tuple[tuple[Mode, ...], Float[np.ndarray, " K"]]:
-    """Components and their weights, of draws (S, D)."""
-    number, dim = draws.shape
+    draws: Float[np.ndarray, "S D"],
+    generator: np.random.Generator,
+    counts: Float[np.ndarray, " S"] | None = None,
+) -> tuple[tuple[Mode, ...], Float[np.ndarray, " K"], Mode]:
+    """Components, their weights, and one Normal of the bulk of all draws.
+
+    Parameters
+    ----------
+    draws : array (S, D)
+    generator : numpy.random.Generator
+    counts : array (S,), optional
+        How many draws each of them stands for. Default: one.
+    """
+    if counts is None:
+        counts, typical = np.ones(len(draws)), draws
+    else:
+        tell = counts > LEAST_COUNT * counts.mean()
+        draws, counts = draws[tell], counts[tell]
+        typical = draws[generator.choice(len(draws), len(draws), p=counts / counts.sum())]
+    number, dim = counts.sum(), draws.shape[1]
     count = int(np.clip(number // (DRAWS_PER_COMPONENT + 2 * dim), 1, COMPONENTS))
-    center = np.median(draws, axis=0)
-    low, high = np.quantile(draws, [0.25, 0.75], axis=0)
+    center = np.median(typical, axis=0)
+    low, high = np.quantile(typical, [0.25, 0.75], axis=0)
     scale = np.where(high > low, high - low, 1.0)
-    white = (draws - center) / scale
+    white = (typical - center) / scale
     near = np.abs(white).max(axis=1) < FARTHEST
-    pooled = np.cov(white[near].T).reshape(dim, dim) if near.sum() > dim else np.eye(dim)
+    bulk = white[near] if near.sum() > dim else white
+    pooled = np.cov(bulk.T).reshape(dim, dim) if near.sum() > dim else np.eye(dim)
     means = _spread_out(white, count, generator)
+    white = (draws - center) / scale
     prior = pooled / count ** (2.0 / dim) + NARROWEST**2 * np.eye(dim)
     covariances = np.repeat(prior[None], count, axis=0)
     weights = np.full(count, 1.0 / count)
     for _ in range(ROUNDS):
         logs = np.stack([_log_normal(white, m, c) for m, c in zip(means, covariances, strict=True)])
         logs = logs + np.log(weights)[:, None]
-        shares = np.exp(logs - logsumexp(logs, axis=0))
+        shares = counts * np.exp(logs - logsumexp(logs, axis=0))
         totals = shares.sum(1)
         weights = (totals + 1.0) / (totals + 1.0).sum()
         means = (shares @ white + 1e-3 * means) / (totals + 1e-3)[:, None]
@@ -51,11 +71,14 @@ def fitted(
             off = white - means[k]
             scatter = (shares[k][:, None] * off).T @ off
             covariances[k] = (scatter + dim * prior) / (totals[k] + dim)
-    modes = tuple(
-        Mode(center + scale * mean, scale[:, None] * np.linalg.cholesky(covariance), 0.0, 0.0)
-        for mean, covariance in zip(means, covariances, strict=True)
-    )
-    return modes, weights
+
+    def normal(mean: Float[np.ndarray, " D"], covariance: Float[np.ndarray, "D D"]) -> Mode:
+        factor = scale[:, None] * np.linalg.cholesky(covariance)
+        return Mode(center + scale * mean, factor, 0.0, 0.0)
+
+    modes = tuple(normal(*each) for each in zip(means, covariances, strict=True))
+    whole = normal(bulk.mean(0), pooled + NARROWEST**2 * np.eye(dim))
+    return modes, weights, whole
 
 
 def _spread_out(

@@ -10,6 +10,9 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.special import gammaln, logsumexp
 
+from ppl_ext.chains.hamiltonian import Chains
+from ppl_ext.chains.symmetry import Symmetry
+from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.start import Mode
 
 #: Share of a component's draws that come from a Student t distribution in place of its Normal,
@@ -18,6 +21,7 @@ from ppl_ext.start.start import Mode
 TAILS, FREEDOM = 0.2, 1.0
 
 Draws = Float[np.ndarray, "S D"]
+LogRatios = Float[np.ndarray, " S"]
 
 
 @dataclass(frozen=True)
@@ -85,3 +89,23 @@ class Proposal:
             np.logaddexp(math.log1p(-TAILS) + log_normal, math.log(TAILS) + log_student)
             - log_scales[:, None]
         )
+
+
+@np.errstate(all="ignore")
+def drawn_from(
+    proposal: Proposal,
+    number: int,
+    evaluate: Evaluate,
+    generator: np.random.Generator,
+    symmetry: Symmetry | None = None,
+) -> tuple[Chains, LogRatios]:
+    """Draws of a proposal, with logs of their importance ratios: minus infinity where not finite.
+
+    Of labels that can be exchanged those draws count that have them in order.
+    """
+    drawn = Chains.at(proposal.draw(number, generator), evaluate)
+    log_ratios = drawn.values - proposal.log_density(drawn.positions)
+    counts = np.isfinite(log_ratios) & np.isfinite(drawn.scores).all(-1)
+    if symmetry is not None:
+        counts &= symmetry.is_ordered(drawn.positions)
+    return drawn, np.where(counts, log_ratios, -np.inf)

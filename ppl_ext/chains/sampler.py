@@ -14,12 +14,16 @@ from scipy.special import chdtri, logsumexp
 from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.hamiltonian import LENGTH, Chains, Factor, Positions, trajectory
 from ppl_ext.chains.mixture import fitted
-from ppl_ext.chains.proposal import Proposal
+from ppl_ext.chains.proposal import Proposal, drawn_from
 from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.start.paths import Evaluate, SpentError
 
 #: Mean acceptance that a step size is searched for, and the gain of each correction.
 ACCEPTANCE, GAIN = 0.85, 1.5
+#: Share of trajectories that may diverge, and how many do at least for steps to be made shorter: by
+#: this factor, with so many times fewer rejections from then on. Divergent trajectories tell of a
+#: part that is too narrow for the steps, which chains do not enter.
+MOST_DIVERGENT, LEAST_DIVERGENT, SHORTER, FEWER = 0.005, 3, 0.5, 4.0
 #: How far acceptance may be off at the end of warm-up.
 OFF = 0.1
 #: Windows that tune before anything is kept, and each time that tuning begins anew, at most.
@@ -33,8 +37,9 @@ SLOW, AGAIN = 80, 3
 #: Transitions after which a chain whose jumps are taken less often than this, and those of all as
 #: often as that, tells that the proposal lacks the place where it is.
 FEW, NEVER, OFTEN = 16, 0.02, 0.2
-#: Mean acceptance below which a chain is stuck.
-STUCK = 0.1
+#: Mean acceptance below which a chain is stuck; and the step size, in standard deviations, below
+#: which no budget helps: the longest trajectory goes a sixteenth of one then.
+STUCK, SMALLEST_STEP = 0.1, 1e-3
 #: Transitions of the first window, of the longest that tunes, and the fewest of any.
 FIRST_WINDOW, LONGEST_TUNING, LEAST_WINDOW = 12, 200, 8
 #: Variances in the kernel's coordinates within which its metric is good enough.
@@ -46,10 +51,37 @@ PRIOR_DRAWS, LEAST_DRAWS = 10.0, 40
 #: Ratio of widths from which on chains choose their metrics by where they are, and the power of
 #: the modes' densities by which they do: neighbours that overlap are told apart less.
 UNLIKE, LOCAL = 2.0, 0.3
-#: Jumps after each trajectory, by the acceptance from which on so many are worth their evaluations:
-#: one that is taken half of the times is worth a third of a draw for an evaluation, trajectories
-#: are worth one for five and more.
-JUMPS = {0.5: 8, 0.3: 4, 0.1: 2, 0.01: 1}
+#: Jumps after each trajectory, by the acceptance from which on so many are worth their evaluations.
+#: No more of them: chains make some tens of trajectories in any case, which explore what jumps do
+#: not propose, and these draws are enough then.
+JUMPS = {0.1: 2, 0.01: 1}
+
+
+@dataclass
+class Known:
+    """Draws of a proposal that were evaluated already, to be proposed once each, for nothing.
+
+    Attributes
+    ----------
+    drawn : Chains
+        Draws (S, D).
+    log_ratios : array (S,)
+        Of density and proposal there; minus infinity where chains must not go.
+    used : int
+        Those that were proposed.
+    """
+
+    drawn: Chains
+    log_ratios: Float[np.ndarray, " S"]
+    used: int = 0
+
+    def take(self, number: int) -> tuple[Chains, Float[np.ndarray, " M"]] | None:
+        """The next so many, with their log ratios; None where fewer are left."""
+        rows = np.arange(self.used, self.used + number)
+        if self.used + number > len(self.log_ratios):
+            return None
+        self.used += number
+        return self.drawn.rows(rows), self.log_ratios[rows]
 
 
 @dataclass
@@ -73,8 +105,13 @@ class Kernel:
     has_trajectories : bool
         Whether there are any: without, a transition is a jump.
     is_mixture : bool
-        Whether proposal and metrics are those of a mixture that was fitted to draws. They overlap,
-        so that the draws nearest to one of them do not tell of its width.
+        Whether the proposal is a mixture that was fitted to draws. Its components overlap, so that
+        the draws nearest to one of them do not tell of its width, and the metric is that of all
+        draws.
+    known : Known, optional
+        Draws of the proposal, which are proposed first.
+    acceptance : float
+        Mean acceptance of trajectories that the step size is tuned to.
     """
 
     evaluate: Evaluate
@@ -86,6 +123,8 @@ class Kernel:
     symmetry: Symmetry | None = None
     has_trajectories: bool = True
     is_mixture: bool = False
+    known: Known | None = None
+    acceptance: float = ACCEPTANCE
 
     def __call__(
         self, chains: Chains, generator: np.random.Generator
@@ -114,6 +153,11 @@ class Kernel:
         # With one jump or none the trajectory's end is no draw of its own.
         places = [before, *places] if self.draws_of_each > 1 else [chains]
         return chains, chance, float(divergent.mean()), jumped, places
+
+    @property
+    def goes_nowhere(self) -> bool:
+        """Whether steps had to be made so small that trajectories end where they begin."""
+        return self.has_trajectories and self.step_size < SMALLEST_STEP
 
     @property
     def draws_of_each(self) -> int:
@@ -176,17 +220,14 @@ class Kernel:
         moved = (here.positions != chains.positions).any(1)
         proposed, changed = log_density(here.positions), np.zeros(number, bool)
         for _ in range(self.jumps):
-            drawn = Chains.at(self.proposal.draw(number, generator), self.evaluate)
-            of_drawn = log_density(drawn.positions)
+            drawn, log_ratios = self._proposed(number, generator)
             # Independent proposals: the ratio of importance ratios.
-            gain = (drawn.values - of_drawn) - (here.values - proposed)
-            allowed = np.isfinite(drawn.values) & np.isfinite(drawn.scores).all(-1)
-            if self.symmetry is not None:
-                allowed &= self.symmetry.is_ordered(drawn.positions)
-            # Jumps are among positions in order alone, as the proposal's draws were.
+            gain = log_ratios - (here.values - proposed)
+            allowed = np.isfinite(log_ratios)
             chance = np.where(allowed, np.exp(np.minimum(0.0, gain)), 0.0)
             taken = generator.uniform(size=number) < chance
-            here, proposed = here.where(taken, drawn), np.where(taken, of_drawn, proposed)
+            here = here.where(taken, drawn)
+            proposed = np.where(taken, drawn.values - log_ratios, proposed)
             changed, accepted = changed | taken, accepted + chance / self.jumps
             places.append(here)
         # A chain that did not jump has never left its order.
@@ -198,6 +239,13 @@ class Kernel:
             positions[back], (_, scores[back]) = put, self.evaluate(put)
             here = Chains(positions, here.values, scores)
         return chains.where(changed, here), accepted, places
+
+    def _proposed(
+        self, number: int, generator: np.random.Generator
+    ) -> tuple[Chains, Float[np.ndarray, " M"]]:
+        """Draws of the proposal, with the logs of their importance ratios."""
+        known = None if self.known is None else self.known.take(number)
+        return known or drawn_from(self.proposal, number, self.evaluate, generator, self.symmetry)
 
 
 @dataclass(frozen=True)
@@ -262,6 +310,14 @@ class Window:
         return few and bool(of_chains.min() < NEVER and of_chains.mean() > OFTEN)
 
     @property
+    def diverges(self) -> bool:
+        """Whether steps are too long for some part."""
+        return bool(
+            self.divergent.mean() > MOST_DIVERGENT
+            and self.divergent.sum() * self.chances.shape[1] >= LEAST_DIVERGENT
+        )
+
+    @property
     def stuck(self) -> float:
         """Share of chains that hardly ever accept."""
         return float((self.chances.mean(0) < STUCK).mean())
@@ -307,6 +363,9 @@ def sample(
     is_enough: Callable[[Convergence, Window], bool],
     has_budget: Callable[[], bool],
     symmetry: Symmetry | None = None,
+    *,
+    metric: Factor | None = None,
+    known: Known | None = None,
 ) -> Sampled:
     """Run chains until they have come to rest and are worth enough.
 
@@ -331,17 +390,28 @@ def sample(
     symmetry : Symmetry, optional
         Labels that can be exchanged: the proposal's modes and the first positions have them in
         order, and draws are judged with them in order.
+    metric : array (D, D) or (D,), optional
+        In place of those of the proposal's modes, where that is a mixture fitted to draws.
+    known : Known, optional
+        See :class:`Kernel`.
 
     Raises
     ------
     SpentError
         The evaluations ended before there were a few transitions.
     """
-    factors = [mode.factor for mode in proposal.modes]
+    factors, weights = [mode.factor for mode in proposal.modes], proposal.weights
+    if metric is not None:
+        factors, weights = [metric], np.ones(1)
     # Acceptance stays the same where steps fall with this power of the dimension (A. Beskos et al.,
     # "Optimal tuning of the hybrid Monte Carlo algorithm", 2013).
     first_step = 1.0 / positions.shape[1] ** 0.25
-    kernel = Kernel(evaluate, proposal, factors, proposal.weights, first_step, symmetry=symmetry)
+    kernel = Kernel(
+        *(evaluate, proposal, factors, weights, first_step),
+        symmetry=symmetry,
+        is_mixture=metric is not None,
+        known=known,
+    )
     chains = Chains.at(positions, evaluate)
     length, discarded, again, left = FIRST_WINDOW, 0, 0, MOST_TUNING
     kept: list[Window] = []
@@ -360,6 +430,8 @@ def sample(
             if _tune(kernel, tuned, generator):
                 left = 0
             length = min(LONGEST_TUNING, int(1.5 * length)) if left else LEAST_WINDOW
+            if not left and kernel.goes_nowhere:
+                break
         else:
             kept.append(window)
             joined = Window.joined(kept)
@@ -370,14 +442,18 @@ def sample(
             # Each new proposal has twice as long to show what it is worth.
             is_slow = number > SLOW * 2**again and _can_refit(kernel, joined)
             is_slow |= number >= FEW and joined.lacks
-            is_off = joined.chances.mean() < ACCEPTANCE - 2.0 * OFF
+            is_off = joined.chances.mean() < kernel.acceptance - 2.0 * OFF
+            is_bent = joined.diverges
             # What was kept has told that the kernel is bad: it serves to tune the next one.
-            if again < AGAIN and (is_slow or is_off):
+            if again < AGAIN and (is_slow or is_off or is_bent):
                 discarded, again = discarded + number, again + 1
                 length = max(LEAST_WINDOW, number // 4)
                 tuned, kept, left = [*tuned, joined], [], TUNING_AGAIN
                 if is_slow:
                     _refit(kernel, joined, generator)
+                if is_bent:
+                    kernel.step_size *= SHORTER
+                    kernel.acceptance = 1.0 - (1.0 - kernel.acceptance) / FEWER
             else:
                 # A kernel that needs nothing: the chains were on their way, and their second half
                 # may not be.
@@ -391,6 +467,7 @@ def sample(
         kept = tuned[-1:]
     if not kept:
         raise SpentError
+    kernel.known = None
     return Sampled(Window.joined(kept), discarded, chains, kernel)
 
 
@@ -432,7 +509,7 @@ def _window(
         if tuning:
             # Falling gains: stochastic approximation, whose last steps no longer follow single
             # chances.
-            gain = GAIN / math.sqrt(1.0 + number) * (float(chance.mean()) - ACCEPTANCE)
+            gain = GAIN / math.sqrt(1.0 + number) * (float(chance.mean()) - kernel.acceptance)
             kernel.step_size = min(LENGTH, kernel.step_size * math.exp(gain))
         draws.extend(each.positions for each in places)
         values.extend(each.values for each in places)
@@ -459,7 +536,7 @@ def _tune(kernel: Kernel, windows: Sequence[Window], generator: np.random.Genera
     drawn = kernel.ordered(window.draws)
     is_adrift = convergence(drawn).is_adrift
     # What the first half taught, the second half shows.
-    of_step = float(window.chances[len(window.chances) // 2 :].mean()) - ACCEPTANCE
+    of_step = float(window.chances[len(window.chances) // 2 :].mean()) - kernel.acceptance
     # Where steps are as long as trajectories they cannot be accepted less often.
     is_tuned = -OFF < of_step < OFF or (of_step > 0.0 and kernel.step_size >= LENGTH)
     if len(windows) <= MIXTURES and _can_refit(kernel, window):
@@ -479,9 +556,9 @@ def _refit(kernel: Kernel, window: Window, generator: np.random.Generator) -> No
     """Make proposal and metrics anew, from draws."""
     flat = kernel.ordered(window.draws).reshape(-1, window.draws.shape[2])
     rows = generator.permutation(len(flat))[:MIXTURE_DRAWS]
-    modes, weights = fitted(flat[rows], generator)
-    kernel.proposal = Proposal(modes, weights)
-    kernel.factors, kernel.weights = [mode.factor for mode in modes], weights
+    modes, weights, whole = fitted(flat[rows], generator)
+    kernel.proposal, kernel.known = Proposal(modes, weights), None
+    kernel.factors, kernel.weights = [whole.factor], np.ones(1)
     kernel.jumps, kernel.is_mixture = 1, True
 
 
@@ -498,7 +575,8 @@ def _improve(kernel: Kernel, drawn: Float[np.ndarray, "N M D"]) -> bool:
         fair = False
         mean, kernel.factors[number] = found
         modes[number] = replace(modes[number], mean=mean, factor=kernel.factors[number])
-    kernel.proposal = replace(kernel.proposal, modes=tuple(modes))
+    if not fair:
+        kernel.proposal, kernel.known = replace(kernel.proposal, modes=tuple(modes)), None
     return fair
 
 

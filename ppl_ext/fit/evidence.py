@@ -147,7 +147,7 @@ def _of_trusted(climbed: Climbed, generator: np.random.Generator) -> LogEvidence
 
     # The first half of the draws makes the proposal that the second is held against.
     half = number // 2 if sampled is not None else number
-    modes, weights = fitted(positions[:half].reshape(-1, dim), generator)
+    modes, weights, _ = fitted(positions[:half].reshape(-1, dim), generator)
     proposal = Proposal(modes, weights)
     of_draws: Float[np.ndarray, "N M"] | None = None
     if sampled is not None:

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.chains.adaptive import adapted
 from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.coupling import coupled as coupled_by
-from ppl_ext.chains.hamiltonian import Chains
+from ppl_ext.chains.hamiltonian import Chains, Factor
 from ppl_ext.chains.jumps import PAIRS as JUMP_PAIRS
 from ppl_ext.chains.jumps import jump, jumps_from
-from ppl_ext.chains.proposal import Proposal
-from ppl_ext.chains.sampler import Sampled, Window, go_on, sample
+from ppl_ext.chains.proposal import Proposal, drawn_from
+from ppl_ext.chains.sampler import Known, Sampled, Window, go_on, sample
 from ppl_ext.chains.symmetry import Symmetry, ordered_values
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
 from ppl_ext.errors import ArgumentError
@@ -34,8 +35,9 @@ from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Mode, Start
 from ppl_ext.target.noncentred import difference, points_around
 
-#: Chains side by side, and the fewest draws that are kept of each.
-CHAINS, LEAST_DRAWS = 16, 24
+#: Chains side by side, and the fewest transitions that are kept of each: a part with a fiftieth of
+#: the mass, which no jump proposes, is entered by some of so many trajectories.
+CHAINS, LEAST_TRANSITIONS = 16, 36
 #: How often chains run, where they met a mode that none of them started from; Pareto k-hat from
 #: which on the search for modes goes on; and up to which importance weights tell modes' masses.
 TURNS, DOUBTFUL, SURE = 3, 0.3, 0.7
@@ -177,8 +179,9 @@ def climb(
         symmetry = None if search is None else search.symmetry
         start = start if search is None else search.start
         with stage("corrected draws") as notes:
-            proposal, drawn, log_ratios = _ratios(evaluate, start, generator, symmetry)
-            correction, weights = _correction(log_ratios, evidence.program.rounding)
+            proposal = Proposal(start.modes, _proposed(start.weights))
+            drawn, log_ratios = drawn_from(proposal, policy.DRAWS, evaluate, generator, symmetry)
+            correction, weights = _correction(drawn, log_ratios, evidence.program.rounding)
             notes.append(
                 f"k-hat {correction.khat:.2f}, weights worth {correction.share:.0%} of the draws"
             )
@@ -200,13 +203,30 @@ def climb(
                 evidence = replace(evidence, modes=modes)
                 if found_more and turn < TURNS - 1:
                     continue
-        evidence = replace(evidence, correction=correction, left=meter.left)
+            begun = _Approximation(
+                start, weighted, proposal, drawn, log_ratios, correction, weights
+            )
+        if policy.may_adapt(correction, problem.dim):
+            with stage("mixtures") as notes, suppress(SpentError):
+                limited = meter.of(problem.evaluate, leaves=policy.LEAST_CHAINS)
+                for better in _adapted(limited, begun, evidence.program, generator, symmetry):
+                    begun = better
+                    notes[:] = [
+                        f"k-hat {begun.correction.khat:.2f}, weights worth "
+                        f"{begun.correction.share:.0%} of the draws"
+                    ]
+                if search is not None and search.look(
+                    limited, unexplained(begun.drawn.positions, begun.log_ratios)
+                ):
+                    evidence = replace(evidence, modes=_modes(search, notes, generator))
+                    if turn < TURNS - 1:
+                        continue
+        evidence = replace(evidence, correction=begun.correction, left=meter.left)
         if policy.next_rung(evidence) != "chains":
             break
         watched = Watched.beside(evaluate, search, start.modes)
-        approximation = _Approximation(start, proposal, weighted, drawn, log_ratios, weights)
         sampled, coupled = _by_chains(
-            problem, approximation, correction, symmetry, watched, wanted, generator, meter, stage
+            problem, begun, symmetry, watched, wanted, generator, meter, stage
         )
         if sampled is not None:
             sampled.kernel.evaluate = evaluate
@@ -221,7 +241,7 @@ def climb(
         climbed = Climbed(problem, sampled.draws, sampled, evidence, stages, symmetry)
         return with_chains(climbed, sampled)
     evidence = replace(evidence, left=meter.left)
-    rows = drawn.positions[resampled(weights, policy.DRAWS, generator)][:, None]
+    rows = begun.drawn.positions[resampled(begun.weights, policy.DRAWS, generator)][:, None]
     if symmetry is not None:
         rows = symmetry.shuffled(rows)
     return Climbed(problem, rows, None, evidence, stages, symmetry)
@@ -229,23 +249,47 @@ def climb(
 
 @dataclass(frozen=True)
 class _Approximation:
-    """What chains begin with: draws of Normals at the modes, with their importance weights.
+    """What chains begin with: draws of a proposal (S,), with logs of their importance ratios.
 
-    ``weighted`` is the proposal with what the weights say of the modes' shares.
+    The proposal is of Normals at the modes, or a mixture fitted to weighted draws, with a metric.
+    ``weighted`` is the same with what the weights say of the modes' shares.
     """
 
     start: Start
-    proposal: Proposal
     weighted: Proposal
+    proposal: Proposal
     drawn: Chains
     log_ratios: Float[np.ndarray, " S"]
+    correction: policy.Correction
     weights: Float[np.ndarray, " S"]
+    metric: Factor | None = None
+
+
+def _adapted(
+    evaluate: Evaluate,
+    begun: _Approximation,
+    program: policy.Program,
+    generator: np.random.Generator,
+    symmetry: Symmetry | None,
+) -> Iterator[_Approximation]:
+    """Better approximations in turn, by mixtures fitted to weighted draws."""
+    best = begun.correction
+    found = adapted(evaluate, begun.proposal, begun.drawn, begun.log_ratios, generator, symmetry)
+    for number, one in enumerate(found, 1):
+        correction, weights = _correction(one.drawn, one.log_ratios, program.rounding)
+        if policy.is_better(correction, best):
+            best, same = correction, one.proposal
+            yield _Approximation(
+                *(begun.start, same, same, one.drawn, one.log_ratios, correction, weights),
+                metric=one.metric,
+            )
+        if policy.is_adapted(best, number):
+            return
 
 
 def _by_chains(
     problem: Problem,
     begun: _Approximation,
-    correction: policy.Correction,
     symmetry: Symmetry | None,
     watched: Watched,
     wanted: policy.Wanted,
@@ -258,7 +302,7 @@ def _by_chains(
     They end early where a mode was met that none of them started from.
     """
     is_enough = partial(
-        _is_enough, problem, symmetry, wanted, correction, meter, time.perf_counter()
+        _is_enough, problem, symmetry, wanted, begun.correction, meter, time.perf_counter()
     )
 
     def may_go_on() -> bool:
@@ -267,7 +311,7 @@ def _by_chains(
     sampled: Sampled | None = None
     coupled: Coupled | None = None
     drawn, log_ratios = begun.drawn, begun.log_ratios
-    if policy.may_jump(correction):
+    if policy.is_good(begun.correction) and begun.metric is None:
         with stage("jumps") as notes, suppress(SpentError):
             own = jump(watched, begun.proposal, drawn, log_ratios, CHAINS, generator, symmetry)
             starts = _apart(problem, begun.start, JUMP_PAIRS, generator, symmetry)
@@ -281,11 +325,21 @@ def _by_chains(
         return sampled, coupled
     with stage("chains") as notes, suppress(SpentError):
         weights = _softened(begun.weights, log_ratios)
-        first = drawn.positions[generator.choice(len(weights), CHAINS, p=weights)]
-        sampled = sample(watched, begun.weighted, first, generator, is_enough, may_go_on, symmetry)
+        chosen = generator.choice(len(weights), CHAINS, p=weights)
+        known: Known | None = None
+        if begun.weighted is begun.proposal:
+            # Chains are not proposed where they start.
+            others = np.setdiff1d(np.arange(len(weights)), chosen)
+            known = Known(drawn.rows(others), log_ratios[others])
+        sampled = sample(
+            *(watched, begun.weighted, drawn.positions[chosen], generator, is_enough, may_go_on),
+            symmetry=symmetry,
+            known=known,
+            metric=begun.metric,
+        )
         kept = sampled.window.transitions
         notes.append(f"{kept * CHAINS:,} draws, {kept:,} of each of {CHAINS} chains")
-    if sampled is None or not may_go_on():
+    if sampled is None or sampled.kernel.goes_nowhere or not may_go_on():
         return sampled, coupled
     with stage("pairs of chains") as notes:
         coupled = _coupled(problem, begun.start, sampled, generator, meter)
@@ -349,7 +403,7 @@ def _is_enough(
     is_sure: bool = False,
 ) -> bool:
     """Whether chains have done what was asked, or all that is asked of those that do not meet."""
-    if len(window.draws) < LEAST_DRAWS:
+    if window.transitions < LEAST_TRANSITIONS:
         return False
     chained = chained_of(problem, window, figures, symmetry)
     meter.shows(chained.ess_bulk, wanted.target_ess, time.perf_counter() - began)
@@ -582,23 +636,6 @@ def _labels(
     return tuple(found.items())
 
 
-def _ratios(
-    evaluate: Evaluate,
-    start: Start,
-    generator: np.random.Generator,
-    symmetry: Symmetry | None,
-) -> tuple[Proposal, Chains, Float[np.ndarray, " S"]]:
-    """Draws of the approximation, and logs of their importance ratios."""
-    proposal = Proposal(start.modes, _proposed(start.weights))
-    drawn = Chains.at(proposal.draw(policy.DRAWS, generator), evaluate)
-    log_ratios = drawn.values - proposal.log_density(drawn.positions)
-    counts = np.isfinite(log_ratios) & np.isfinite(drawn.scores).all(-1)
-    if symmetry is not None:
-        # Those with labels in order stand for all.
-        counts &= symmetry.is_ordered(drawn.positions)
-    return proposal, drawn, np.where(counts, log_ratios, -np.inf)
-
-
 def _proposed(shares: Float[np.ndarray, " modes"]) -> Float[np.ndarray, " modes"]:
     """Weights of modes in a proposal."""
     weights = np.maximum(shares, LEAST_WEIGHT)
@@ -607,21 +644,21 @@ def _proposed(shares: Float[np.ndarray, " modes"]) -> Float[np.ndarray, " modes"
 
 
 def _correction(
-    log_ratios: Float[np.ndarray, " S"], rounding: float
+    drawn: Chains, log_ratios: Float[np.ndarray, " S"], rounding: float
 ) -> tuple[policy.Correction, Float[np.ndarray, " S"]]:
     """Figures of importance ratios, and weights, the largest of them truncated.
 
     E. L. Ionides, "Truncated importance sampling" (2008): at the mean times the root of their
     number.
     """
-    number = len(log_ratios)
+    number, undefined = len(log_ratios), float(np.isnan(drawn.values).mean())
     if np.isneginf(log_ratios).all():
-        return policy.Correction(np.inf, 0.0), np.full(number, 1.0 / number)
+        return policy.Correction(np.inf, 0.0, undefined), np.full(number, 1.0 / number)
     weights = np.exp(log_ratios - log_ratios.max())
     khat = pareto_khat(LogRatios(log_ratios, rounding)).khat
     share = float(weights.sum() ** 2 / np.square(weights).sum() / number)
     weights = np.minimum(weights, weights.mean() * np.sqrt(number))
-    return policy.Correction(khat, share), weights / weights.sum()
+    return policy.Correction(khat, share, undefined), weights / weights.sum()
 
 
 def resampled(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ppl_ext.chains.coupling import Coupled
+from ppl_ext.chains.sampler import MIXTURE_DIMENSIONS, MOST_DIVERGENT
 from ppl_ext.fit.labels import Orders
 from ppl_ext.fit.verdict import Level, Verdict
 
@@ -28,18 +29,20 @@ NEARLY = 0.5
 #: Dimensions up to which an engine fits a full Normal, and one of low rank.
 FULL, LOW_RANK = 200, 1_000
 #: Pareto k-hat below which, and share of the draws that the weights must leave, for reweighted
-#: draws to be trusted.
+#: draws to be trusted, and for jumps to draws of the approximation to be chains enough: they cost
+#: an evaluation each, where trajectories take ten and more.
 BEST_KHAT, BEST_SHARE = 0.5, 0.3
-#: Pareto k-hat below which, and effective share above which, jumps to draws of the approximation
-#: are chains enough, at an evaluation for each, where trajectories take ten and more. Total
-#: variation distance that pairs may leave open, draws that jumps may take for each effective one
-#: that is wanted (for 400 of them what chains take at least), and acceptance below which pairs of
-#: other chains are not tried.
-JUMP_KHAT, JUMP_SHARE, OPEN, MOST_JUMPS, LEAST_JUMPS = 0.3, 0.3, 0.15, 12.0, 0.05
+#: Mixtures are fitted to weighted draws, so many in turn at most, until k-hat is below this or the
+#: share above that; after three of them not where the share is below the last number.
+MIXTURES, NEAR_KHAT, NEAR_SHARE, HOPELESS = 5, 0.3, 0.5, 0.1
+#: Total variation distance that pairs may leave open, draws that jumps may take for each effective
+#: one that is wanted (for 400 of them what chains take at least), and acceptance below which pairs
+#: of other chains are not tried.
+OPEN, MOST_JUMPS, LEAST_JUMPS = 0.15, 12.0, 0.05
 #: Chains: R-hat that they run for, and at most. In the worst of a hundred entries 400 effective
-#: draws have 1.02 by chance. Share of divergent trajectories and of stuck chains at most, and
+#: draws have 1.02 by chance. Share of stuck chains at most, and
 #: effective numbers of the tails as a share of those of the middle.
-R_HAT, MOST_R_HAT, DIVERGENT, STUCK, TAIL_SHARE = 1.02, 1.03, 0.005, 0.0, 0.25
+R_HAT, MOST_R_HAT, STUCK, TAIL_SHARE = 1.02, 1.03, 0.0, 0.25
 #: The same of chains of which pairs do not meet, and standard errors of standard deviations, as a
 #: share of them, that these run for: nothing but their agreement tells that they have come to rest.
 #: R-hat is that of chains with heavy tails as well, which an improper posterior has at first.
@@ -52,12 +55,12 @@ MOST_DEVIATION = 4.0 / 3.0
 #: Chains that had the effective draws that were asked for, and went on, have this share of them at
 #: least: an estimate of their number varies by a fifth.
 STILL = 0.5
-#: Acceptance of jumps from which on divergent trajectories do not matter.
-GOOD_JUMPS = 0.2
 #: Nats of rounding in the log density at most, and standard deviations of rounding in positions.
 ROUNDING, GRAIN = 0.1, 0.02
 #: Share of the last paths that found new modes at most.
 NEW_MODES = 0.25
+#: Share of draws at which the log density is not a number that is told, where a fit is refused.
+UNDEFINED = 0.01
 #: Modes up to which the verdict names the share of each.
 MOST_SHARES = 6
 #: Share of the posterior in orders of labels that draws do not have, at most: labels ten standard
@@ -124,10 +127,14 @@ class Modes:
 
 @dataclass(frozen=True)
 class Correction:
-    """Importance ratios of the approximation: Pareto k-hat, and the weights' effective share."""
+    """Importance ratios of the approximation: Pareto k-hat, and the weights' effective share.
+
+    ``undefined`` is the share of draws at which the log density is not a number.
+    """
 
     khat: float
     share: float
+    undefined: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -271,9 +278,32 @@ def chains_refused(evidence: Evidence) -> str | None:
     return None
 
 
-def may_jump(correction: Correction) -> bool:
-    """Whether the approximation is so good that jumps to its draws are chains enough."""
-    return correction.khat < JUMP_KHAT and correction.share > JUMP_SHARE
+def is_good(correction: Correction) -> bool:
+    """Whether reweighted draws may be trusted, and jumps to draws are chains enough."""
+    return correction.khat < BEST_KHAT and correction.share > BEST_SHARE
+
+
+def is_near(correction: Correction) -> bool:
+    """Whether an approximation is so good that no mixture need be fitted."""
+    is_better = correction.khat < NEAR_KHAT or correction.share > NEAR_SHARE
+    return is_good(correction) and is_better
+
+
+def may_adapt(correction: Correction, dim: int) -> bool:
+    """Whether a mixture fitted to weighted draws may be a better approximation."""
+    return not is_near(correction) and dim <= MIXTURE_DIMENSIONS
+
+
+def is_better(correction: Correction, than: Correction) -> bool:
+    """Whether one approximation is nearer than another."""
+    one, other = ((each.khat < BEST_KHAT, each.share) for each in (correction, than))
+    return one > other
+
+
+def is_adapted(best: Correction, number: int) -> bool:
+    """Whether so many mixtures are enough, of which this is the best."""
+    is_hopeless = number > 2 and best.share < HOPELESS
+    return is_near(best) or is_hopeless or number >= MIXTURES
 
 
 def is_bounded(coupled: Coupled) -> bool:
@@ -283,7 +313,7 @@ def is_bounded(coupled: Coupled) -> bool:
 
 def is_doubtful(found: Chained, correction: Correction | None) -> bool:
     """Whether tails are heavy, and no approximation that is near says that this is all right."""
-    return bool(found.heavy) and (correction is None or not may_jump(correction))
+    return bool(found.heavy) and (correction is None or not is_good(correction))
 
 
 def lacks_approximation(correction: Correction | None) -> bool:
@@ -339,6 +369,7 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     if evidence.engine is not None:
         return _of_engine(evidence, evidence.engine)
     against = [*_of_modes(evidence), *of_rounding(evidence.program)]
+    undefined = _of_undefined(evidence.correction)
     if evidence.chains is not None:
         found = evidence.chains
         bounded = evidence.coupled is None or is_bounded(evidence.coupled)
@@ -372,7 +403,7 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
             if not (bounded or against):
                 figures += " So closer agreement of the chains was asked for, and found."
         told = (figures, *_of_labels(evidence))
-        return ("not trusted", (*against, *told)) if against else ("exact", told)
+        return ("not trusted", (*undefined, *against, *told)) if against else ("exact", told)
     correction = evidence.correction
     if correction is None:
         left = (rows_refused(evidence), chains_refused(evidence))
@@ -390,12 +421,11 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
         f"Importance weights of the approximation: Pareto k-hat {correction.khat:.2f} (good below "
         f"{BEST_KHAT}), worth {correction.share:.0%} of the draws (good above {BEST_SHARE:.0%})."
     )
-    good = correction.khat < BEST_KHAT and correction.share > BEST_SHARE
-    if good and not against:
+    if is_good(correction) and not against:
         return "corrected", (figures, *_of_labels(evidence), refused)
     if against or correction.khat >= 1.0:
         far = "" if correction.khat < 1.0 else "The approximation is far from the posterior. "
-        return "not trusted", (*against, f"{far}{figures}", refused)
+        return "not trusted", (*undefined, *against, f"{far}{figures}", refused)
     return "approximate", (figures, refused)
 
 
@@ -511,6 +541,17 @@ def of_rounding(program: Program) -> list[str]:
     return reasons
 
 
+def _of_undefined(correction: Correction | None) -> list[str]:
+    """That the log density is not a number at some of the approximation's draws."""
+    if correction is None or correction.undefined < UNDEFINED:
+        return []
+    return [
+        f"The log density is not a number at {correction.undefined:.0%} of the draws near the "
+        "mode, as where a matrix has no Cholesky factor in this precision. Use double precision, "
+        "or add more to the matrix's diagonal."
+    ]
+
+
 def _words_of_deviations(found: Chained) -> str:
     return f"Standard deviations are known to {found.deviation_error:.1%}."
 
@@ -564,8 +605,7 @@ def of_chains(
             f"{_words_of_deviations(found)[:-1]}, expected {asked:.1%}, and at most "
             f"{MOST_DEVIATION * asked:.1%}. Give a larger budget."
         )
-    # Jumps go where trajectories cannot.
-    if found.divergent > DIVERGENT and found.jumped < GOOD_JUMPS:
+    if found.divergent > MOST_DIVERGENT:
         reasons.append(
             f"{found.divergent:.1%} of trajectories diverged: the density bends too sharply "
             "somewhere, and draws from there are missing."

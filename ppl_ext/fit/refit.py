@@ -308,7 +308,7 @@ def _by_proposal(
         rows = known.spread(least, generator)
         proposal = Proposal((normal_of(known.positions[rows]),), np.ones(1))
         if has_modes:
-            proposal = Proposal(*fitted(known.positions[rows], generator))
+            proposal = Proposal(*fitted(known.positions[rows], generator)[:2])
         known = drawn(proposal, JUDGED)
         if not known.is_good:
             continue
@@ -328,7 +328,7 @@ def _has_more_modes(
     generator: np.random.Generator,
 ) -> bool:
     """Whether paths from elsewhere find a mode of any mass that equally weighted draws lack."""
-    modes, weights = fitted(positions, generator)
+    modes, weights, _ = fitted(positions, generator)
     # At least the log mass that the draws stand for.
     mass = float(np.mean(values - Proposal(modes, weights).log_density(positions)))
     near = problem.starting_points(PATHS // 4)

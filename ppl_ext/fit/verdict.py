@@ -36,6 +36,7 @@ STAGES = {
     "all rows": "finding a mode, with all rows",
     "modes": "looking for other modes",
     "corrected draws": "correcting draws",
+    "mixtures": "fitting mixtures",
     "jumps": "sampling by jumps",
     "chains": "sampling",
     "pairs of chains": "coupling chains",

@@ -140,7 +140,7 @@ def test_mixtures_are_fitted_to_draws() -> None:
     parts = [generator.normal([-6.0, 0.0], [1.0, 0.1], (600, 2))]
     parts += [generator.normal([4.0, 30.0], [0.5, 5.0], (1_800, 2))]
     draws = np.concatenate(parts)
-    modes, weights = fitted(draws, generator)
+    modes, weights, _ = fitted(draws, generator)
     mixture = Proposal(modes, weights)
     left = np.array([mode.mean[0] < 0.0 for mode in modes])
     assert abs(weights[left].sum() - 0.25) < 0.03
@@ -158,7 +158,7 @@ def test_components_of_a_mixture_have_the_mass_of_their_volume() -> None:
         own = generator.choice(deviations, number)
         return own[:, None] * generator.normal(size=(number, 2))
 
-    modes, weights = fitted(draw(2_000), generator)
+    modes, weights, _ = fitted(draw(2_000), generator)
     fresh = draw(4_000)
     normals = [stats.multivariate_normal(mode.mean, mode.root @ mode.root.T) for mode in modes]
     found = np.average(np.exp([each.logpdf(fresh) for each in normals]), axis=0, weights=weights)
@@ -345,6 +345,24 @@ def test_tuning_ends_where_every_step_is_accepted() -> None:
             lambda: True,
         )
         assert found.discarded < 100
+
+
+def test_chains_end_where_steps_go_nowhere() -> None:
+    """A density that is noise of tens of nats, as where a factorisation loses all digits."""
+    generator, spent = np.random.default_rng(15), 0
+
+    def rough(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        nonlocal spent
+        spent += len(z)
+        noise = 50.0 * np.sin(1e7 * z).sum(-1)
+        return -0.5 * np.square(z).sum(-1) + noise, 1e5 * np.cos(1e7 * z)
+
+    proposal = Proposal((normal_mode(np.zeros(3), 1.0),), np.ones(1))
+    first = proposal.draw(16, generator)
+    found = sample(rough, proposal, first, generator, lambda *_: False, lambda: spent < 300_000)
+    assert found.kernel.goes_nowhere and spent < 150_000
+    assert not replace(found.kernel, step_size=0.1).goes_nowhere
+    assert not replace(found.kernel, has_trajectories=False).goes_nowhere
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from ppl_ext.chains.coupling import Coupled, coupled, meetings, upper_bound
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.jumps import FIRST, jump, jumps_from
-from ppl_ext.chains.proposal import Proposal
-from ppl_ext.chains.sampler import Kernel, go_on
+from ppl_ext.chains.proposal import Proposal, drawn_from
+from ppl_ext.chains.sampler import Kernel, Known, go_on
 from ppl_ext.start.start import Mode
 
 #: Logarithms of Gamma(2) draws, which are skewed.
@@ -159,3 +159,32 @@ def test_pairs_of_trajectories_and_jumps_meet_and_cost_a_proposal_once() -> None
     far = Kernel(counted, proposal_of(80.0, 0.1), [0.8 * np.eye(2)], np.ones(1), 0.7)
     found = coupled(far, starts, 4, generator, lambda: True)
     assert found.bound is None and found.apart == 32 and found.slowest == 9
+
+
+def test_known_draws_are_proposed_first_and_once_each() -> None:
+    """They are taken by their own ratios, cost nothing, and leave the density as it is."""
+    generator, spent = np.random.default_rng(8), 0
+
+    def counted(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        nonlocal spent
+        spent += len(z)
+        return log_gamma(z)
+
+    proposal = proposal_of(0.4, 0.9)
+    drawn, log_ratios = drawn_from(proposal, 4_000, log_gamma, generator)
+    known = Known(drawn, log_ratios)
+    kernel = Kernel(counted, proposal, [np.eye(2)], np.ones(1), 0.7, known=known, jumps=2)
+    kernel.has_trajectories = False
+    exact = np.log(generator.gamma(2.0, size=(1_000, 2)))
+    chains = Chains.at(exact, log_gamma)
+    for used in (2_000, 4_000):
+        chains, accepted, _ = kernel._jumped(chains, generator)
+        assert known.used == used and spent == 0 and 0.4 < accepted.mean() < 0.95
+    known_places = {tuple(row) for row in drawn.positions}
+    moved = [tuple(row) in known_places for row in chains.positions]
+    assert np.mean(moved) > 0.8
+    error = 4.0 / math.sqrt(len(exact))
+    white = (chains.positions - MEAN) / DEVIATION
+    assert np.abs(white.mean(0)).max() < error
+    kernel._jumped(chains, generator)
+    assert spent == 2_000 and known.used == 4_000

@@ -19,10 +19,13 @@ from ppl_ext.fit.policy import (
     Wanted,
     chains_refused,
     enough,
+    is_adapted,
+    is_better,
     is_bounded,
     is_doubtful,
+    is_good,
     judge,
-    may_jump,
+    may_adapt,
     next_rung,
 )
 
@@ -144,8 +147,8 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
         ),
         ({"chains": replace(RESTED, is_adrift=True)}, "not trusted", "drift away"),
         ({"chains": replace(RESTED, stuck=0.1)}, "not trusted", "hardly ever moved"),
-        ({"chains": replace(RESTED, divergent=0.02)}, "exact", "R-hat"),
-        ({"chains": replace(RESTED, divergent=0.02, jumped=0.05)}, "not trusted", "diverged"),
+        ({"chains": replace(RESTED, divergent=0.004)}, "exact", "R-hat"),
+        ({"chains": replace(RESTED, divergent=0.02)}, "not trusted", "diverged"),
         ({"chains": replace(RESTED, heavy=("scale",))}, "exact", "Tails of 'scale' are heavy"),
         ({"chains": RESTED, "modes": replace(MODES, last_new=0.5)}, "not trusted", "new ones"),
         ({"chains": RESTED, "modes": replace(MODES, cut=True)}, "not trusted", "search for other"),
@@ -255,10 +258,36 @@ def test_chains_go_on_for_what_does_not_speak_against_them() -> None:
 
 
 def test_jumps_alone_want_a_proposal_that_is_near_and_pairs_that_meet() -> None:
-    assert may_jump(GOOD)
-    assert not may_jump(replace(GOOD, khat=0.35)) and not may_jump(replace(GOOD, share=0.25))
+    assert is_good(GOOD)
+    assert not is_good(replace(GOOD, khat=0.55)) and not is_good(replace(GOOD, share=0.25))
     assert is_bounded(Coupled(64, 0, 10, 3, 0.046))
     assert not is_bounded(Coupled(64, 0, 10, 3, 0.2)) and not is_bounded(Coupled(64, 1, 10, 60))
+
+
+def test_mixtures_are_fitted_until_one_is_near_or_none_comes_near() -> None:
+    assert may_adapt(FAIR, 20) and not may_adapt(FAIR, 21) and not may_adapt(GOOD, 2)
+    # Good enough for jumps, and worth a better one all the same.
+    worse = Correction(0.45, 0.35)
+    assert is_good(worse) and may_adapt(worse, 2)
+    assert not may_adapt(replace(worse, share=0.55), 2) and not may_adapt(
+        replace(worse, khat=0.2), 2
+    )
+    assert is_better(worse, FAIR) and not is_better(FAIR, worse)
+    assert is_better(worse, Correction(0.6, 0.5)) and is_better(replace(FAIR, share=0.25), FAIR)
+    assert is_adapted(GOOD, 1) and not is_adapted(worse, 4) and is_adapted(worse, 5)
+    assert is_adapted(BAD, 3) and not is_adapted(BAD, 2)
+
+
+def test_a_density_that_is_no_number_is_told_where_a_fit_is_refused() -> None:
+    rough = replace(BAD, undefined=0.14)
+    apart = replace(EVIDENCE, correction=rough, chains=replace(RESTED, r_hat=1.4))
+    level, reasons = judge(apart)
+    assert level == "not trusted" and "not a number at 14% of the draws" in reasons[0]
+    assert "double precision" in reasons[0]
+    for evidence in (replace(apart, chains=RESTED), replace(apart, correction=BAD)):
+        assert not any("not a number" in each for each in judge(evidence)[1])
+    level, reasons = judge(replace(apart, chains=None, wanted=replace(WANTED, exact=False)))
+    assert level == "not trusted" and "not a number" in reasons[0]
 
 
 def test_ways_that_were_dropped_are_told_and_do_not_speak_against_a_fit() -> None:

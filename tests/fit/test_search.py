@@ -143,7 +143,8 @@ def test_chains_are_kept_from_where_pairs_have_met(monkeypatch: pytest.MonkeyPat
         seen.append(sampled)
         return Coupled(32, transitions=3, slowest=3, bound=0.09)
 
-    monkeypatch.setattr(policy, "may_jump", lambda _: False)
+    monkeypatch.setattr(policy, "is_good", lambda _: False)
+    monkeypatch.setattr(policy, "may_adapt", lambda *_: False)
     monkeypatch.setattr(ladder, "_coupled", met)
     found = climbed(target).sampled
     (before,) = seen

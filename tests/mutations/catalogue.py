@@ -1473,13 +1473,13 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "jumps that forget where the chain is",
         "chains/sampler.py",
-        "gain = (drawn.values - of_drawn) - (here.values - proposed)",
+        "gain = log_ratios - (here.values - proposed)",
         "gain = (drawn.values - of_drawn) - here.values",
         tests,
     )
     yield from neutral(
         "importance ratios without the proposal's density",
-        "fit/ladder.py",
+        "chains/proposal.py",
         "log_ratios = drawn.values - proposal.log_density(drawn.positions)",
         "log_ratios = drawn.values",
         tests,
@@ -1630,6 +1630,27 @@ def _fit() -> Iterator[Mutation]:
         "np.minimum(0.0, log_ratios[proposed] - log_ratios[here])",
         "np.minimum(0.0, log_ratios[proposed])",
         tests,
+    )
+    yield from neutral(
+        "all draws weighted by the last proposal alone",
+        "chains/adaptive.py",
+        "densities = np.stack([each.log_density(every) for each in proposals])",
+        "densities = np.stack([each.log_density(every) for each in proposals[-1:]])",
+        "adaptive",
+    )
+    yield from neutral(
+        "a mixture of draws that count alike",
+        "chains/mixture.py",
+        "shares = counts * np.exp(",
+        "shares = np.exp(",
+        "adaptive",
+    )
+    yield from neutral(
+        "a mixture in place of what the first proposal reaches",
+        "chains/adaptive.py",
+        "FIRST, WIDE, WIDER = 0.1,",
+        "FIRST, WIDE, WIDER = 0.0,",
+        "adaptive",
     )
     yield from neutral(
         "pairs that meet where one of them jumps",

@@ -1,0 +1,128 @@
+"""A proposal made better by its own draws: mixtures of Normals fitted to weighted draws, in turn.
+
+O. Cappé, R. Douc, A. Guillin, J.-M. Marin and C. P. Robert, "Adaptive importance sampling in
+general mixture classes" (2008). All draws so far count, weighted by the density over the mean of
+the densities of all proposals so far (J.-M. Cornuet, J.-M. Marin, A. Mira and C. P. Robert,
+"Adaptive multiple importance sampling", 2012). Where few draws have all of the weight, weights are
+raised to a power below one, so that each proposal goes a part of the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.special import logsumexp
+
+from ppl_ext.chains.hamiltonian import Chains, Factor
+from ppl_ext.chains.mixture import fitted
+from ppl_ext.chains.proposal import LogRatios, Proposal, drawn_from
+from ppl_ext.chains.symmetry import Symmetry
+from ppl_ext.start.paths import Evaluate
+
+#: Effective draws that a mixture is fitted to: so many for each dimension and so many more, but at
+#: most this share of all that count; and the powers of weights to choose from.
+EFFECTIVE, BESIDE, MOST_SHARE, POWERS = 10, 50, 0.5, np.linspace(1.0, 0.0, 41)
+#: Weights of the first proposal and of one wide Normal beside the mixture, and how many times wider
+#: than all draws that is. A mixture fitted to few draws is too narrow between its components and
+#: beyond them, where ratios would be large.
+FIRST, WIDE, WIDER = 0.1, 0.2, 1.5
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A proposal, with draws of its own alone, so that their ratios tell what it is worth.
+
+    Attributes
+    ----------
+    proposal : Proposal
+    metric : array (D, D)
+        Root of the covariance of the bulk of the density, as far as the draws before tell.
+    drawn : Chains
+        Draws (S, D).
+    log_ratios : array (S,)
+        Of density and proposal there; minus infinity where a draw does not count.
+    """
+
+    proposal: Proposal
+    metric: Factor
+    drawn: Chains
+    log_ratios: LogRatios
+
+
+@np.errstate(all="ignore")
+def adapted(
+    evaluate: Evaluate,
+    proposal: Proposal,
+    drawn: Chains,
+    log_ratios: LogRatios,
+    generator: np.random.Generator,
+    symmetry: Symmetry | None = None,
+) -> Iterator[Adapted]:
+    """Proposals that come nearer in turn, each with as many draws of its own and their log ratios.
+
+    Parameters
+    ----------
+    evaluate : callable
+        Log densities (S,) and scores (S, D).
+    proposal : Proposal
+        The first one.
+    drawn : Chains
+        Its draws (S, D).
+    log_ratios : array (S,)
+        Of density and proposal there; minus infinity where a draw does not count.
+    generator : numpy.random.Generator
+    symmetry : Symmetry, optional
+        Labels that can be exchanged: draws with labels in order stand for all.
+
+    Yields
+    ------
+    Adapted
+
+    Raises
+    ------
+    SpentError
+        The evaluations ended.
+    """
+    first, proposals = proposal, [proposal]
+    positions, values = (
+        [drawn.positions],
+        [np.where(np.isneginf(log_ratios), -np.inf, drawn.values)],
+    )
+    while True:
+        every = np.concatenate(positions)
+        densities = np.stack([each.log_density(every) for each in proposals])
+        counts = flattened(np.concatenate(values) - logsumexp(densities, axis=0), every.shape[1])
+        if counts is None:
+            return
+        modes, shares, whole = fitted(every, generator, counts)
+        wide = replace(whole, factor=WIDER * whole.factor)
+        proposal = Proposal(
+            (*modes, wide, *first.modes),
+            np.concatenate([(1.0 - WIDE - FIRST) * shares, [WIDE], FIRST * first.weights]),
+        )
+        drawn, log_ratios = drawn_from(proposal, len(drawn.values), evaluate, generator, symmetry)
+        yield Adapted(proposal, whole.factor, drawn, log_ratios)
+        proposals.append(proposal)
+        positions.append(drawn.positions)
+        values.append(np.where(np.isneginf(log_ratios), -np.inf, drawn.values))
+
+
+def flattened(log_weights: LogRatios, dim: int) -> LogRatios | None:
+    """Weights to a power at which they leave enough draws, which they sum to.
+
+    None where too few draws count for a covariance.
+    """
+    counts = ~np.isneginf(log_weights)
+    least = min(EFFECTIVE * dim + BESIDE, MOST_SHARE * counts.sum())
+    if least <= dim:
+        return None
+    scaled = np.where(counts, log_weights - log_weights[counts].max(), 0.0)
+    for power in POWERS:
+        weights = counts * np.exp(power * scaled)
+        effective = weights.sum() ** 2 / np.square(weights).sum()
+        if effective >= least:
+            break
+    found: LogRatios = weights * (effective / weights.sum())
+    return found
