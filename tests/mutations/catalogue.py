@@ -1474,7 +1474,7 @@ def _fit() -> Iterator[Mutation]:
         "jumps that forget where the chain is",
         "chains/sampler.py",
         "gain = log_ratios - (here.values - proposed)",
-        "gain = (drawn.values - of_drawn) - here.values",
+        "gain = log_ratios - here.values",
         tests,
     )
     yield from neutral(
