@@ -45,6 +45,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], str]] = {
     "papers, score-vi": (SCORE_VI, "benchmarks.papers.score_vi:table"),
     "papers, overview": (OVERVIEWS, "benchmarks.papers.overviews:overview"),
     "papers, survey": (OVERVIEWS, "benchmarks.papers.overviews:survey"),
+    "evidence": ("evidence.jsonl", "benchmarks.evidence.study:table"),
     "batches": ("batches.jsonl", "benchmarks.batches.comparison:page_table"),
     "discrete": ("discrete.jsonl", "benchmarks.discrete.comparison:page_table"),
     "discrete, large": ("discrete.jsonl", "benchmarks.discrete.comparison:large_table"),
