@@ -160,7 +160,8 @@ def ways_of(
     ) -> Problem:
         def values(z: Positions) -> dict[str, Any]:
             found = host.values(target, z, own)
-            return {site: found[site] for site in written.layout.names}
+            # As written there are the parameters of a Stan program as well.
+            return found if latents is None else {n: found[n] for n in written.layout.names}
 
         piece = once(f"pieces, {name}", lambda: host.piece(target))
         engine = None if engine_of is None else engine_of(program, target)
