@@ -156,5 +156,5 @@ def test_a_refit_needs_the_program(backend: Any, tmp_path: Any) -> None:
     by_loader = (
         batches(model, **given) if backend.is_pyro else batches(backend.key(), model, **given)
     )
-    with pytest.raises(ArgumentError, match="one of a loader, an engine or a network"):
+    with pytest.raises(ArgumentError, match="one of a loader or an engine"):
         by_loader.refit(array(ROWS))
