@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import logsumexp
 
-from ppl_ext.chains.hamiltonian import Chains, Factor
+from ppl_ext.chains.hamiltonian import Chains, Factor, Positions
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import LogRatios, Proposal, drawn_from
 from ppl_ext.chains.symmetry import Symmetry
@@ -85,12 +85,12 @@ def adapted(
     SpentError
         The evaluations ended.
     """
-    first, proposals = proposal, [proposal]
-    positions, values = (
-        [drawn.positions],
-        [np.where(np.isneginf(log_ratios), -np.inf, drawn.values)],
-    )
+    first = proposal
+    proposals, positions, values = list[Proposal](), list[Positions](), list[LogRatios]()
     while True:
+        proposals.append(proposal)
+        positions.append(drawn.positions)
+        values.append(np.where(np.isneginf(log_ratios), -np.inf, drawn.values))
         every = np.concatenate(positions)
         densities = np.stack([each.log_density(every) for each in proposals])
         counts = flattened(np.concatenate(values) - logsumexp(densities, axis=0), every.shape[1])
@@ -104,9 +104,6 @@ def adapted(
         )
         drawn, log_ratios = drawn_from(proposal, len(drawn.values), evaluate, generator, symmetry)
         yield Adapted(proposal, whole.factor, drawn, log_ratios)
-        proposals.append(proposal)
-        positions.append(drawn.positions)
-        values.append(np.where(np.isneginf(log_ratios), -np.inf, drawn.values))
 
 
 def flattened(log_weights: LogRatios, dim: int) -> LogRatios | None:

@@ -53,8 +53,10 @@ def fitted(
     scale = np.where(high > low, high - low, 1.0)
     white = (typical - center) / scale
     near = np.abs(white).max(axis=1) < FARTHEST
-    bulk = white[near] if near.sum() > dim else white
-    pooled = np.cov(bulk.T).reshape(dim, dim) if near.sum() > dim else np.eye(dim)
+    bulk, pooled = white, np.eye(dim)
+    if near.sum() > dim:
+        bulk = white[near]
+        pooled = np.cov(bulk.T).reshape(dim, dim)
     means = _spread_out(white, count, generator)
     white = (draws - center) / scale
     prior = pooled / count ** (2.0 / dim) + NARROWEST**2 * np.eye(dim)

@@ -40,8 +40,8 @@ MIXTURES, NEAR_KHAT, NEAR_SHARE, HOPELESS = 5, 0.3, 0.5, 0.1
 #: of other chains are not tried.
 OPEN, MOST_JUMPS, LEAST_JUMPS = 0.15, 12.0, 0.05
 #: Chains: R-hat that they run for, and at most. In the worst of a hundred entries 400 effective
-#: draws have 1.02 by chance. Share of stuck chains at most, and
-#: effective numbers of the tails as a share of those of the middle.
+#: draws have 1.02 by chance. Share of stuck chains at most, and effective numbers of the tails as a
+#: share of those of the middle.
 R_HAT, MOST_R_HAT, STUCK, TAIL_SHARE = 1.02, 1.03, 0.0, 0.25
 #: The same of chains of which pairs do not meet, and standard errors of standard deviations, as a
 #: share of them, that these run for: nothing but their agreement tells that they have come to rest.
