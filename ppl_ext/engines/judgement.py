@@ -382,6 +382,8 @@ def _by_density(
         (reasons if off else told).append(ratios.told)
         if ratios.is_skewed:
             reasons.append(ratios.told_of_skewness)
+        if not off and ratios.is_misplaced:
+            reasons.append(ratios.told_of_distance)
     stein = stein_identities(z[finite], scores[finite], names)
     stein = replace(stein, tolerances=(MEAN, VARIANCE))
     variance, error = _variance(z[finite], scores[finite])

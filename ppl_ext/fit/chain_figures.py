@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,10 +13,15 @@ from ppl_ext.chains.sampler import Window
 from ppl_ext.chains.symmetry import Symmetry, ordered_values
 from ppl_ext.fit import policy
 from ppl_ext.fit.problem import Problem
+from ppl_ext.start.paths import Evaluate
 
 #: The power of the largest number beyond which draws are without bound: its root is where the
 #: squares in densities overflow.
 ENDLESS = 0.4
+#: Ways out of the draws that are looked along, the fewest that tell, and how many times a draw's
+#: own distance the two places lie out: farther than any prior with units is wide, and not so far
+#: that squares overflow in single precision.
+WAYS, FEWEST, NEAR, FAR = 16, 4, 2.0**30, 2.0**40
 
 
 def chained_of(
@@ -79,3 +85,28 @@ def endless(values: Mapping[str, np.ndarray]) -> tuple[str, ...]:
         # Stan's generated quantities may be NaN in some draws, and no other values are.
         and not np.nanmax(np.abs(each), initial=0.0) < np.finfo(each.dtype).max ** ENDLESS
     )
+
+
+def flat_far_out(
+    problem: Problem, evaluate: Evaluate, draws: Float[np.ndarray, "S D"]
+) -> tuple[str, ...]:
+    """Sites with an improper prior along which the density does not fall far out.
+
+    A density that can be normalised falls faster than 1 over the distance along almost every way
+    out. No draw shows that it does not, where what is far out lies many nats below the draws.
+    """
+    improper = problem.target.layout.improper
+    sites = {name: at for name, at in problem.coordinates.items() if name in improper}
+    if not sites:
+        return ()
+    some = draws[np.linspace(0, len(draws) - 1, WAYS).astype(int)]
+    moves = np.zeros_like(some)
+    for at in sites.values():
+        moves[:, at] = (some - np.median(draws, axis=0))[:, at]
+    with np.errstate(all="ignore"):
+        near, far = (evaluate(some + times * moves)[0] for times in (NEAR, FAR))
+        # A number that cannot be computed there says nothing.
+        known = ~np.isnan(near) & ~np.isnan(far)
+        falls = near - far >= math.log(FAR / NEAR)
+    flat = known & np.isfinite(near) & np.isfinite(far) & ~falls
+    return tuple(sites) if known.sum() >= FEWEST and 2 * flat.sum() > known.sum() else ()

@@ -25,7 +25,7 @@ from ppl_ext.chains.symmetry import Symmetry, ordered_values
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import labels, policy
-from ppl_ext.fit.chain_figures import chained_of, endless
+from ppl_ext.fit.chain_figures import chained_of, endless, flat_far_out
 from ppl_ext.fit.modes import LEAST_WEIGHT, MORE, Search, Watched, masses, unexplained
 from ppl_ext.fit.problem import Meter, Problem, timed
 from ppl_ext.fit.verdict import STAGES, Stage, Verdict
@@ -376,6 +376,11 @@ def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
     figures = convergence(sampled.kernel.ordered(sampled.draws))
     chained = chained_of(problem, sampled.window, figures, symmetry)
     chained = replace(chained, endless=endless(values))
+    with suppress(SpentError):
+        flat = flat_far_out(
+            problem, sampled.kernel.evaluate, sampled.draws.reshape(-1, problem.dim)
+        )
+        chained = replace(chained, flat=flat)
     evidence, modes = climbed.evidence, climbed.evidence.modes
     if modes is not None and modes.exchanged:
         places = dict(modes.exchanged)

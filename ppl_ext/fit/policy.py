@@ -144,7 +144,8 @@ class Chained:
     ``jumped`` is the acceptance of jumps, ``deviation_error`` the standard error of the least
     certain standard deviation as a share of it, ``heavy`` the sites whose tails are too heavy for
     one, ``endless`` those whose draws come near the largest numbers there are, ``improper`` those
-    whose prior has no normaliser. ``has_other_form`` tells whether the worst site may be written
+    whose prior has no normaliser, and ``flat`` those of them along which the density does not fall
+    far out. ``has_other_form`` tells whether the worst site may be written
     non-centred and is not. All these are of the sites as written; ``coordinate_r_hat`` is the
     largest of the unconstrained coordinates.
     """
@@ -164,6 +165,7 @@ class Chained:
     coordinate_r_hat: float = 1.0
     coordinate_site: str = ""
     improper: tuple[str, ...] = ()
+    flat: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -577,6 +579,12 @@ def of_chains(
         reasons.append(
             f"Draws of {names} come near the largest numbers that there are. The posterior may be "
             "unbounded there: look for a prior that is missing or improper."
+        )
+    if found.flat:
+        names = ", ".join(f"'{name}'" for name in found.flat)
+        reasons.append(
+            f"Far out the density does not fall with {names}, whose prior is improper: the "
+            "posterior has no normaliser. Give a proper prior."
         )
     if found.is_adrift:
         reasons.append(

@@ -35,9 +35,10 @@ LEVEL = 2e-3
 MEAN, DEVIATION = 0.1, 0.1
 #: Effective share of the draws below which corrected moments tell nothing.
 LEAST_NUMBER = 100.0
-#: Skewness that nobody minds: that with which the distribution function is off by 0.05 where it is
-#: most, at the mean (the first term of Edgeworth's series there, k / 6 sqrt(2 pi)).
-SKEWNESS = 0.05 * 6.0 * math.sqrt(2.0 * math.pi)
+#: Error of a distribution function that nobody minds, and the skewness with which it is off by that
+#: where it is most, at the mean (the first term of Edgeworth's series there, k / 6 sqrt(2 pi)).
+DISTANCE = 0.05
+SKEWNESS = DISTANCE * 6.0 * math.sqrt(2.0 * math.pi)
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class Ratios:
         The posterior's skewness minus the draws', to first order.
     mean_error, deviation_error, skewness_error : array (D,)
         Standard errors.
+    distance : array (D,)
+        Kolmogorov distances of the raw draws' distribution functions from the corrected ones.
+    distance_error : float
+        Standard deviation of a corrected distribution function over its whole range: the distance
+        is that of a Brownian bridge times this where the draws are right.
     names : sequence of str
     tolerances : tuple of float
         Errors that nobody minds, of a mean and of the logarithm of a standard deviation.
@@ -70,6 +76,8 @@ class Ratios:
     deviation_error: Float[np.ndarray, " D"]
     skewness: Float[np.ndarray, " D"]
     skewness_error: Float[np.ndarray, " D"]
+    distance: Float[np.ndarray, " D"]
+    distance_error: float
     names: Sequence[str]
     tolerances: tuple[float, float] = (MEAN, DEVIATION)
 
@@ -80,8 +88,8 @@ class Ratios:
 
     @property
     def _quantile(self) -> float:
-        """Standard errors that chance allows one of three figures of each coordinate."""
-        return -float(ndtri(LEVEL / 6.0 / len(self.mean)))
+        """Standard errors that chance allows one of four figures of each coordinate."""
+        return -float(ndtri(LEVEL / 8.0 / len(self.mean)))
 
     def _shares(self) -> Float[np.ndarray, "2 D"]:
         quantile = self._quantile
@@ -109,6 +117,25 @@ class Ratios:
     def _skews(self) -> Float[np.ndarray, " D"]:
         allowed = np.hypot(SKEWNESS, self._quantile * self.skewness_error)
         return np.abs(self.skewness) / allowed
+
+    @property
+    def is_misplaced(self) -> bool:
+        """Whether the distribution functions of the draws and of the posterior differ."""
+        return bool((self._distances() > 1.0).any())
+
+    def _distances(self) -> Float[np.ndarray, " D"]:
+        # A bridge leaves [-x, x] with a probability of 2 exp(-2 x^2) at most.
+        quantile = math.sqrt(0.5 * math.log(8.0 * len(self.mean) / LEVEL))
+        return self.distance / math.hypot(DISTANCE, quantile * self.distance_error)
+
+    @property
+    def told_of_distance(self) -> str:
+        """The largest distance in words."""
+        worst = int(self._distances().argmax())
+        return (
+            f"By importance ratios up to {self.distance[worst]:.0%} of the posterior's probability "
+            f"of '{self.names[worst]}' lies on the other side of a value than the draws have it."
+        )
 
     @property
     def told_of_skewness(self) -> str:
@@ -171,6 +198,8 @@ def importance_ratios(
         0.5 * np.sqrt(np.square(excess) @ np.square(squares - 1.0)),
         skewness,
         skewness_error,
+        np.abs(np.cumsum(excess[np.argsort(positions, axis=0)], axis=0)).max(0),
+        float(np.sqrt(np.square(excess).sum())),
         names,
     )
 

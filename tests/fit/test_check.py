@@ -228,6 +228,37 @@ def test_importance_ratios_alone_see_wrong_moments() -> None:
     assert not narrow.can_correct and not narrow.is_off
 
 
+def test_ratios_tell_a_distribution_function_that_is_off() -> None:
+    """Draws with the posterior's mean and standard deviation, and without skewness."""
+    generator = np.random.default_rng(12)
+
+    def of_mixture(apart: float, exact: bool) -> Any:
+        signs = generator.choice([-1.0, 1.0], size=(496, 1))
+        z = generator.normal(size=(496, 2))
+        heights = np.logaddexp(*(-0.5 * np.square(z[:, 0] - s * apart) for s in (-1.0, 1.0)))
+        if exact:
+            z[:, :1] += signs * apart
+            return importance_ratios(z, -0.5 * z[:, 1] ** 2, -0.5 * z[:, 1] ** 2, 1e-16, "ab")
+        z[:, 0] *= np.sqrt(1.0 + apart**2)
+        heights = np.logaddexp(*(-0.5 * np.square(z[:, 0] - s * apart) for s in (-1.0, 1.0)))
+        log_q = -0.5 * np.square(z[:, 0]) / (1.0 + apart**2)
+        return importance_ratios(z, heights, log_q, 1e-16, "ab")
+
+    found = [of_mixture(2.0, False) for _ in range(20)]
+    # Between a Normal and the mixture with its moments.
+    assert np.mean([each.distance[0] for each in found]) == pytest.approx(0.10, abs=0.03)
+    assert sum(each.is_misplaced for each in found) > 10
+    assert not any(each.is_skewed or each.moves for each in found)
+    assert not of_mixture(2.0, True).is_misplaced
+    # Draws whose other coordinate is wrong: the weights' noise is not taken for a distance.
+    wide = []
+    for _ in range(100):
+        z = generator.normal(size=(496, 2)) * [1.0, 1.5]
+        log_p, log_q = -0.5 * np.square(z).sum(1), -0.5 * np.square(z / [1.0, 1.5]).sum(1)
+        wide.append(importance_ratios(z, log_p, log_q, 1e-16, "ab"))
+    assert all(each._distances()[0] <= 1.0 for each in wide if each is not None)
+
+
 def test_log_ratios_tell_skewness() -> None:
     """A Normal guide with the best mean and spread, of the logarithm of a Gamma variable."""
     generator = np.random.default_rng(11)

@@ -6,12 +6,14 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.chain_figures import flat_far_out
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.verdict import Verdict
 from tests.backends import from_zoo
@@ -494,6 +496,55 @@ def test_a_posterior_without_bound_on_a_scale_is_not_trusted(backend: Any) -> No
 
     fit = fit_of(backend, model, backend.array(1.0), budget=60_000)
     assert fit.verdict.level == "not trusted"
+
+
+def test_a_posterior_that_does_not_fall_far_out_is_not_trusted(backend: Any) -> None:
+    """One of two components may go anywhere, at a price of some 10 nats."""
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        mean = host.sample("mean", dist.Normal(backend.array(0.0), 1.0).mask(False))
+        parts = dist.Normal(backend.xp.stack([mean, 0.0 * mean]), backend.array(1.0))
+        weights = dist.Categorical(backend.array([0.5, 0.5]))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.MixtureSameFamily(weights, parts), obs=y)
+
+    y = backend.array(np.concatenate([np.linspace(-1.0, 1.0, 12), np.linspace(4.0, 6.0, 6)]))
+    fit = fit_of(backend, model, y)
+    assert fit.verdict.level == "not trusted"
+    assert "density does not fall with 'mean'" in str(fit.verdict)
+    # All in one component, the same flat prior has a proper posterior.
+    assert fit_of(backend, _flat_mean(backend), y).verdict.level == "exact"
+
+
+def _flat_mean(backend: Any) -> Any:
+    def model(y: Any) -> None:
+        prior = backend.dist.Normal(backend.array(0.0), 1.0).mask(False)
+        mean = backend.host.sample("mean", prior)
+        with backend.host.plate("rows", len(y)):
+            backend.host.sample("y", backend.dist.StudentT(2.0, mean, 1.0), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("log_density", "sites"),
+    [
+        (lambda z: -np.log1p(np.square(z)).sum(1), ()),  # Cauchy
+        (lambda z: -0.5 * np.square(z).sum(1), ()),
+        (lambda z: np.logaddexp(-0.5 * np.square(z[:, 0]), -30.0), ("a",)),
+        (lambda z: -0.5 * np.log1p(np.square(z[:, 0])), ("a",)),  # as 1 over the distance
+        (lambda z: np.where(np.abs(z[:, 0]) > 9.0, np.nan, -np.abs(z[:, 0])), ()),
+        # The other site may be flat: its prior is proper.
+        (lambda z: -0.5 * np.square(z[:, 0]), ()),
+    ],
+)
+def test_what_does_not_fall_far_out(log_density: Any, sites: tuple[str, ...]) -> None:
+    target = SimpleNamespace(layout=SimpleNamespace(improper=("a",)))
+    coordinates = {"a": slice(0, 1), "b": slice(1, 2)}
+    problem: Any = SimpleNamespace(target=target, coordinates=coordinates)
+    draws = np.random.default_rng(0).normal(size=(100, 2))
+    assert flat_far_out(problem, lambda z: (log_density(z), z), draws) == sites
 
 
 def five_means(backend: Any, as_sites: bool) -> Any:

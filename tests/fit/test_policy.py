@@ -222,6 +222,11 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
             "Draws of 'scale' come near the largest numbers",
         ),
         (
+            {"chains": replace(RESTED, flat=("mean", "scale"))},
+            "not trusted",
+            "density does not fall with 'mean', 'scale', whose prior is improper",
+        ),
+        (
             {"chains": RESTED, "modes": replace(MODES, number=2, exchanged=(("mean", (0, 1)),))},
             "exact",
             "exchange of labels in 'mean'",
