@@ -60,7 +60,7 @@ DRIFT = Drift(
 
 
 def _ratios(khat: float) -> Ratios:
-    figures = (0.02, 0.01, 0.0, 0.01, 0.1, 0.05, 0.01)
+    figures = (0.02, 0.01, 0.0, 0.01, 0.9, 0.05, 0.1)
     return Ratios(
         ParetoKHat(khat, 1_000), 0.4, *(np.array([each]) for each in figures), 0.02, ["theta[2]"]
     )
@@ -142,6 +142,15 @@ SENTENCES: dict[str, Callable[[], str]] = {
     "less for narrow ones).": lambda: STEIN.told,
     "256 short chains from the draws, 4 steps each, move the mean of 'theta[2]' most, by -0.31 ± "
     "0.02 sd (right draws stay where they are; nested R-hat 1.02).": lambda: DRIFT.told,
+    "Far out the density does not fall with 'mean', whose prior is improper: the posterior has no "
+    "normaliser. Give a proper prior.": (lambda: reasons(chains=replace(RESTED, flat=("mean",)))),
+    "By importance ratios up to 10% of the posterior's probability of 'theta[2]' lies on the other "
+    "side of a value than the draws have it.": lambda: _ratios(0.2).told_of_distance,
+    "The posterior of 'theta[2]' has a longer tail on the right and a shorter one on the left than "
+    "the draws: by the logarithms of the importance ratios its skewness exceeds that of the draws "
+    "by +0.90 ± 0.05. A guide that can be skewed, or `fit`, helps.": (
+        lambda: _ratios(0.2).told_of_skewness
+    ),
     "Importance ratios: Pareto k-hat 1.20, worth 40% of the draws: too uneven to tell.": (
         lambda: _ratios(1.2).told
     ),
