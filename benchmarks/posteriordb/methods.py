@@ -54,8 +54,8 @@ class Method:
         Class of the engine in both packages, or of the host; of a user's own ``module:name``.
     family : str
         "host" is variational inference of the host's own, "guide" an engine of ours with a guide,
-        "chains" a kernel of ours, "MCMC" a sampler of others, "fit" the function of that name, "own"
-        an engine of a user.
+        "chains" a kernel of ours, "MCMC" a sampler of others, "fit" the function of that name,
+        "own" an engine of a user.
     guide : str, optional
         Family of the guide.
     options : dict
