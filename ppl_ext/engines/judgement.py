@@ -380,6 +380,8 @@ def _by_density(
         by_dimensions = float((values - log_q)[finite].var()) < OF_DIMENSIONS * dim
         off = not by_dimensions if uneven else ratios.moves
         (reasons if off else told).append(ratios.told)
+        if ratios.is_skewed:
+            reasons.append(ratios.told_of_skewness)
     stein = stein_identities(z[finite], scores[finite], names)
     stein = replace(stein, tolerances=(MEAN, VARIANCE))
     variance, error = _variance(z[finite], scores[finite])

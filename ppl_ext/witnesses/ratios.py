@@ -1,5 +1,11 @@
 """Importance ratios of draws whose own density is known, and what they make of moments.
 
+Weights of a few hundred draws tell little of a posterior that is more skewed than the draws: the
+large weights lie in the tail that few draws reach. The logarithms of the ratios tell it with a
+small error, since a density that is skewed by k times a Normal's third Hermite polynomial He_3(u)
+has the logarithm k He_3(u) / 6 (the Gram-Charlier series, H. Cramer, "Mathematical methods of
+statistics" (1946), 17.6): k is six times their slope against He_3.
+
 A. Vehtari, D. Simpson, A. Gelman, Y. Yao and J. Gabry, "Pareto smoothed importance sampling"
 (2024). Where Pareto k-hat is low, reweighted moments are the posterior's, and raw ones that differ
 from them are wrong.
@@ -29,6 +35,9 @@ LEVEL = 2e-3
 MEAN, DEVIATION = 0.1, 0.1
 #: Effective share of the draws below which corrected moments tell nothing.
 LEAST_NUMBER = 100.0
+#: Skewness that nobody minds: that with which the distribution function is off by 0.05 where it is
+#: most, at the mean (the first term of Edgeworth's series there, k / 6 sqrt(2 pi)).
+SKEWNESS = 0.05 * 6.0 * math.sqrt(2.0 * math.pi)
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,9 @@ class Ratios:
         Corrected means minus raw ones, in corrected standard deviations.
     deviation : array (D,)
         Logarithms of raw over corrected standard deviations.
-    mean_error, deviation_error : array (D,)
+    skewness : array (D,)
+        The posterior's skewness minus the draws', to first order.
+    mean_error, deviation_error, skewness_error : array (D,)
         Standard errors.
     names : sequence of str
     tolerances : tuple of float
@@ -57,6 +68,8 @@ class Ratios:
     mean_error: Float[np.ndarray, " D"]
     deviation: Float[np.ndarray, " D"]
     deviation_error: Float[np.ndarray, " D"]
+    skewness: Float[np.ndarray, " D"]
+    skewness_error: Float[np.ndarray, " D"]
     names: Sequence[str]
     tolerances: tuple[float, float] = (MEAN, DEVIATION)
 
@@ -65,8 +78,13 @@ class Ratios:
         """Whether reweighted moments are to be believed."""
         return self.khat.reliable and self.share * self.khat.num_samples > LEAST_NUMBER
 
+    @property
+    def _quantile(self) -> float:
+        """Standard errors that chance allows one of three figures of each coordinate."""
+        return -float(ndtri(LEVEL / 6.0 / len(self.mean)))
+
     def _shares(self) -> Float[np.ndarray, "2 D"]:
-        quantile = -float(ndtri(0.25 * LEVEL / len(self.mean)))
+        quantile = self._quantile
         allowed = (
             np.hypot(self.tolerances[0], quantile * self.mean_error),
             np.hypot(self.tolerances[1], quantile * self.deviation_error),
@@ -82,6 +100,27 @@ class Ratios:
     def is_off(self) -> bool:
         """Whether raw moments differ from corrected ones that are to be believed."""
         return self.can_correct and self.moves
+
+    @property
+    def is_skewed(self) -> bool:
+        """Whether the posterior is more skewed than the draws by more than nobody minds."""
+        return bool((self._skews() > 1.0).any())
+
+    def _skews(self) -> Float[np.ndarray, " D"]:
+        allowed = np.hypot(SKEWNESS, self._quantile * self.skewness_error)
+        return np.abs(self.skewness) / allowed
+
+    @property
+    def told_of_skewness(self) -> str:
+        """The largest skewness in words."""
+        worst = int(self._skews().argmax())
+        long, short = ("right", "left") if self.skewness[worst] > 0.0 else ("left", "right")
+        return (
+            f"The posterior of '{self.names[worst]}' has a longer tail on the {long} and a shorter "
+            f"one on the {short} than the draws: by the logarithms of the importance ratios its "
+            f"skewness exceeds that of the draws by {self.skewness[worst]:+.2f} ± "
+            f"{self.skewness_error[worst]:.2f}. A guide that can be skewed, or `fit`, helps."
+        )
 
     @property
     def told(self) -> str:
@@ -122,6 +161,7 @@ def importance_ratios(
     white = (positions - mean) / deviation
     of_mean = excess @ white
     squares = np.square(white)
+    skewness, skewness_error = _skewness((positions - raw_mean) / raw_deviation, ratios.values)
     return Ratios(
         pareto_khat(ratios),
         share,
@@ -129,5 +169,33 @@ def importance_ratios(
         np.sqrt(np.square(excess) @ np.square(white - of_mean)),
         np.log(raw_deviation / deviation),
         0.5 * np.sqrt(np.square(excess) @ np.square(squares - 1.0)),
+        skewness,
+        skewness_error,
         names,
     )
+
+
+def _skewness(
+    white: Float[np.ndarray, "S D"], ratios: Float[np.ndarray, " S"]
+) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, " D"]]:
+    """Six times the slopes of log ratios against He_3 of standardised draws, and their errors."""
+    finite = np.isfinite(ratios)
+    white, logs = white[finite], ratios[finite][:, None]
+    # What is left of the cube, and of the ratios, beside a constant, a line and a square: errors of
+    # means and standard deviations are no skewness.
+    line = white - white.mean(0)
+    line = line / np.sqrt(np.square(line).mean(0))
+    square = np.square(line) - 1.0
+    square = square - (square * line).mean(0) * line
+    square = square / np.sqrt(np.square(square).mean(0))
+
+    def left(values: Float[np.ndarray, "S D"]) -> Float[np.ndarray, "S D"]:
+        values = values - values.mean(0)
+        values = values - (values * line).mean(0) * line
+        return values - (values * square).mean(0) * square
+
+    cube, logs = left(line**3), left(np.broadcast_to(logs, line.shape))
+    norm = np.square(cube).sum(0)
+    slope = (cube * logs).sum(0) / norm
+    error = np.sqrt(np.square(cube * (logs - slope * cube)).sum(0)) / norm
+    return 6.0 * slope, 6.0 * error

@@ -228,6 +228,32 @@ def test_importance_ratios_alone_see_wrong_moments() -> None:
     assert not narrow.can_correct and not narrow.is_off
 
 
+def test_log_ratios_tell_skewness() -> None:
+    """A Normal guide with the best mean and spread, of the logarithm of a Gamma variable."""
+    generator = np.random.default_rng(11)
+
+    def of_log_gamma(shape: float, sign: float = 1.0, exact: bool = False) -> Any:
+        spread, mean = 1.0 / np.sqrt(shape), np.log(shape) - 0.5 / shape
+        z = mean + spread * generator.normal(size=(496, 2))
+        if exact:
+            z = np.log(generator.gamma(shape, size=(496, 2)))
+        log_p = (shape * z - np.exp(z)).sum(1)
+        log_q = log_p if exact else -0.5 * np.square((z - mean) / spread).sum(1)
+        return importance_ratios(sign * z, log_p, log_q, 1e-16, ["a", "b"])
+
+    for sign in (1.0, -1.0):
+        found = of_log_gamma(1.0, sign)
+        # The logarithm of an Exponential variable has a skewness of -1.14.
+        assert found.is_skewed and np.all(np.abs(found.skewness + sign) < 0.5)
+        assert f"longer tail on the {'left' if sign > 0 else 'right'}" in found.told_of_skewness
+    # -0.47: the guide's standard deviation and quantiles are right enough.
+    mild = [of_log_gamma(5.0) for _ in range(50)]
+    assert not any(found.is_skewed for found in mild)
+    assert np.mean([found.skewness for found in mild]) == pytest.approx(-0.45, abs=0.05)
+    # Draws that are as skewed as the posterior.
+    assert not of_log_gamma(0.5, exact=True).is_skewed
+
+
 def test_chains_tell_of_themselves() -> None:
     generator = np.random.default_rng(8)
     draws = generator.normal(size=(500, 4, 2))
