@@ -60,8 +60,8 @@ DRIFT = Drift(
 
 
 def _ratios(khat: float) -> Ratios:
-    found = [np.array([0.02]), np.array([0.01]), np.array([0.0]), np.array([0.01])]
-    return Ratios(ParetoKHat(khat, 1_000), 0.4, *found, ["theta[2]"])
+    figures = (0.02, 0.01, 0.0, 0.01, 0.0, 0.1)
+    return Ratios(ParetoKHat(khat, 1_000), 0.4, *(np.array([x]) for x in figures), ["theta[2]"])
 
 
 def reasons(**changed: Any) -> str:
