@@ -29,6 +29,7 @@ from numpyro_ext.diagnostics import (
     uncertainty_score,
     uncertainty_split,
 )
+from numpyro_ext.engine import RunResult
 from numpyro_ext.fit import fit, fit_many, load_fit
 from numpyro_ext.gradients import (
     SAGA,
@@ -148,10 +149,11 @@ __all__ = [
     "Start",
     "StartWarning",
     "find_start",
-    # when runs stop
+    # what a run gives, and when it stops
+    "Judgement",
+    "RunResult",
     "Settled",
     "Settling",
-    "Judgement",
     # many devices
     "RankLostError",
     "Sharding",

@@ -179,7 +179,9 @@ class _RunResult(NamedTuple):
 
 
 class RunResult(Looks, _RunResult):
-    """What a run leaves behind.
+    """What a run leaves behind, looked at as a fit is.
+
+    ``result["mean"]`` are the draws of a site.
 
     Parameters
     ----------
@@ -200,6 +202,21 @@ class RunResult(Looks, _RunResult):
     judgement : Judgement, optional
         What speaks for and against the answer, in words and figures; see
         :class:`~ppl_ext.engines.judgement.Judgement`.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = jnp.array([1.0, 2.0, 2.0, 3.0])
+    >>> result = nx.GSM(model).run(jax.random.key(0), 200, y)
+    >>> print(f"{result['mean'].mean():.0f}", list(result.predict()))
+    2 ['y']
     """
 
 

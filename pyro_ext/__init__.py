@@ -59,6 +59,7 @@ from pyro_ext.diagnostics import (
     uncertainty_score,
     uncertainty_split,
 )
+from pyro_ext.engine import RunResult
 from pyro_ext.fit import fit, fit_many, load_fit
 from pyro_ext.gradients import (
     SAGA,
@@ -148,10 +149,11 @@ __all__ = [
     "Start",
     "StartWarning",
     "find_start",
-    # when runs stop
+    # what a run gives, and when it stops
+    "Judgement",
+    "RunResult",
     "Settled",
     "Settling",
-    "Judgement",
     # many processes
     "Sharding",
     # parts of Newton's method

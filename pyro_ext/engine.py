@@ -166,7 +166,9 @@ class SavedState:
 
 @dataclass(frozen=True, repr=False)
 class RunResult(Looks):
-    """What a run leaves behind.
+    """What a run leaves behind, looked at as a fit is.
+
+    ``result["mean"]`` are the draws of a site.
 
     Parameters
     ----------
@@ -182,6 +184,20 @@ class RunResult(Looks):
     judgement : Judgement, optional
         What speaks for and against the answer, in words and figures; see
         :class:`~ppl_ext.engines.judgement.Judgement`.
+
+    Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    >>> result = px.GSM(model, seed=0).run(200, y)
+    >>> print(f"{result['mean'].mean():.0f}", list(result.predict()))
+    2 ['y']
     """
 
     losses: Float[np.ndarray, " steps"]

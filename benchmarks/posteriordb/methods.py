@@ -54,8 +54,8 @@ class Method:
         Class of the engine in both packages, or of the host; of a user's own ``module:name``.
     family : str
         "host" is variational inference of the host's own, "guide" an engine of ours with a guide,
-        "chains" a kernel of ours, "MCMC" one of the host, "fit" the function of that name, "own"
-        an engine of a user.
+        "chains" a kernel of ours, "MCMC" a sampler of others, "fit" the function of that name,
+        "own" an engine of a user.
     guide : str, optional
         Family of the guide.
     options : dict
@@ -66,6 +66,8 @@ class Method:
         bound.
     cost : float
         Score evaluations of one gradient that the engine takes; :func:`cost_of` has SVN's.
+    backends : tuple of str
+        Packages on whose programs it runs.
     """
 
     engine: str
@@ -74,6 +76,7 @@ class Method:
     options: Mapping[str, Any] = field(default_factory=dict)
     rates: tuple[float | None, ...] = (None,)
     cost: float = 1.0
+    backends: tuple[str, ...] = ("numpyro", "pyro")
 
     @property
     def ours(self) -> bool:
@@ -116,6 +119,8 @@ METHODS: dict[str, Method] = {
     "Laplace": Method("SVI", "host", "Laplace", rates=RATES),
     "SGHMC": Method("SGHMC", "chains", options={"friction": 1.0}, rates=(0.5, 0.25)),
     "NUTS": Method("NUTS", "MCMC"),
+    # From Python it evaluates functions of NumPy's arrays, which Pyro's programs would slow down.
+    "nutpie": Method("nutpie", "MCMC", backends=("numpyro",)),
 }
 #: Methods of the quick budget: one of each kind.
 QUICK = ("fit", "ADVI, full", "ProximalScoreVI, full", "SVN", "NUTS")

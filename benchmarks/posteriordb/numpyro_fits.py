@@ -44,6 +44,7 @@ from benchmarks.posteriordb.methods import (
     uniform,
     warm_up,
 )
+from benchmarks.posteriordb.nutpie_fits import NutpieFitter
 from benchmarks.posteriordb.programs import numpyro_program, site_map
 from benchmarks.posteriordb.programs.sites import SiteMap
 from benchmarks.synthetic.numpyro_fits import white_noise
@@ -192,6 +193,8 @@ def fitter(program: NativeProgram, method: Method, budget: int, noise: float) ->
             return nx.fit(random.key(seed), program.model, budget=budget, progress_bar=False)
 
         return FitFitter(run, program.unconstrained)
+    if method.engine == "nutpie":
+        return NutpieFitter(program, budget)
     kind: dict[str, Any] = {"host": HostFitter, "guide": EngineFitter}
     kind |= {"particles": EngineFitter, "chains": StochasticGradientFitter, "MCMC": ChainFitter}
     kind["own"] = EngineFitter

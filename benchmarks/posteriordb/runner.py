@@ -208,15 +208,13 @@ def _one_by_one(
 
 def number_of_runs(plan: Plan) -> int:
     """How many runs a plan has, one for each step size that is tried."""
-    each = sum(len(method.rates) for method in plan.methods.values())
-    return (
-        each
-        * len(plan.posteriors)
-        * len(plan.backends)
-        * len(plan.routes)
-        * plan.seeds
-        * len(plan.noise)
+    each = sum(
+        len(method.rates)
+        for backend in plan.backends
+        for method in plan.methods.values()
+        if backend in method.backends
     )
+    return each * len(plan.posteriors) * len(plan.routes) * plan.seeds * len(plan.noise)
 
 
 def listing(database: Database, names: Sequence[str]) -> str:
@@ -245,6 +243,8 @@ def compare(book: Book, database: Database, case: Case, plan: Plan) -> Iterator[
     try:
         for noise in plan.noise:
             for name, method in plan.methods.items():
+                if case.backend not in method.backends:
+                    continue
                 for seed in range(plan.seeds):
                     for rate in method.rates:
                         yield own.run(name, method, seed, rate, noise)

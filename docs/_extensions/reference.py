@@ -201,6 +201,11 @@ def room_of(module: str) -> Room:
     raise LookupError(f"{module} stands on no page of the reference: name it in {__file__}.")
 
 
+#: Classes whose methods come from a base that both packages share, and stand on their own pages in
+#: full: they are all that a user calls. With the bases whose members are left out.
+SHOWN_IN_FULL = {"RunResult": "tuple, _RunResult"}
+
+
 def modules() -> list[str]:
     """All public modules of the packages, by name."""
     found = []
@@ -318,7 +323,10 @@ def page_of(name: Name) -> list[str]:
         lines = [".. code-block:: python", "", f"   from {package} import {name.name}", ""]
         # Types in a signature are looked up from there.
         lines += [f".. py:currentmodule:: {name.items[package].__module__}", ""]
-        lines += [f".. {kind}:: {place}", ""]
+        lines += [f".. {kind}:: {place}"]
+        if name.name in SHOWN_IN_FULL:
+            return [*lines, f"   :inherited-members: {SHOWN_IN_FULL[name.name]}", ""]
+        lines += [""]
         further = inherited(name.items[package]) if name.kind == "class" else []
         if further:
             lines += [f"Inherited: {', '.join(f':py:obj:`~{each}`' for each in further)}.", ""]

@@ -78,4 +78,5 @@ def listed(items: Sequence[str], *, numbered: bool = False) -> str:
 
 def block(*parts: str) -> str:
     """Parts of a notebook's page as one."""
-    return f"<div>{''.join(part for part in parts if part)}</div>"
+    text = "".join(part for part in parts if part)
+    return f'<div style="font-family:ui-monospace,monospace">{text}</div>'

@@ -242,6 +242,29 @@ def test_starts_are_the_librarys_and_the_same_for_a_seed(backend: Any) -> None:
     np.testing.assert_allclose(one.mean, three.mean, atol=0.3 * one.modes[0].deviations.max())
 
 
+def test_nutpie_keeps_to_the_budget_and_is_right() -> None:
+    """The chain of a Poisson regression: draws after the budget are none."""
+    pytest.importorskip("nutpie")
+    numpyro_fits.configure()
+    posterior = Database.open("embedded")["glm_poisson_simulated-GLM_Poisson_model"]
+    program = numpyro_fits.native(posterior.model_name, posterior.data())
+    fitter = numpyro_fits.fitter(program, METHODS["nutpie"], 8_000, 0.0)
+    found: list[tuple[int, float, Any]] = []
+
+    def look(spent: int, seconds: float, draws: Any) -> bool:
+        found.append((spent, seconds, draws(0)))
+        return False
+
+    fitter.fit(0, None, None, [10, 4_000, 8_000], look)
+    (half, sooner, few), (whole, later, many) = found
+    assert (half, whole) == (4_000, 8_000) and 0.0 < sooner < later
+    np.testing.assert_array_equal(few.z, many.z[: len(few.z)])
+    assert len(few.z) < len(many.z) < 8_000
+    reference = figures.Reference.of(posterior.reference_draws())
+    at_end = figures.at_the_end(program, many, reference, None)
+    assert at_end["right"]
+
+
 # -- the plan -------------------------------------------------------------------------------------
 
 
