@@ -6,11 +6,12 @@ import numpy as np
 
 from benchmarks.trust.hosts import Host
 from benchmarks.trust.pathology import Draws, Floats, Pathology
+from benchmarks.trust.planted.widths import Mixture
 
 
 def mixture(name: str, kind: str, weights: Floats, means: Floats, scales: Floats) -> Pathology:
     """A mixture of K Normals with weights (K,), means (K, D) and standard deviations (K,)."""
-    order, dim = means.shape
+    dim = means.shape[1]
 
     logs = np.log(weights) - dim * np.log(scales)
 
@@ -20,12 +21,13 @@ def mixture(name: str, kind: str, weights: Floats, means: Floats, scales: Floats
         parts = host.array(logs) - 0.5 * host.xp.square(apart).sum(-1)
         host.factor("modes", host.log_sum_exp(parts))
 
-    def exact(number: int, rng: np.random.Generator) -> Draws:
-        chosen = rng.choice(order, size=number, p=weights)
-        noise = rng.normal(size=(number, dim))
-        return {"z": means[chosen] + scales[chosen, None] * noise}
+    # `flat` has draws of a unit Normal, though not its density.
+    of_normals = Mixture(weights, means, scales[:, None, None] * np.eye(dim), prior=1.0)
 
-    return Pathology(name, kind, dim, program, exact)
+    def exact(number: int, rng: np.random.Generator) -> Draws:
+        return {"z": of_normals.draw(number, rng)}
+
+    return Pathology(name, kind, dim, program, exact, reach=of_normals.least_reach)
 
 
 def two_modes(dim: int, distance: float, weight: float) -> Pathology:
