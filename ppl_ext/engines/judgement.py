@@ -66,7 +66,8 @@ HOPELESS, OF_DIMENSIONS = 1.0, 0.005
 #: logarithms have a standard deviation of a third.
 EVEN = 0.9
 #: Chains that a step size is found with, one piece; and the probability of calling right draws
-#: adrift. Chains are too few to see much at the level at which check refuses draws.
+#: adrift, or their weights uneven. Chains and draws are too few to see much at the level at which
+#: check refuses draws.
 TUNING_CHAINS, LEVEL = WIDTH, 1e-2
 #: Share of a mode's own mass that its draws have at least, which is beyond what chance and the
 #: rough masses of the search explain; and share of all mass from which on a mode counts.
@@ -373,7 +374,7 @@ def _by_density(
         known = np.where(finite, values, -np.inf)
         ratios = importance_ratios(z, known, log_q, run.epsilon, names)
         assert ratios is not None
-        ratios = replace(ratios, tolerances=(MEAN, DEVIATION))
+        ratios = replace(ratios, tolerances=(MEAN, DEVIATION), level=LEVEL)
         uneven = ratios.share * len(z) < LEAST_NUMBER or (
             ratios.khat.khat >= HOPELESS and ratios.share < EVEN
         )

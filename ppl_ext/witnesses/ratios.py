@@ -66,6 +66,8 @@ class Ratios:
     names : sequence of str
     tolerances : tuple of float
         Errors that nobody minds, of a mean and of the logarithm of a standard deviation.
+    level : float
+        Probability of calling right draws wrong, over all coordinates.
     """
 
     khat: ParetoKHat
@@ -80,6 +82,7 @@ class Ratios:
     distance_error: float
     names: Sequence[str]
     tolerances: tuple[float, float] = (MEAN, DEVIATION)
+    level: float = LEVEL
 
     @property
     def can_correct(self) -> bool:
@@ -89,7 +92,7 @@ class Ratios:
     @property
     def _quantile(self) -> float:
         """Standard errors that chance allows one of four figures of each coordinate."""
-        return -float(ndtri(LEVEL / 8.0 / len(self.mean)))
+        return -float(ndtri(self.level / 8.0 / len(self.mean)))
 
     def _shares(self) -> Float[np.ndarray, "2 D"]:
         quantile = self._quantile
@@ -125,7 +128,7 @@ class Ratios:
 
     def _distances(self) -> Float[np.ndarray, " D"]:
         # A bridge leaves [-x, x] with a probability of 2 exp(-2 x^2) at most.
-        quantile = math.sqrt(0.5 * math.log(8.0 * len(self.mean) / LEVEL))
+        quantile = math.sqrt(0.5 * math.log(8.0 * len(self.mean) / self.level))
         return self.distance / math.hypot(DISTANCE, quantile * self.distance_error)
 
     @property
