@@ -120,6 +120,20 @@ def missed_table(found: Sequence[Record]) -> str:
     return records.markdown_table(rows)
 
 
+def engines_table(found: Sequence[Record]) -> str:
+    """Whether engines warn where their answers are wrong, and nowhere else, for the page."""
+    rows = []
+    for (method, backend), runs in grouped(found, lambda run: (run.method, run.backend)).items():
+        outcomes = [outcome(run) for run in runs]
+        row: dict[str, Any] = {"engine": f"`{method}`", "package": records.LABELS[backend]}
+        for name, trust in (("no warning", TRUST[0]), ("warned", TRUST[1])):
+            row |= {
+                f"{kind}, {name}": outcomes.count(f"{kind}, {trust}") for kind in ("right", "wrong")
+            }
+        rows.append(row)
+    return records.markdown_table(rows)
+
+
 def two_by_two(runs: Sequence[Record]) -> str:
     """Right or wrong against trusted or not, of the runs that have a right answer."""
     outcomes = [outcome(run) for run in runs]

@@ -49,6 +49,15 @@ def test_outcomes_are_counted_by_hand(tmp_path: Path) -> None:
     assert cells == ["Pyro", "2", "1", "0", "0", "1", "1 of 1", "100"]
     (row,) = report.missed_table(found[:3]).splitlines()[2:]
     assert "| right, trusted; wrong, not trusted |" in row
+    (engine, *_) = report.engines_table(found[:3]).splitlines()[2:]
+    assert [cell.strip() for cell in engine.split("|")[1:-1]] == [
+        "`fit`",
+        "Pyro",
+        "1",
+        "0",
+        "0",
+        "1",
+    ]
     (kind,) = report.by_kind(found)
     assert kind["fit"] == "2/3" and kind["svi"] == "0/3, 2 misled"
     report.write(found, tmp_path)
