@@ -192,7 +192,7 @@ def check_call(
                 f"{len(args)} positional arguments and keywords {sorted(kwargs)}."
             ) from None
     for name, array in _arrays_in(named, lists=True):
-        if isinstance(array, tuple | list):
+        if isinstance(array, tuple | list | int):
             _check_list(name, np.array(array), kept, fraction)
         else:
             check_array(name, array, kept, fraction, anew=anew)
@@ -342,11 +342,11 @@ def check_range(name: str, array: np.ndarray, own: np.dtype[Any]) -> None:
     low, high, limits = int(array.min()), int(array.max()), np.iinfo(own)
     if low < limits.min or high > limits.max:
         x = _in_formula(name)
+        others = f"{x} - {x}.min(), codes from 0 on, or numbers with a fraction, {x}.astype(float)"
         raise ArgumentError(
             f"Expected whole numbers that {own} holds, from {limits.min} to {limits.max}, found "
             f"{low} to {high} in argument '{name}', which would wrap to other numbers. Pass "
-            f"{x} - {x}.min(), codes from 0 on, or numbers with a fraction, {x}.astype(float); or "
-            f"use {_DOUBLE}."
+            f"{others if array.ndim else f'float({x})'}; or use {_DOUBLE}."
         )
 
 
@@ -473,7 +473,7 @@ def _by_position(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[st
 def _arrays_in(named: Mapping[str, Any], *, lists: bool = False) -> Iterator[tuple[str, Any]]:
     """Arrays of mappings, sequences, records and objects that are none of a framework's.
 
-    With ``lists``, lists of numbers too, which a model makes arrays of.
+    With ``lists``, lists of numbers and whole numbers too, which arrays are made of.
     """
     for name, value in named.items():
         waiting, seen = deque([(name, value)]), set[int]()
@@ -485,6 +485,8 @@ def _arrays_in(named: Mapping[str, Any], *, lists: bool = False) -> Iterator[tup
                 for field in getattr(getattr(value, "dtype", None), "names", None) or ():
                     waiting.append((f"{name}[{field!r}]", value[field]))
             elif lists and isinstance(value, tuple | list) and _are_numbers(value):
+                yield name, value
+            elif lists and type(value) is int:
                 yield name, value
             elif not isinstance(value, _PLAIN) and id(value) not in seen:
                 seen.add(id(value))

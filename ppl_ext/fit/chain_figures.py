@@ -93,20 +93,32 @@ def flat_far_out(
     """Sites with an improper prior along which the density does not fall far out.
 
     A density that can be normalised falls faster than 1 over the distance along almost every way
-    out. No draw shows that it does not, where what is far out lies many nats below the draws.
+    out. No draw shows that it does not, where what is far out lies many nats below the draws. Each
+    way is looked along in both directions: a density may be flat on one side only. Sites whose
+    values stay within bounds, such as points of a simplex, have no way out.
     """
     improper = problem.target.layout.improper
     sites = {name: at for name, at in problem.coordinates.items() if name in improper}
     if not sites:
         return ()
-    some = draws[np.linspace(0, len(draws) - 1, WAYS).astype(int)]
+    some = draws[np.linspace(0, len(draws) - 1, WAYS // 2).astype(int)]
+    away = some - np.median(draws, axis=0)
+    some, away = np.concatenate([some, some]), np.concatenate([away, -away])
     moves = np.zeros_like(some)
-    for at in sites.values():
-        moves[:, at] = (some - np.median(draws, axis=0))[:, at]
     with np.errstate(all="ignore"):
+        ends = [problem.numbers(some + times * away) for times in (NEAR, FAR)]
+        written = {latent: name for name, latent in problem.latents.items()}
+        for name in list(sites):
+            near, far = (each[written.get(name, name)] for each in ends)
+            if np.isfinite(far).all() and np.allclose(near, far):
+                del sites[name]
+            else:
+                moves[:, sites[name]] = away[:, sites[name]]
+        if not sites:
+            return ()
         near, far = (evaluate(some + times * moves)[0] for times in (NEAR, FAR))
         # A number that cannot be computed there says nothing.
-        known = ~np.isnan(near) & ~np.isnan(far)
         falls = near - far >= math.log(FAR / NEAR)
+    known = ~np.isnan(near) & ~np.isnan(far)
     flat = known & np.isfinite(near) & np.isfinite(far) & ~falls
-    return tuple(sites) if known.sum() >= FEWEST and 2 * flat.sum() > known.sum() else ()
+    return tuple(sites) if 2 * flat.sum() >= known.sum() >= FEWEST else ()

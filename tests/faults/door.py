@@ -303,6 +303,8 @@ def _clock_list(trial: Trial) -> None:
     if not trial.is_pyro:
         with trial.refused("which would wrap"):
             call(trial, "find_start", model, [2**40 + each for each in whole], Y)
+        with trial.refused("which would wrap to other numbers. Pass float"):
+            call(trial, "find_start", mean(trial.backend), 2**40)
 
 
 @fault("Data", "numbers in the byte order of another machine", pyro="torch's own error")
