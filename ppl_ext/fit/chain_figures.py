@@ -95,7 +95,9 @@ def flat_far_out(
     A density that can be normalised falls faster than 1 over the distance along almost every way
     out. No draw shows that it does not, where what is far out lies many nats below the draws. Each
     way is looked along in both directions: a density may be flat on one side only. Sites whose
-    values stay within bounds, such as points of a simplex, have no way out.
+    values stay within bounds, such as points of a simplex, have no way out. A level that is so low
+    that all the numbers there are, in every coordinate, have no mass at it is one of rounding: that
+    of a probability that is held away from 0.
     """
     improper = problem.target.layout.improper
     sites = {name: at for name, at in problem.coordinates.items() if name in improper}
@@ -116,9 +118,11 @@ def flat_far_out(
                 moves[:, sites[name]] = away[:, sites[name]]
         if not sites:
             return ()
-        near, far = (evaluate(some + times * moves)[0] for times in (NEAR, FAR))
+        here, near, far = (evaluate(some + times * moves)[0] for times in (0.0, NEAR, FAR))
         # A number that cannot be computed there says nothing.
         falls = near - far >= math.log(FAR / NEAR)
+    precision = np.finfo(np.float32 if problem.epsilon > np.finfo(np.float64).eps else np.float64)
+    volume = math.log(precision.max) * sum(at.stop - at.start for at in sites.values())
     known = ~np.isnan(near) & ~np.isnan(far)
-    flat = known & np.isfinite(near) & np.isfinite(far) & ~falls
+    flat = known & np.isfinite(near) & (far > np.median(here) - volume) & (far < np.inf) & ~falls
     return tuple(sites) if 2 * flat.sum() >= known.sum() >= FEWEST else ()

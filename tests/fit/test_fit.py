@@ -552,6 +552,8 @@ def test_a_flat_prior_within_bounds_is_proper(backend: Any, seed: int) -> None:
         (lambda z: -np.log1p(np.square(z)).sum(1), ()),  # Cauchy
         (lambda z: -0.5 * np.square(z).sum(1), ()),
         (lambda z: np.logaddexp(-0.5 * np.square(z[:, 0]), -30.0), ("a",)),
+        # As low as rounding makes probabilities of many rows.
+        (lambda z: np.maximum(-0.5 * np.square(z[:, 0]), -300.0), ()),
         # On one side alone.
         (lambda z: -np.square(np.exp(np.minimum(z[:, 0], 99.0)) - 3.0), ("a",)),
         (lambda z: -0.5 * np.log1p(np.square(z[:, 0])), ("a",)),  # as 1 over the distance
@@ -566,6 +568,7 @@ def test_what_does_not_fall_far_out(log_density: Any, sites: tuple[str, ...]) ->
     problem: Any = SimpleNamespace(
         target=target,
         coordinates=coordinates,
+        epsilon=np.finfo(np.float32).eps,
         latents={},
         numbers=lambda z: {name: z[:, at] for name, at in coordinates.items()},
     )
