@@ -584,8 +584,7 @@ def of_chains(
         names = ", ".join(f"'{name}'" for name in found.flat)
         reasons.append(
             f"Far out the density does not fall with {names}, whose prior is improper: the "
-            "posterior has no normaliser. Give a proper prior; or, where rounding holds a "
-            "probability away from 0 and 1, logits= in place of probs=."
+            "posterior has no normaliser. Give a proper prior."
         )
     if found.is_adrift:
         reasons.append(
