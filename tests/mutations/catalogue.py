@@ -1852,6 +1852,17 @@ def _fit() -> Iterator[Mutation]:
         "(raw_mean - mean) / deviation",
         tests,
     )
+    for name, old, new in (
+        ("skewness of the other sign", "return 6.0 * slope", "return -6.0 * slope"),
+        ("skewness beside a line that is not taken out", "(values * line).mean(0) * line", "0.0"),
+        ("distances in no order", "excess[np.argsort(positions, axis=0)]", "excess[:, None]"),
+    ):
+        yield from neutral(name, "witnesses/ratios.py", old, new, tests)
+    for name, old, new in (
+        ("a density that falls is called flat far out", "near - far >= math", "near - far <= math"),
+        ("levels of rounding called flat far out", "(far > np.median(here) - volume)", "True"),
+    ):
+        yield from neutral(name, "fit/chain_figures.py", old, new, "fit")
     least = "own = np.minimum(own, effective_number(draws))"
     means = "np.minimum(_effective_number(bulk), of_means)"
     for name, old, new in (
