@@ -191,7 +191,7 @@ def importance_ratios(
     white = (positions - mean) / deviation
     of_mean = excess @ white
     squares = np.square(white)
-    skewness, skewness_error = _skewness((positions - raw_mean) / raw_deviation, ratios.values)
+    skewness, skewness_error = _skewness(positions, ratios.values)
     return Ratios(
         pareto_khat(ratios),
         share,
@@ -208,14 +208,14 @@ def importance_ratios(
 
 
 def _skewness(
-    white: Float[np.ndarray, "S D"], ratios: Float[np.ndarray, " S"]
+    positions: Float[np.ndarray, "S D"], ratios: Float[np.ndarray, " S"]
 ) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, " D"]]:
     """Six times the slopes of log ratios against He_3 of standardised draws, and their errors."""
     finite = np.isfinite(ratios)
-    white, logs = white[finite], ratios[finite][:, None]
+    positions, logs = positions[finite], ratios[finite][:, None]
     # What is left of the cube, and of the ratios, beside a constant, a line and a square: errors of
     # means and standard deviations are no skewness.
-    line = white - white.mean(0)
+    line = positions - positions.mean(0)
     line = line / np.sqrt(np.square(line).mean(0))
     square = np.square(line) - 1.0
     square = square - (square * line).mean(0) * line
