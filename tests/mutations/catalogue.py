@@ -732,9 +732,9 @@ def _curvature() -> Iterator[Mutation]:
         "return result",
         "curvature newton",
     )
-    yield from both(
+    yield from neutral(
         "Woodbury's identity with the wrong sign",
-        "curvature/solvers.py",
+        "curvature/woodbury.py",
         "gram[:, count:, count:] - across.mT @ inner",
         "gram[:, count:, count:] + across.mT @ inner",
         "curvature newton",
