@@ -71,7 +71,7 @@ from ppl_ext.running.run import (
     LARGEST_PIECE,
     Cadence,
     check_num_steps,
-    hand_over,
+    handing_over,
     take_steps,
 )
 from ppl_ext.running.settling import Settled, Settling, check_saved, rule_of
@@ -517,8 +517,7 @@ class Engine(EngineShell, ABC):
                 **self._target_options(),
             )
 
-        found: LogDensity = self._target_of(make, args, kwargs)
-        return found
+        return self._target_of(make, args, kwargs)
 
     def _check_moved(
         self, written: Any, moved: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -921,14 +920,8 @@ class Engine(EngineShell, ABC):
             full_data = getattr(bound.plan.estimator, "full_data", None)
             check_not_shared(stream.order.loader, full_data)
         forms = {bound.data.signature()}
-        cadence = Cadence.of(
-            int(state.step),
-            num_steps,
-            callback_every,
-            checkpoint_every,
-            callback is not None,
-            checkpoint is not None,
-        )
+        calls_back, saves = (callback, callback_every), (checkpoint, checkpoint_every)
+        cadence = Cadence.of(int(state.step), num_steps, calls_back, saves)
         # The compiled loop takes its state over, so it gets one that nobody else holds.
         state = self._copied(bound.plan, state, np.int32(cadence.last))
         position = int(state.step)
@@ -941,6 +934,9 @@ class Engine(EngineShell, ABC):
             return state._replace(
                 batches=text, settling=None if settling is None else settling.saved()
             )
+
+        def here() -> tuple[int, EngineState]:
+            return int(state.step), present()
 
         def bind(batch: Batch) -> Data:
             return bound.plan.target.bind_batch(batch.args, {**kwargs, **batch.kwargs})
@@ -1028,7 +1024,7 @@ class Engine(EngineShell, ABC):
             type(self).__name__,
             cadence,
             take_whole if stream is None else partial(take_batches, stream),
-            state=lambda: (int(state.step), present()),
+            state=here,
             watch=watch,
             until=settling,
             save=save,
@@ -1039,14 +1035,9 @@ class Engine(EngineShell, ABC):
         asked = num_steps if int(state.step) == cadence.last else None
         best, settled = self._ended(bound.plan, found, watch, settling, asked)
         params = bound.params(state, bound.data)
-        try:
-            judgement = self._judged(
-                bound.plan, state, bound.data, len(found.losses), stream, kwargs
-            )
-        except BaseException as error:
-            # Ctrl-C, or a warning that is an error.
-            hand_over(error, int(state.step), present())
-            raise
+        with handing_over(here):  # of Ctrl-C, or of a warning that is an error
+            taken = len(found.losses)
+            judgement = self._judged(bound.plan, state, bound.data, taken, stream, kwargs)
         figures = found.losses, found.info, best, settled, judgement
         result = RunResult(params, present(), *figures)
         ran = Ran(self, args, kwargs, stream is not None, int(state.step))

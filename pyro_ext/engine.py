@@ -54,7 +54,7 @@ from ppl_ext.process import between_steps, hold, release
 from ppl_ext.running import state_files
 from ppl_ext.running.best import Best
 from ppl_ext.running.piece import Piece
-from ppl_ext.running.run import Cadence, check_num_steps, hand_over, take_steps
+from ppl_ext.running.run import Cadence, check_num_steps, handing_over, take_steps
 from ppl_ext.running.settling import (
     Settled,
     Settling,
@@ -565,8 +565,7 @@ class Engine(EngineShell, ABC):
                 loaded=self._loaded(known),
             )
 
-        found: LogDensity = self._target_of(make, args, kwargs)
-        return found
+        return self._target_of(make, args, kwargs)
 
     def _loaded(self, known: _Bound | None) -> Sequence[str] | None:
         """Names of the arguments that a loader gives by keyword; None where there is none."""
@@ -742,14 +741,8 @@ class Engine(EngineShell, ABC):
         rule = rule_of(until)
         evaluations = self.gradient_evaluations
         self._check_start(start, self._has_state())
-        cadence = Cadence.of(
-            self.num_steps_taken,
-            num_steps,
-            callback_every,
-            checkpoint_every,
-            callback is not None,
-            checkpoint is not None,
-        )
+        calls_back, saves = (callback, callback_every), (checkpoint, checkpoint_every)
+        cadence = Cadence.of(self.num_steps_taken, num_steps, calls_back, saves)
         # Schedules over a run need its end; a resumed run ends where the first one would have.
         self._horizon = cadence.last
         if sharding is not None:
@@ -783,6 +776,9 @@ class Engine(EngineShell, ABC):
             figures = {name: np.asarray(each[before:]) for name, each in self.history.items()}
             return Piece(figures.pop("loss"), figures, self.num_skipped)
 
+        def reached() -> tuple[int, None]:
+            return self.num_steps_taken, None
+
         def save() -> None:
             # Processes that fail do so at different places, and have no state in common.
             failed = sharding is not None and sys.exception() is not outside
@@ -805,7 +801,7 @@ class Engine(EngineShell, ABC):
                 type(self).__name__,
                 cadence,
                 take,
-                state=lambda: (self.num_steps_taken, None),
+                state=reached,
                 watch=watch,
                 until=settling,
                 save=save,
@@ -817,14 +813,9 @@ class Engine(EngineShell, ABC):
             self._watching, self._seen = None, self._seen_so_far()
         asked = num_steps if self.num_steps_taken == cadence.last else None
         best, settled = self._ended(self.plan, found, watch, settling, asked)
-        try:
-            judgement = self._judged(
-                len(found.losses), self.gradient_evaluations - evaluations, kwargs
-            )
-        except BaseException as error:
-            # Ctrl-C, or a warning that is an error.
-            hand_over(error, self.num_steps_taken, None)
-            raise
+        evaluations = self.gradient_evaluations - evaluations
+        with handing_over(reached):  # of Ctrl-C, or of a warning that is an error
+            judgement = self._judged(len(found.losses), evaluations, kwargs)
         result = RunResult(found.losses, found.info, best, settled, judgement)
         ran = Ran(self, args, kwargs, stream is not None, self.num_steps_taken)
         vars(result)["_ran"] = ran

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from ppl_ext.arguments import check_callable, nonfinite_arguments
 from ppl_ext.batches.batch import Batch
@@ -18,7 +18,7 @@ from ppl_ext.batches.stream import Stream
 from ppl_ext.documented import documents_subclasses
 from ppl_ext.engines.judgement import Judgement, Run, judge
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
-from ppl_ext.options import check_choice, decisions, describe, described, options_of
+from ppl_ext.options import check_choice, check_count, decisions, describe, described, options_of
 from ppl_ext.process import swapped
 from ppl_ext.running.best import LARGEST, Best, Watch, warn_if_lost
 from ppl_ext.running.piece import Piece
@@ -32,6 +32,10 @@ from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Start
 from ppl_ext.target.noncentred import Moves, Noncentred, check_moved, say_before_run
 
+Target = TypeVar("Target")
+
+#: Draws that an engine gives unless told otherwise.
+DRAWS = 1000
 #: What may be done about a step that is not finite.
 ON_NONFINITE = ("raise", "skip")
 #: A longer start takes as much memory as the weights of a network, and is not kept to be seen.
@@ -234,10 +238,10 @@ class EngineShell:
 
     def _target_of(
         self,
-        make: Callable[[Callable[..., Any]], Any],
+        make: Callable[[Callable[..., Any]], Target],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-    ) -> Any:
+    ) -> Target:
         """The target of the program, with sites of latent scale non-centred where asked for.
 
         Where it is not, the first call says which sites these are.
@@ -254,7 +258,7 @@ class EngineShell:
         ModelCheckError
             The program with sites non-centred is another one.
         """
-        target = make(self._program if self._has_looked else self.model)
+        target: Any = make(self._program if self._has_looked else self.model)
         if self._has_looked:
             return target
         if self.reparameterise:
@@ -525,3 +529,9 @@ class EngineShell:
             step=step,
             state=state,
         )
+
+
+def draws_asked(num_samples: int | None) -> int:
+    """How many draws an engine gives where so many are asked for, or nobody says."""
+    check_count("num_samples", num_samples, optional=True)
+    return DRAWS if num_samples is None else num_samples

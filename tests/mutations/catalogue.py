@@ -1564,16 +1564,12 @@ def _fit() -> Iterator[Mutation]:
         "if told := '':",
         "reparameterise " + tests,
     )
-    yield from both(
+    yield from neutral(
         "sites moved whose distribution the handlers do not take",
-        "density/reparameterise.py",
-        "while isinstance(distribution, Independent | ExpandedDistribution):",
+        "target/noncentred.py",
+        "while isinstance(distribution, self.wrappers):",
         'while hasattr(distribution, "base_dist"):',
         "reparameterise",
-        pyro=(
-            "while isinstance(distribution, Independent):",
-            'while hasattr(distribution, "base_dist"):',
-        ),
     )
     yield from neutral(
         "missing orders of labels without the density",
@@ -2220,13 +2216,12 @@ def _networks() -> Iterator[Mutation]:
         "random_module",
         pyro=("else ((1,), (0,))", "else ((0,), (1,))"),
     )
-    yield from both(
+    yield from neutral(
         "linear outputs move the wrong way",
-        "density/linearized.py",
-        "value[name][key] + slope[name][key]",
-        "value[name][key] - slope[name][key]",
+        "target/linearized.py",
+        "values[name][key] + moves[name][key]",
+        "values[name][key] - moves[name][key]",
         "linearized",
-        pyro=("values[name][key] + along", "values[name][key] - along"),
     )
     yield from both(
         "probabilities are moved as they are",
