@@ -65,13 +65,18 @@ def _columns(
     if symmetry is not None:
         values = ordered_values(symmetry.as_written, values)
     names, columns = list[str](), []
-    for name in map(problem.written, problem.coordinates):
+    for name in (_written(problem, each) for each in problem.coordinates):
         flat = values[name].reshape(number, chains, -1)
         # Constants, such as the corner of a Cholesky factor, have no figures.
         flat = flat[:, :, np.ptp(flat, axis=(0, 1)) > 0.0]
         names += [name] * flat.shape[2]
         columns.append(flat)
     return names, np.concatenate(columns, axis=2)
+
+
+def _written(problem: Problem, name: str) -> str:
+    """The site as written that a latent site stands for, or the site itself."""
+    return next((site for site, latent in problem.latents.items() if latent == name), name)
 
 
 def endless(values: Mapping[str, np.ndarray]) -> tuple[str, ...]:
@@ -108,7 +113,7 @@ def flat_far_out(
     with np.errstate(all="ignore"):
         ends = [problem.numbers(some + times * away) for times in (NEAR, FAR)]
         for name in list(sites):
-            near, far = (each[problem.written(name)] for each in ends)
+            near, far = (each[_written(problem, name)] for each in ends)
             if np.isfinite(far).all() and np.allclose(near, far):
                 del sites[name]
             else:

@@ -146,10 +146,6 @@ class Problem:
     prior: Prior | None = None
     views: Views | None = None
 
-    def written(self, name: str) -> str:
-        """The site as written that a latent site stands for, or the site itself."""
-        return next((site for site, latent in self.latents.items() if latent == name), name)
-
     @property
     def is_whole(self) -> bool:
         """Whether every evaluation takes all rows."""

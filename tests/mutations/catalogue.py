@@ -1480,8 +1480,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "importance ratios without the proposal's density",
         "chains/proposal.py",
-        "log_ratios = drawn.values - proposal.log_density(drawn.positions)",
-        "log_ratios = drawn.values",
+        "found = values - self.log_density(positions)",
+        "found = values",
         tests,
     )
     for name, file, old, new, own in (
@@ -1523,8 +1523,8 @@ def _fit() -> Iterator[Mutation]:
         (
             "draws of an approximation weighted without its density",
             "fit/refit.py",
-            "values - proposal.log_density(positions), -np.inf)",
-            "values, -np.inf)",
+            "ratios = proposal.log_ratios(positions, values)",
+            "ratios = values",
             "refit",
         ),
         (
