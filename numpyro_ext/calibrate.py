@@ -13,7 +13,7 @@ from jax import Array, random
 from numpyro_ext.check import of_host
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import array_or_none
-from numpyro_ext.density.replay import Replay, replay
+from numpyro_ext.density.replay import replay
 from numpyro_ext.density.simulate import one_run, prior_draws
 from numpyro_ext.draws import check_key
 from numpyro_ext.fit import seed_of, ways_of
@@ -27,6 +27,7 @@ from ppl_ext.calibrate.calibrate import (
 )
 from ppl_ext.calibrate.calibration import Calibration
 from ppl_ext.check.source import Source
+from ppl_ext.diagnostics.replay import Replay
 from ppl_ext.documented import documented
 from ppl_ext.fit.many import fit_one
 from ppl_ext.fit.programs import Programs

@@ -19,13 +19,14 @@ from ppl_ext.calibrate.calibrate import (
     Host,
 )
 from ppl_ext.calibrate.calibration import Calibration
+from ppl_ext.diagnostics.replay import Replay
 from ppl_ext.documented import documented
 from ppl_ext.fit.many import fit_one
 from ppl_ext.fit.programs import Programs
 from pyro_ext.check import of_host
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import array_or_none
-from pyro_ext.density.replay import Replay, replay
+from pyro_ext.density.replay import replay
 from pyro_ext.density.simulate import one_run, prior_draws
 from pyro_ext.fit import ways_of
 
@@ -90,7 +91,9 @@ def calibrate(
         target=partial(LogDensity, model),
         simulated=simulated,
         fit=fit,
-        source=lambda found, number, *call: of_host(found, model, *call, fits[number]),
+        source=lambda found, number, args, kwargs: of_host(
+            found, model, args, kwargs, fits[number]
+        ),
         likelihood=_likelihood,
         as_array=array_or_none,
         like=_like,

@@ -746,8 +746,8 @@ class Engine(EngineShell, ABC):
         # Schedules over a run need its end; a resumed run ends where the first one would have.
         self._horizon = cadence.last
         if sharding is not None:
-            asked = (tuple(cadence), keep_best, described(until))
-            sharding.agree({"options of the run": self._digest([describe(asked)])})
+            told = describe((tuple(cadence), keep_best, described(until)))
+            sharding.agree({"options of the run": self._digest([told])})
         stream = self._stream
         if stream is not None:
             args, own = stream.first()

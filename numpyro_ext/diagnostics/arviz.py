@@ -167,10 +167,9 @@ def to_arviz(
     options = {} if num_samples is None else {"num_samples": num_samples}
     given = engine.get_samples(state, rng_key=key, **options)
     draws = {name: np.asarray(given[name]) for name in target.layout.names if name in given}
-    wanted = Wanted(
-        *(posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats),
-        *(constant_data, discrete, losses, draw_chunk, data_chunk, dims, coords),
-    )
+    included = posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats
+    wanted = Wanted(*included, constant_data, discrete, losses, draw_chunk, data_chunk)
+    wanted = wanted._replace(dims=dims, coords=coords)
 
     def seeded(*given: Any, number: int | None, **options: Any) -> Replay:
         own = key if number is None else jax.random.fold_in(key, number)

@@ -105,7 +105,7 @@ class Curvature:
     #: ``torch`` or ``jax.numpy``, of which only functions are used that are the same in both.
     xp: ClassVar[Any]
     #: Eigenvalues, rising, and eigenvectors of symmetric matrices.
-    eigen: ClassVar[Callable[[Any], tuple[Any, Any]]]
+    eigen: ClassVar[Callable[..., tuple[Any, Any]]]
 
     diagonal: Float[Any, "... D"]
     matrix: Float[Any, "P D D"] | None = None

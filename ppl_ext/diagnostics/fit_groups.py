@@ -147,7 +147,7 @@ def remembered(
 
 
 class Wanted(NamedTuple):
-    """Which groups are wanted, and how they are made; see ``to_arviz``."""
+    """Which groups are wanted, of what they are made, and how; see ``to_arviz``."""
 
     posterior_predictive: bool
     log_likelihood: bool
@@ -156,11 +156,11 @@ class Wanted(NamedTuple):
     sample_stats: bool
     constant_data: Mapping[str, Any] | bool
     discrete: str | None
-    losses: Any
-    draw_chunk: int | None
-    data_chunk: int | None
-    dims: Mapping[str, Sequence[str]] | None
-    coords: Mapping[str, Sequence[Any]] | None
+    losses: Any = None
+    draw_chunk: int | None = None
+    data_chunk: int | None = None
+    dims: Mapping[str, Sequence[str]] | None = None
+    coords: Mapping[str, Sequence[Any]] | None = None
 
     def to_replay(self) -> list[str]:
         """What of the model has to be computed again; constants are told from observations."""

@@ -215,7 +215,7 @@ def discrepancy_of(
     fit: Any,
     points: Points,
     target: Any,
-    of_fit: tuple[Any, ...],
+    of_fit: tuple[Any, Any, Any, Passes | None],
     num_samples: int | None,
     how: tuple[float | None, int | None],
     wanted: Options,
@@ -227,10 +227,9 @@ def discrepancy_of(
     """
     options = wanted._asdict()
     if points.is_array(fit):
-        *given, passes = of_fit
-        target, data = target_of_positions(
-            fit, target, *given, num_samples, points.of_model, passes
-        )
+        model, args, kwargs, passes = of_fit
+        given = target, model, args, kwargs, num_samples
+        target, data = target_of_positions(fit, *given, points.of_model, passes)
         positions = points.placed(fit, target)
         check_positions(tuple(positions.shape), target.dim)
         return discrepancy_of_positions(positions, target, data, *how, **options)

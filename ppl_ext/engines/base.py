@@ -85,14 +85,14 @@ class EngineShell:
     #: The calls with which an engine meets the model's arguments.
     _first_verbs: ClassVar[str]
     #: A model as one that may be written non-centred; what of a target and its data is to be so.
-    _noncentred: ClassVar[Callable[[Callable[..., Any]], Noncentred]]
-    _moves_of: ClassVar[Callable[[Any, Any], Moves]]
+    _noncentred: ClassVar[Callable[..., Noncentred]]
+    _moves_of: ClassVar[Callable[..., Moves]]
     #: Where a run of a target starts, of a target, random numbers, data and what is given.
     _start_of: ClassVar[Callable[..., Started | None]]
     #: Whether this is a guide of the host with parameters.
-    _is_guide: ClassVar[Callable[[Any], bool]]
+    _is_guide: ClassVar[Callable[..., bool]]
     #: Digest of the numbers in a tree of arguments.
-    _digest: ClassVar[Callable[[Any], str]]
+    _digest: ClassVar[Callable[..., str]]
 
     def __init__(
         self,

@@ -85,7 +85,7 @@ class StochasticGradientShell:
     #: How a guide of the host is given with its parameters.
     _guide_form: ClassVar[str]
     #: Whether this is a guide of the host with parameters.
-    _is_guide: ClassVar[Callable[[Any], bool]]
+    _is_guide: ClassVar[Callable[..., bool]]
 
     #: Of the replicas of a chain, of which the first gives the draws.
     temperatures: tuple[float, ...] = (1.0,)

@@ -292,11 +292,11 @@ class NewtonPart:
     #: An optimizer of the host, as a user would write it.
     _an_optimizer: ClassVar[str]
     #: The kernel by the coupling of the system, and one that is given as one of this package.
-    _kernel_by: ClassVar[Callable[[Coupling], Any]]
-    _as_kernel: ClassVar[Callable[[Any], Any]]
+    _kernel_by: ClassVar[Callable[..., Any]]
+    _as_kernel: ClassVar[Callable[..., Any]]
     #: A metric by products with the curvature, and the coordinates of some sites of a target.
-    _metric: ClassVar[Callable[[Callable[[Any], Any]], Any]]
-    _coordinates: ClassVar[Callable[[Any, Collection[str]], Any]]
+    _metric: ClassVar[Callable[..., Any]]
+    _coordinates: ClassVar[Callable[..., Any]]
 
     def _set_newton(
         self, optim: Any, kernel: Any, curvature: Any, system: Any, step_size: Any, damping: Any
@@ -329,7 +329,8 @@ class NewtonPart:
         """What each solver costs, by the sizes of a curvature at particles (P, D)."""
         points = program.where.part(particles)
         num_basis = len(self._kernel_of(curvature).interactions(points).basis)
-        return solver_costs(self.system, curvature.sizes, *points.shape, num_basis)
+        number, dim = points.shape
+        return solver_costs(self.system, curvature.sizes, number, dim, num_basis)
 
     def _scores_of_a_step(self, plan: Any) -> float:
         # A whole matrix of curvature takes a product with each coordinate's direction.

@@ -156,10 +156,10 @@ def difference(
 class Forms(NamedTuple):
     """Classes of the host's: what wraps distributions, transformed ones, and their transforms."""
 
-    wrappers: tuple[type, ...]
-    transformed: type
-    affine: type
-    monotone: tuple[type, ...]
+    wrappers: Any
+    transformed: Any
+    affine: Any
+    monotone: Any
 
     def unwrapped(self, distribution: Any) -> Any:
         """A distribution without what the hosts' handlers take away."""

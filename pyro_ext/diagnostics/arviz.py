@@ -144,10 +144,9 @@ def to_arviz(
     traces = {} if isinstance(engine, Fit) else getattr(engine, "history", {})
     if result is not None:
         traces = {"loss": result.losses, **result.info}
-    wanted = Wanted(
-        *(posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats),
-        *(constant_data, discrete, losses, draw_chunk, data_chunk, dims, coords),
-    )
+    included = posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats
+    wanted = Wanted(*included, constant_data, discrete, losses, draw_chunk, data_chunk)
+    wanted = wanted._replace(dims=dims, coords=coords)
 
     def seeded(*given: Any, number: int | None, **options: Any) -> Replay:
         return replay(*given, seed=seed + (number or 0), sharding=sharding, **options)
