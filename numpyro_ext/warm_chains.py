@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.reparam import NeuTraReparam
 
 from numpyro_ext.density import LogDensity
-from numpyro_ext.density.handlers import UNOBSERVED, with_missing_rows
+from numpyro_ext.density.handlers import with_missing_rows
 from numpyro_ext.draws import check_key
 from numpyro_ext.fit import seed_of, ways_of
 from numpyro_ext.guides.flat_density import check_has_flat_density, check_same_layout
@@ -22,11 +21,11 @@ from numpyro_ext.sharding import entry
 from numpyro_ext.start import GIVEN, is_given, is_guide, piece_of, started, without_engine
 from ppl_ext.documented import documented
 from ppl_ext.fit import warm
-from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.warm import WARM_DOCUMENTATION, WARMUP
 from ppl_ext.start.given import check_start
 from ppl_ext.start.search import InPieces
 from ppl_ext.start.start import Start
+from ppl_ext.target.missing_rows import UNOBSERVED
 
 #: Mean acceptance for which the step size is adapted.
 ACCEPTANCE = 0.6
@@ -124,12 +123,9 @@ def _meet(
     """The program that chains run on, and what is known of its posterior."""
     check_start(source, is_given, GIVEN)
     ways = ways_of(model, args, kwargs, seed_of(rng_key), generator, engine="warm_chains")
-    way = next(ways)
-    target: LogDensity = way.own
-    warm.check_whole({**target.plates, **target.batch_plates})
-    way.observed.warn()
-    if isinstance(source, Fit) and source.has_program:
-        return warm.way_of(source, itertools.chain([way], ways)).own, warm.of_fit(source)
+    target, chosen = warm.met(ways, source)
+    if chosen is not None:
+        return chosen.own, warm.of_fit(source)
     transport = _transport(source, target)
     if transport is not None:
         moved = transport.reparam(model)

@@ -58,6 +58,7 @@ from ppl_ext.diagnostics.replay import (
     SiteShapes,
     as_computed,
     check_draw_shape,
+    check_draw_shapes,
     check_draws,
     check_room,
     describe_sites,
@@ -382,11 +383,7 @@ def replay(
     if groups and all_rows:
         target.require_all_rows(data, PASS_ALL_ROWS)
     described, sizes = _describe(target, data, one, missing)
-    for name, value in one.items():
-        check_draw_shape(name, value.shape, described[name].shape)
-    linear_at = around or {}
-    for name in one.keys() & linear_at.keys():
-        check_draw_shape(name, tuple(np.shape(linear_at[name])), described[name].shape)
+    check_draw_shapes(one, around or {}, described)
     num_draws = len(next(iter(values.values())))
     check_room(described, groups, num_draws, jnp.dtype(target.dtype).itemsize)
     recorder = Recorder(described, groups, num_draws, target.plates)

@@ -7,7 +7,7 @@ before any work.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -389,3 +389,31 @@ def check_curvature(sites: Sequence[str]) -> None:
             "write a mixture as dist.MixtureSameFamily, or use an engine that takes "
             "scores alone, such as SVGD, ProximalScoreVI, GSM, BaM or fit."
         )
+
+
+class Missing:
+    """Sites that are neither observed nor among the given names, as a model meets them.
+
+    Attributes
+    ----------
+    missing : list of str
+        Those sites, in the order in which they were met.
+    finite : list of str
+        Those of them with finitely many values, which may be discrete latent sites.
+    """
+
+    def __init__(self, given: Collection[str]) -> None:
+        self.given = frozenset(given)
+        self.missing: list[str] = []
+        self.finite: list[str] = []
+
+    def meets(self, site: Any, is_enumerated: Callable[[Any], bool]) -> bool:
+        """Whether a site without a value is one of them, which is then kept."""
+        name = site["name"]
+        if name in self.given:
+            return False
+        if name not in self.missing:
+            self.missing.append(name)
+            if is_enumerated(site):
+                self.finite.append(name)
+        return True

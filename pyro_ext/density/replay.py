@@ -35,6 +35,7 @@ from ppl_ext.diagnostics.replay import (
     SiteShapes,
     as_computed,
     check_draw_shape,
+    check_draw_shapes,
     check_draws,
     check_room,
     describe_sites,
@@ -347,11 +348,7 @@ def replay(
     with torch.no_grad(), without_host_checks(), global_generator(seed):
         one = {name: value[0] for name, value in values.items()}
         described, sizes = _describe(target, data, one, missing)
-        for name, value in one.items():
-            check_draw_shape(name, tuple(value.shape), described[name].shape)
-        linear_at = around or {}
-        for name in one.keys() & linear_at.keys():
-            check_draw_shape(name, tuple(np.shape(linear_at[name])), described[name].shape)
+        check_draw_shapes(one, around or {}, described)
         num_draws = len(next(iter(values.values())))
         check_room(described, groups, num_draws, target.dtype.itemsize)
         places = list(range(num_draws))
