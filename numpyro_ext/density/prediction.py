@@ -49,22 +49,29 @@ class ObserveMissing(Messenger):
         super().__init__(fn)
 
     def process_message(self, msg: Site) -> None:
-        """Observe a site for which nobody has a value."""
+        """Observe a site for which nobody has a value, of the body of a ``scan`` as well."""
+        if msg["type"] == "control_flow":
+            msg["kwargs"]["substitute_stack"].append(("condition", self._stand_in))
+            return
+        value = self._stand_in(msg)
+        if value is not None:
+            msg["value"], msg["is_observed"] = value, True
+
+    def _stand_in(self, msg: Site) -> Array | None:
+        """A value for a site that has none, which is noted; None of all others."""
         latent = is_latent(msg) or is_enumerated(msg)
-        if not latent or msg["value"] is not None:
-            return
+        if not latent or msg["value"] is not None or msg["name"] in self.given:
+            return None
         name = msg["name"]
-        if name in self.given:
-            return
         if name not in self.missing:
             self.missing.append(name)
             if is_enumerated(msg):
                 self.finite.append(name)
-        msg["value"] = msg["fn"].sample(
+        msg["infer"] = {**msg["infer"], STANDS_IN: True}
+        value: Array = msg["fn"].sample(
             random.key(self._seed), msg["kwargs"].get("sample_shape", ())
         )
-        msg["is_observed"] = True
-        msg["infer"] = {**msg["infer"], STANDS_IN: True}
+        return value
 
 
 def run_at(
