@@ -454,6 +454,10 @@ class Engine(EngineShell, ABC):
             bound = target.bind(*batch.args, **{**kwargs, **batch.kwargs})
             return pieces(bound.on_device(), None)
 
+        def constrain(z: np.ndarray) -> dict[str, np.ndarray]:
+            found = target.constrain(jnp.asarray(z, target.dtype), data)
+            return {name: np.asarray(value) for name, value in found.items()}
+
         return self._judgement(
             plan,
             data,
@@ -464,6 +468,7 @@ class Engine(EngineShell, ABC):
             steps=steps,
             evaluations=steps * self._num_positions(plan) * each,
             draw=lambda number: self._to_judge(plan, state, number),
+            constrain=constrain,
         )
 
     # -- set up -------------------------------------------------------------------------------

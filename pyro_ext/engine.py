@@ -893,6 +893,14 @@ class Engine(EngineShell, ABC):
 
             return kept
 
+        def constrain(z: np.ndarray) -> dict[str, np.ndarray]:
+            positions = torch.as_tensor(z, dtype=target.dtype, device=target.device)
+            with torch.no_grad(), global_generator(0):
+                return {
+                    name: on_host(value)
+                    for name, value in target.constrain(positions, data).items()
+                }
+
         def of_batch(batch: Batch) -> Any:
             return pieces(None, target.bind(*batch.args, **{**kwargs, **batch.kwargs}))
 
@@ -906,6 +914,7 @@ class Engine(EngineShell, ABC):
             steps=steps,
             evaluations=evaluations,
             draw=draw,
+            constrain=constrain,
         )
 
     @between_steps()

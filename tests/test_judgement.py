@@ -269,6 +269,47 @@ def test_a_draw_in_the_neck_of_a_funnel_is_told() -> None:
         assert "1 of 20 draws lie where" in judge(run_of(z, **options)).reasons[0]
 
 
+def test_a_standard_deviation_that_rests_on_one_draw_is_told() -> None:
+    """At z0 > 3 the density of z1 is 10,000 times narrower: a chain from there does not move."""
+
+    def density(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        sd = np.where(z[:, 0] > 3.0, 1e-4, 1.0)
+        values = -0.5 * np.square(z[:, 0]) - 0.5 * np.square(z[:, 1] / sd) - np.log(sd)
+        return values, -z / np.stack([np.ones(len(z)), sd**2], 1)
+
+    def constrain(z: np.ndarray) -> dict[str, np.ndarray]:
+        return {"scale": np.exp(z[:, :1]), "z": z}
+
+    def told(z: np.ndarray, **options: Any) -> str:
+        return " ".join(judge(run_of(z, density=density, coordinates=sites, **options)).reasons)
+
+    sites = {"a": slice(0, 2)}
+    for seed in range(10):
+        z = np.random.default_rng(seed).normal(size=(64, 2))
+        z[:, 0] = z[:, 0].clip(None, 2.9)
+        assert "alone" not in told(z, constrain=constrain)
+        z[5] = 4.5, 0.0
+        values = np.exp(z[:, 0])
+        share = (values[5] - values.mean()) ** 2 / np.square(values - values.mean()).sum()
+        words = f"One of 64 draws alone makes {share:.0%} of the variance of 'scale'"
+        assert words in told(z, constrain=constrain)
+        assert not told(z)  # ranks do not see it
+
+
+def test_short_chains_have_the_width_of_a_mode_where_there_are_several() -> None:
+    """Equal Normals 400 standard deviations apart: steps that long would all be refused."""
+    modes = tuple(Mode(np.full(3, at), SD, 0.0, 0.0) for at in (1.0, 401.0))
+
+    def density(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return normal(np.where(z > 200.0, z - 400.0, z))
+
+    z = drawn(64)
+    z[::2] += 400.0
+    found = judge(run_of(z, density=density, modes=modes, evaluations=4e4))
+    assert not found.doubtful
+    assert found.drift is not None
+
+
 def test_short_chains_take_no_more_than_they_may() -> None:
     stiff = InPieces(lambda z, _: (-1e8 * np.square(z).sum(1), -2e8 * z))
     z = 7e-5 * np.random.default_rng(0).normal(size=(64, 3))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -56,7 +56,8 @@ LONGEST = 100_000
 #: Errors that are let pass: of a mean in standard deviations, of the logarithm of a standard
 #: deviation. A user reads two figures, of which neither changes a conclusion by as much.
 MEAN, DEVIATION = 0.25, 0.2
-#: The same of -E[(z - c) s], which is the ratio of variances where the posterior is Normal.
+#: The same of -E[(z - c) s], which is the ratio of variances where the posterior is Normal, and of
+#: one draw's share of a variance.
 VARIANCE = 1.0 - math.exp(-2.0 * DEVIATION)
 #: Pareto k-hat from which on ratios have no mean, so that nothing can be told by weights; and the
 #: variance of log ratios for each dimension up to which that is the number of dimensions' doing:
@@ -243,6 +244,8 @@ class Run:
         That the search for its start has found.
     centred : tuple of str
         See :class:`Judgement`.
+    constrain : callable, optional
+        From flat positions (S, D) to the values of sites, (S, ...) each.
     """
 
     engine: str
@@ -257,6 +260,7 @@ class Run:
     draws_take_all_rows: bool = False
     modes: tuple[Mode, ...] = ()
     centred: tuple[str, ...] = ()
+    constrain: Callable[[np.ndarray], Mapping[str, np.ndarray]] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -434,13 +438,7 @@ def _missed_mode(run: Run, z: Float[np.ndarray, "S D"], evaluate: Evaluate) -> t
     masses = heights + np.array([mode.log_scale for mode in modes])
     shares = np.exp(masses - masses.max())
     shares = shares / shares.sum()
-    # A draw belongs to the mode whose Normal has most density there, the modes' masses alike.
-    logs = []
-    for mode in modes:
-        moves, factor = z - mode.mean, mode.factor
-        white = moves / factor if factor.ndim == 1 else np.linalg.solve(factor, moves.T).T
-        logs.append(-0.5 * np.square(white).sum(1) - mode.log_scale)
-    held = np.bincount(np.stack(logs).argmax(0), minlength=len(modes)) / len(z)
+    held = np.bincount(_nearest_mode(modes, z), minlength=len(modes)) / len(z)
     most = int(held.argmax())
     for k, mode in enumerate(modes):
         # Modes that differ by an exchange of labels, within sites, say the same.
@@ -454,6 +452,26 @@ def _missed_mode(run: Run, z: Float[np.ndarray, "S D"], evaluate: Evaluate) -> t
                 f"of the mass has {held[k]:.0%} of the draws.",
             )
     return ()
+
+
+def _nearest_mode(modes: Sequence[Mode], z: Float[np.ndarray, "S D"]) -> Int[np.ndarray, " S"]:
+    """The mode whose Normal has most density at each draw, the modes' masses alike."""
+    logs = []
+    for mode in modes:
+        moves, factor = z - mode.mean, mode.factor
+        white = moves / factor if factor.ndim == 1 else np.linalg.solve(factor, moves.T).T
+        logs.append(-0.5 * np.square(white).sum(1) - mode.log_scale)
+    return np.stack(logs).argmax(0)
+
+
+def _within_modes(modes: Sequence[Mode], z: Float[np.ndarray, "S D"]) -> Float[np.ndarray, "S D"]:
+    """The draws less the mean of those that are near the same mode."""
+    if not 1 < len(modes) <= WIDTH:
+        return z
+    nearest, moved = _nearest_mode(modes, z), z.copy()
+    for mode in np.unique(nearest):
+        moved[nearest == mode] -= z[nearest == mode].mean(0)
+    return moved
 
 
 class _SpentError(Exception):
@@ -479,6 +497,7 @@ def _by_drift(
             z,
             np.random.default_rng(0),
             run.names,
+            like=_within_modes(run.modes, z),
             chains=min(len(z), MOST_CHAINS),
             transitions=MOST_TRANSITIONS,
             tuning_chains=TUNING_CHAINS,
@@ -508,7 +527,34 @@ def _by_drift(
         return replace(found, reasons=(narrow,), drift=moved)
     if moved.is_adrift:
         return replace(found, reasons=(moved.told,), drift=moved)
+    if alone := _alone(run, moved):
+        return replace(found, reasons=(alone,), drift=moved)
     return replace(found, told=(*found.told, moved.told), drift=moved)
+
+
+def _alone(run: Run, moved: Drift) -> str:
+    """What is to be said of a standard deviation that rests on one draw that is out of place.
+
+    Ranks do not see one draw of many that lies too far out, and a standard deviation sees little
+    else. A draw that no transition moves lies where the density is narrower than at the others.
+    """
+    if run.constrain is None or moved.starts is None or moved.unmoved is None:
+        return ""
+    if not moved.unmoved.any():
+        return ""
+    for name, values in run.constrain(moved.starts).items():
+        flat = values.reshape(len(values), -1).astype(np.float64)
+        squares = np.square(flat - flat.mean(0))
+        shares = squares / np.maximum(squares.sum(0), np.finfo(float).tiny)
+        for column, farthest in enumerate(shares.argmax(0)):
+            share = shares[farthest, column]
+            if share > VARIANCE and moved.unmoved[farthest]:
+                entry = f"{name}[{column}]" if flat.shape[1] > 1 else name
+                return (
+                    f"One of {len(flat)} draws alone makes {share:.0%} of the variance of "
+                    f"'{entry}', and short chains do not move it: the density is narrower there."
+                )
+    return ""
 
 
 def _tails(

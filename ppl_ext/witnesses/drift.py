@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy.special import ndtri, stdtrit
 
 from ppl_ext.chains.hamiltonian import LENGTH, Chains, Factor, Positions, trajectory
@@ -68,6 +68,10 @@ class Drift:
     stuck : int
         Chains of which every move was all but impossible: they lie where the density is many times
         narrower than at the other draws.
+    starts : array (M, D), optional
+        Where chains started.
+    unmoved : array (M,), optional
+        Which of them are still there.
     """
 
     sizes: Float[np.ndarray, "4 C"]
@@ -79,6 +83,8 @@ class Drift:
     names: Sequence[str]
     level: float = LEVEL
     stuck: int = 0
+    starts: Float[np.ndarray, "M D"] | None = field(default=None, repr=False, compare=False)
+    unmoved: Bool[np.ndarray, " M"] | None = field(default=None, repr=False, compare=False)
 
     def _shares(self) -> Float[np.ndarray, "4 C"]:
         number = self.sizes.size
@@ -117,6 +123,7 @@ def drift(
     chains: int,
     transitions: int,
     ordered: Callable[[Positions], Positions] | None = None,
+    like: Positions | None = None,
     sees_density: bool = True,
     has_budget: Callable[[], bool] = lambda: True,
     tuning_chains: int = TUNING_CHAINS,
@@ -127,11 +134,12 @@ def drift(
     ``positions`` are to be independent of each other, or nearly so. Where log densities are
     rounded too much, the kernel leaves the rounded density as it is and not the exact one, so
     that ``sees_density`` is to be False. Where labels can be exchanged, ``ordered`` puts those of
-    positions in order, before and after alike. After ``least`` transitions they go on while
-    ``has_budget``.
+    positions in order, before and after alike. The metric is that of ``like``, of the positions
+    where it is None. After ``least`` transitions they go on while ``has_budget``.
     """
     # Any metric will do; that of one order of labels is not as wide as all of them lie apart.
-    factor = metric_of(positions if ordered is None else ordered(positions))
+    like = positions if like is None else like
+    factor = metric_of(like if ordered is None else ordered(like))
     chosen = positions[generator.permutation(len(positions))]
     step_size = _step_size(evaluate, chosen[:tuning_chains], factor, generator)
     at = Chains.at(chosen[:chains], evaluate)
@@ -200,7 +208,17 @@ def _figures(seen: Float[np.ndarray, "T M C"], accepted: float, names: Sequence[
     changes = [each[1:].mean(0) - each[0] for each in figures]
     sizes = np.stack([each.mean(0) for each in changes])
     errors = np.stack([each.std(0, ddof=1) for each in changes]) / math.sqrt(chains)
-    return Drift(sizes, errors, _nested_r_hat(seen), chains, transitions, accepted, names)
+    return Drift(
+        sizes,
+        errors,
+        _nested_r_hat(seen),
+        chains,
+        transitions,
+        accepted,
+        names,
+        starts=seen[0, :, :-1],
+        unmoved=(seen[-1, :, :-1] == seen[0, :, :-1]).all(1),
+    )
 
 
 def _normal_scores(values: Float[np.ndarray, "T M C"]) -> Float[np.ndarray, "T M C"]:

@@ -1825,6 +1825,20 @@ def _fit() -> Iterator[Mutation]:
         "test_judgement",
     )
     yield from neutral(
+        "a standard deviation that rests on the nearest draw, not the farthest",
+        "engines/judgement.py",
+        "enumerate(shares.argmax(0))",
+        "enumerate(shares.argmin(0))",
+        "test_judgement",
+    )
+    yield from neutral(
+        "short chains as wide as all modes together",
+        "engines/judgement.py",
+        "like=_within_modes(run.modes, z)",
+        "like=z",
+        "test_judgement",
+    )
+    yield from neutral(
         "a judgement of tails that leaves out the factor three",
         "engines/judgement.py",
         "squares = 3.0 * np.square(moves).mean(0)",
