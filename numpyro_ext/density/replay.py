@@ -570,8 +570,8 @@ def _compiled_chunk(
             if "predictive" in groups and not apart:
                 computed["predictive"] = {name: _new_observation(site, key)}
         if "predictive" in groups and apart:
-            new = {"resample": key, "prior": random.fold_in(key, 1), "names": observed}
-            again = _run(target, data, values, indices, **new)
+            prior = random.fold_in(key, 1)
+            again = _run(target, data, values, indices, key, prior, observed)
             computed["predictive"] = {name: again[name]["value"] for name in observed}
         return computed
 
