@@ -48,17 +48,24 @@ class ObserveMissing(Missing, Messenger):
         Messenger.__init__(self, fn)
 
     def process_message(self, msg: Site) -> None:
-        """Observe a site for which nobody has a value."""
+        """Observe a site for which nobody has a value, of the body of a ``scan`` as well."""
+        if msg["type"] == "control_flow":
+            msg["kwargs"]["substitute_stack"].append(("condition", self._stand_in))
+            return
+        value = self._stand_in(msg)
+        if value is not None:
+            msg["value"], msg["is_observed"] = value, True
+
+    def _stand_in(self, msg: Site) -> Array | None:
+        """A value for a site that has none, which is noted; None of all others."""
         latent = is_latent(msg) or is_enumerated(msg)
-        if not latent or msg["value"] is not None:
-            return
-        if not self.meets(msg, is_enumerated):
-            return
-        msg["value"] = msg["fn"].sample(
+        if not latent or msg["value"] is not None or not self.meets(msg, is_enumerated):
+            return None
+        msg["infer"] = {**msg["infer"], STANDS_IN: True}
+        value: Array = msg["fn"].sample(
             random.key(self._seed), msg["kwargs"].get("sample_shape", ())
         )
-        msg["is_observed"] = True
-        msg["infer"] = {**msg["infer"], STANDS_IN: True}
+        return value
 
 
 def run_at(

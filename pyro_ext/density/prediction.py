@@ -23,6 +23,7 @@ from ppl_ext.target.outputs import prediction_terms
 from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.handlers import global_generator, without_host_checks
 from pyro_ext.density.outputs import joint_mask, unwrap
+from pyro_ext.density.sampling import sampled
 
 
 class ObserveMissing(Missing, Messenger):
@@ -63,7 +64,7 @@ class ObserveMissing(Missing, Messenger):
         if not self.meets(msg, is_enumerated):
             return
         with global_generator(self._seed), torch.no_grad():
-            msg["value"] = msg["fn"].sample()
+            msg["value"] = sampled(msg["fn"])
         msg["is_observed"] = True
         msg["infer"] = {**(msg["infer"] or {}), STANDS_IN: True}
 

@@ -193,6 +193,11 @@ def test_a_sentence_is_what_the_page_explains(sentence: str) -> None:
     assert f"| {sentence} |" in PAGE
 
 
+@pytest.mark.parametrize("stage", STAGES.values())
+def test_a_stage_is_what_the_page_explains(stage: str) -> None:
+    assert f"| {stage} |" in PAGE
+
+
 def test_there_are_as_many_sentences_as_were_hard_to_read() -> None:
     assert len(SENTENCES) >= 25
 
