@@ -39,7 +39,7 @@ def page(runs: Sequence[Record], explained: str | None = None) -> str:
     found = {
         "about": (
             f"{len(shown)} runs on {len(posteriors)} posteriors, of "
-            f"{' or '.join(f'{budget:,}' for budget in budgets)} score evaluations each, made "
+            f"{' or '.join(f'{budget:,}' for budget in budgets)} score evaluations at most, made "
             f"{' to '.join(dict.fromkeys([days[0], days[-1]]))} by python -m benchmarks "
             "posteriordb. All but NUTS and nutpie begin where a search for the mode ends."
         ),
