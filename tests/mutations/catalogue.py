@@ -235,10 +235,17 @@ def _density() -> Iterator[Mutation]:
     yield from both(
         "rows that obs_mask leaves out are flat where they are seen",
         "density/handlers.py",
-        'if msg["type"] == "sample" and msg["name"].startswith(self.name):',
-        'if msg["type"] == "plate" and msg["name"].startswith(self.name):',
+        "if name.startswith(self.name):",
+        "if name is None:",
         "missing_rows",
         pyro=('msg["mask"] = None', 'msg["mask"] = msg["mask"]'),
+    )
+    yield from numpyro(
+        "rows that obs_mask leaves out have no Jacobian where they are seen",
+        "density/handlers.py",
+        'name = msg["name"].removeprefix("_") if',
+        'name = msg["name"] if',
+        "missing_rows",
     )
     yield from pyro(
         "angles of other turns are left there",
