@@ -14,7 +14,7 @@ from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.reparam import NeuTraReparam
 
 from numpyro_ext.density import LogDensity
-from numpyro_ext.density.handlers import UNOBSERVED, with_missing_rows
+from numpyro_ext.density.handlers import with_missing_rows
 from numpyro_ext.draws import check_key
 from numpyro_ext.fit import seed_of, ways_of
 from numpyro_ext.guides.flat_density import check_has_flat_density, check_same_layout
@@ -27,6 +27,7 @@ from ppl_ext.fit.warm import WARM_DOCUMENTATION, WARMUP
 from ppl_ext.start.given import check_start
 from ppl_ext.start.search import InPieces
 from ppl_ext.start.start import Start
+from ppl_ext.target.discrete import UNOBSERVED
 
 #: Mean acceptance for which the step size is adapted.
 ACCEPTANCE = 0.6

@@ -30,7 +30,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 from numpyro_ext.density.layout import Indices
 from ppl_ext import process
 from ppl_ext.errors import ArgumentError, ModelCheckError
-from ppl_ext.target.discrete import support_error
+from ppl_ext.target.discrete import UNOBSERVED, support_error
 from ppl_ext.target.scores import check_subsample_size, repeated_plates_error
 
 Parameters = ParamSpec("Parameters")
@@ -393,10 +393,6 @@ def alone(function: Callable[Parameters, Result]) -> Callable[Parameters, Result
 def run_trace(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trace:
     """Run ``model`` and return its trace."""
     return handlers.trace(model).get_trace(*args, **kwargs)
-
-
-#: How the host's name ends of the latent site of ``sample(..., obs_mask=)``.
-UNOBSERVED = "_unobserved"
 
 
 class _WithoutMask(Messenger):

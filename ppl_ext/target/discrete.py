@@ -34,6 +34,10 @@ class RowTerms(NamedTuple):
     sites: tuple[str, ...]
 
 
+#: How the hosts' name ends of the latent site of ``sample(..., obs_mask=)``.
+UNOBSERVED = "_unobserved"
+
+
 def _named(sites: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in sites)
 
@@ -51,6 +55,15 @@ def infinite_support_error(site: str, distribution: str) -> ModelCheckError:
     site, distribution : str
         Its name, and its distribution's.
     """
+    if site.endswith(UNOBSERVED):
+        seen = site.removesuffix(UNOBSERVED)
+        return ModelCheckError(
+            f"Rows of '{seen}' that obs_mask leaves out are a latent site '{site}' for the host, "
+            f"whose distribution {distribution} has no finite list of values to sum over. Expected "
+            "the rows that are seen alone: they give the same posterior. Leave the others out of "
+            f"the arguments, or write `with handlers.mask(mask=seen): sample('{seen}', ..., obs=y)` "
+            "in place of obs_mask=seen."
+        )
     return ModelCheckError(
         f"Continuous inference cannot handle discrete sample site '{site}'. Its distribution "
         f"{distribution} has no finite list of values (has_enumerate_support is False), so it "

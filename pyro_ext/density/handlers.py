@@ -41,7 +41,7 @@ from torch.distributions.transforms import ComposeTransform, IndependentTransfor
 
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.process import KEEPERS, handling, swapping
-from ppl_ext.target.discrete import STANDS_IN, check_places, support_error
+from ppl_ext.target.discrete import STANDS_IN, UNOBSERVED, check_places, support_error
 from ppl_ext.target.scores import check_subsample_size
 from pyro_ext.density.enumeration import Factor, factor_of, is_enumerated, log_marginal, values_of
 from pyro_ext.density.failed_factors import FailedFactors
@@ -599,10 +599,6 @@ def _plain_safe_log() -> Iterator[None]:
         yield
     finally:
         del _SafeLog.apply
-
-
-#: How the host's name ends of the latent site of ``sample(..., obs_mask=)``.
-UNOBSERVED = "_unobserved"
 
 
 class _WithoutMask(Messenger):

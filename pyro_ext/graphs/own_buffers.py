@@ -74,6 +74,8 @@ class OwnBuffers(TorchFunctionMode):
             return getattr(self.position, _LIKE[func])(like.shape, **options)
         if func is Tensor.__setitem__ and _is_fill(*args[1:]):
             tensor, mask, value = args
-            tensor.masked_fill_(mask.reshape(*mask.shape, *(1,) * (tensor.dim() - mask.dim())), value)
+            tensor.masked_fill_(
+                mask.reshape(*mask.shape, *(1,) * (tensor.dim() - mask.dim())), value
+            )
             return None
         return func(*args, **kwargs)

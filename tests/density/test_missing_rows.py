@@ -79,6 +79,24 @@ def test_rows_within_bounds_have_their_own_jacobian(backend: Any, kind: str) -> 
     np.testing.assert_allclose(*found, rtol=1e-5)
 
 
+def test_counts_that_are_missing_are_refused_in_words_that_help(backend: Any) -> None:
+    host, dist = backend.host, backend.dist
+
+    def counts(y: Any, seen: Any, by_mask: bool) -> None:
+        rate = host.sample("rate", dist.Gamma(2.0, 1.0))
+        with host.plate("rows", len(y)):
+            if not by_mask:
+                host.sample("y", dist.Poisson(rate), obs=y, obs_mask=seen)
+                return
+            with backend.handlers.mask(mask=seen):  # as the message says
+                host.sample("y", dist.Poisson(rate), obs=y)
+
+    y = backend.array(np.array([3.0, 0.0, 1.0, 2.0], np.float32))
+    with pytest.raises(backend.public.ModelCheckError, match="rows that are seen alone"):
+        backend.target(counts, (y, backend.array(SEEN), False))
+    assert backend.target(counts, (y, backend.array(SEEN), True))[0].dim == 1
+
+
 def test_rows_written_non_centred_have_no_mask_either(backend: Any) -> None:
     # At location 0 and scale 1 both ways are one density.
     positions = np.random.default_rng(0).normal(size=(3, 6))
