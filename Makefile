@@ -23,7 +23,7 @@ FIND_PYTHON312 = for p in $(PYTHON312) python3.12 "$$(pyenv prefix 3.12 2>/dev/n
 	"$$p" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo "$$p" && break; done
 
 .DEFAULT_GOAL := help
-.PHONY: help install stan-headers demo test test-benchmarks test-docs test-slow test-mutations test-arviz1 \
+.PHONY: help install stan-headers demo test test-long test-benchmarks test-docs test-slow test-mutations test-arviz1 \
 	lint types docs linkcheck dist quick-start clean
 
 help:  ## list the targets
@@ -56,6 +56,9 @@ BENCHMARKS := tests/benchmarks tests/examples
 
 test: $(STAMP)  ## run the fast tests, with ROOM=kernels those that can notice a fault in that room
 	$(PYTEST) $(if $(ROOM),$$($(PY) -m tests.rooms $(ROOM)),$(BENCHMARKS:%=--ignore=%)) $(PYTEST_ARGS)
+
+test-long: $(STAMP)  ## run the long tests that `make test` leaves out, listed in tests/long.txt
+	$(PYTEST) -m "long and not slow and not docs" $(BENCHMARKS:%=--ignore=%) $(PYTEST_ARGS)
 
 test-benchmarks: $(STAMP)  ## run the fast tests of benchmarks and of docs/examples
 	$(PYTEST) $(BENCHMARKS) $(PYTEST_ARGS)

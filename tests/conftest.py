@@ -5,6 +5,7 @@
   from run to run (`JAX_COMPILATION_CACHE_DIR` names another) and from which what was not used for
   longest goes when it has grown past a bound.
 - Files of tests that took long the last time come first, so that test processes end together.
+- Tests that take long, of which `tests/long.txt` is the list, are left to `make test-long`.
 - A module that wants float64 says so at import, as a user's script would
   (`jax.config.update("jax_enable_x64", True)`, `torch.set_default_dtype(torch.float64)`). What it
   sets holds for its own tests and for no other module's.
@@ -287,8 +288,13 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 BY_NIGHT = {"in_one_package": "pyro", "formula": "numpyro", "in_both_packages": None}
 
 
+#: Names of long tests; `python -m tests.long` writes them.
+_LIST = Path(__file__).with_name("long.txt")
+LONG = frozenset(_LIST.read_text().splitlines()) if _LIST.exists() else frozenset()
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Leave to the slow tests what the fast ones run in one package alone.
+    """Mark tests that are long, and leave to the slow tests what fast ones run in one package.
 
     ``in_one_package`` are statistical checks of whole runs, whose steps other tests hold equal in
     both packages: Pyro runs them step by step, NumPyro in compiled loops. ``formula`` is arithmetic
@@ -300,6 +306,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     parts = item.name.partition("[")[2].rstrip("]").split("-")
     if marks and BY_NIGHT[marks[0]] in parts:
         item.add_marker("slow")
+    if item.nodeid in LONG:
+        item.add_marker("long")
 
 
 @pytest.fixture(scope="module", autouse=True)

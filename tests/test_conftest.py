@@ -139,6 +139,21 @@ def test_of_neither(request):
     assert status == 0 and "7 passed" in output, output
 
 
+def test_tests_of_the_list_are_marked_long(tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("test_it.py::test_one[a b]\n")
+    body = """
+import pytest
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+@pytest.mark.parametrize("name", ["a b", "c"])
+def test_one(request, name):
+    assert (request.node.get_closest_marker("long") is not None) == (name == "a b")
+"""
+    status, output = run_suite(tmp_path, {"test_it.py": body}, ci=False)
+    assert status == 0 and "2 passed" in output, output
+
+
 def test_files_that_took_long_come_first_after_new_ones(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()

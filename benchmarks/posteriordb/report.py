@@ -313,7 +313,8 @@ def _of_the_page(runs: Sequence[Record]) -> list[Record]:
 
 def _engine(method: str) -> str:
     name, _, kind = method.partition(", ")
-    name = f"`{name}`" if METHODS[method].ours else f"{name} of the host"
+    if method != "nutpie":
+        name = f"`{name}`" if METHODS[method].ours else f"{name} of the host"
     return f"{name}, {kind}" if kind else name
 
 
@@ -575,7 +576,7 @@ def plot_curves(runs: Sequence[Record], path: Path, figure_name: str) -> None:
                 style,
                 lw=1.3,
                 marker="." if record.backend == "numpyro" else "x",
-                ms=3,
+                ms=3 if len(values) > 1 else 10,  # one point alone is not to be overlooked
                 color=colour[record.method],
                 alpha=0.8,
             )

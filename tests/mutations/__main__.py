@@ -92,7 +92,8 @@ def run_tests(
     # Tests of both packages in one text have the package's name in their own.
     chosen = {"numpyro_ext": "not pyro or numpyro", "pyro_ext": "not numpyro"}.get(package)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-rfE", "-p", "no:cacheprovider"]
-    command += ["--no-header", "--tb=no", *extra]
+    # Long tests too: they are tests of every change, for which `make test` has no time.
+    command += ["--no-header", "--tb=no", "-m", "not slow and not docs", *extra]
     if chosen is not None and not any("::" in name for name in names):
         command += ["-k", chosen]
     environment = {key: value for key, value in os.environ.items() if key != "CI"}
