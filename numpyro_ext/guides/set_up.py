@@ -188,8 +188,8 @@ def _as_it_is(site: Any) -> None:
 class _OrderOfTrace(AutoGuide):
     """Put before ``AutoGuide`` in a guide's classes while it is set up.
 
-    When its first try cannot be judged, or is none, the host keeps the initial values in a compiled loop, from
-    which they come in the order of their names. All that is made of them follows the model's.
+    When its first try cannot be judged, or is none, the host keeps the initial values in a compiled
+    loop, from which they come in the order of their names. All that is made of them follows the model's.
     """
 
     _init_locs: dict[str, Any]

@@ -74,8 +74,7 @@ class OwnBuffers(TorchFunctionMode):
             return getattr(self.position, _LIKE[func])(like.shape, **options)
         if func is Tensor.__setitem__ and _is_fill(*args[1:]):
             tensor, mask, value = args
-            tensor.masked_fill_(
-                mask.reshape(*mask.shape, *(1,) * (tensor.dim() - mask.dim())), value
-            )
+            more = (1,) * (tensor.dim() - mask.dim())
+            tensor.masked_fill_(mask.reshape(*mask.shape, *more), value)
             return None
         return func(*args, **kwargs)

@@ -205,7 +205,7 @@ def test_without_valid_initial_values_the_host_says_so() -> None:
 
 
 def test_a_first_draw_that_no_distribution_takes_is_drawn_again() -> None:
-    """Of a rate that is negative at about half of the positions; sites stay in the model's order."""
+    """Of a rate that is negative at half of the positions. Sites stay in the model's order."""
 
     def rates(counts: jax.Array) -> None:
         rate = numpyro.sample("rate", dist.Normal(0.0, 1.0))
