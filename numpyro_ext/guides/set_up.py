@@ -189,7 +189,8 @@ class _OrderOfTrace(AutoGuide):
     """Put before ``AutoGuide`` in a guide's classes while it is set up.
 
     When its first try cannot be judged, or is none, the host keeps the initial values in a compiled
-    loop, from which they come in the order of their names. All that is made of them follows the model's.
+    loop, from which they come in the order of their names. All that is made of them follows the
+    model's.
     """
 
     _init_locs: dict[str, Any]

@@ -60,9 +60,9 @@ def infinite_support_error(site: str, distribution: str) -> ModelCheckError:
         return ModelCheckError(
             f"Rows of '{seen}' that obs_mask leaves out are a latent site '{site}' for the host, "
             f"whose distribution {distribution} has no finite list of values to sum over. Expected "
-            "the rows that are seen alone: they give the same posterior. Leave the others out of the "
-            f"arguments, or write `with handlers.mask(mask=seen): sample('{seen}', ..., obs=y)` in "
-            "place of obs_mask=seen."
+            "the rows that are seen alone: they give the same posterior. Leave the others out, or "
+            f"write `with handlers.mask(mask=seen): sample('{seen}', ..., obs=y)` in place of "
+            "obs_mask=seen."
         )
     return ModelCheckError(
         f"Continuous inference cannot handle discrete sample site '{site}'. Its distribution "
