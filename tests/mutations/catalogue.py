@@ -1881,7 +1881,8 @@ def _fit() -> Iterator[Mutation]:
         yield from neutral(name, "witnesses/ratios.py", old, new, tests)
     for name, old, new in (
         ("a density that falls is called flat far out", "near - far >= math", "near - far <= math"),
-        ("levels of rounding called flat far out", "(far > np.median(here) - volume)", "True"),
+        ("levels of rounding called flat far out", "np.median(here) - volume", "-np.inf"),
+        ("levels far out with their Jacobian", "level = 2.0 * one - two", "level = two"),
     ):
         yield from neutral(name, "fit/chain_figures.py", old, new, "fit")
     least = "own = np.minimum(own, effective_number(draws))"
