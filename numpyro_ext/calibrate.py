@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from jax import Array, random
 
 from numpyro_ext.check import of_host
-from numpyro_ext.density import LogDensity
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import array_or_none
 from numpyro_ext.density.replay import replay
 from numpyro_ext.density.simulate import one_run, prior_draws
@@ -24,16 +23,14 @@ from ppl_ext.calibrate.calibrate import (
     CALIBRATE_DOCUMENTATION,
     DATA_SETS,
     DRAWS,
-    Simulated,
+    Host,
 )
 from ppl_ext.calibrate.calibration import Calibration
-from ppl_ext.check.source import Source, source_of
+from ppl_ext.check.source import Source
+from ppl_ext.diagnostics.replay import Replay
 from ppl_ext.documented import documented
-from ppl_ext.errors import HeldParameterWarning
-from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.many import fit_one
 from ppl_ext.fit.programs import Programs
-from ppl_ext.target.observations import Observations
 
 
 @documented(
@@ -84,53 +81,41 @@ def calibrate(
     check_key(rng_key)
     shared.check_options(fit_function, num_data_sets, num_draws, observed, progress_bar)
     keys = random.split(rng_key, 5)
-    observations = Observations(model, args, kwargs, observed)
-    drawn, factors = one_run(model, keys[0], args, kwargs)
-    args, kwargs = observations.with_placeholders(drawn)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HeldParameterWarning)
-        target = LogDensity(model, keys[0], args, kwargs, engine="calibrate")
-    local = target.local_sites if target.plates else ()
-    shared.check_can_be_simulated(factors, target.parameter_sites, local)
-    data = target.bind(*args, **kwargs)
-    truths = prior_draws(
-        model, keys[1], target.layout.names, num_data_sets, args, kwargs, target.held
-    )
-    found = replay(target, truths, data, groups=["predictive", "observed"], rng_key=keys[2])
-    observations.find(found.observed, array_or_none)
 
-    def arguments(number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return observations.with_rows(found.predictive, number, _like)
+    def simulated(target: LogDensity, args: Any, kwargs: Any) -> tuple[Any, Replay]:
+        data, names = target.bind(*args, **kwargs), target.layout.names
+        truths = prior_draws(model, keys[1], names, num_data_sets, args, kwargs, target.held)
+        groups = ["predictive", "observed"]
+        return truths, replay(target, truths, data, groups=groups, rng_key=keys[2])
 
-    programs = Programs()
-
-    def fitted(number: int) -> tuple[Source, str | None]:
-        args, kwargs = arguments(number)
+    def fit(number: int, call: Any, programs: Programs) -> Any:
         key = random.fold_in(keys[3], number)
         if fit_function is None:
-            given: Any = fit_one(partial(ways_of, model), (args, kwargs), seed_of(key), programs)
-        else:
-            given = fit_function(key, *args, **kwargs)
-        level = given.verdict.level if isinstance(given, Fit) else None
-        own = random.fold_in(keys[4], number)
-        return source_of(given, lambda each: of_host(each, model, args, kwargs, own)), level
+            return fit_one(partial(ways_of, model), call, seed_of(key), programs)
+        return fit_function(key, *call[0], **call[1])
 
-    def likelihood(number: int, draws: dict[str, np.ndarray]) -> np.ndarray:
-        args, kwargs = arguments(number)
-        bound = target.bind(*args, **kwargs)
-        values = {name: jnp.asarray(each, target.dtype) for name, each in draws.items()}
-        positions = target.unconstrain(values, bound)
-        return np.asarray(target.full_log_prior_and_likelihood(positions, bound)[1])
+    def source(found: Any, number: int, args: Any, kwargs: Any) -> Source | None:
+        return of_host(found, model, args, kwargs, random.fold_in(keys[4], number))
 
-    simulated = Simulated(
-        truths,
-        fitted,
-        likelihood,
-        {name: site.plates for name, site in found.sites.items()},
-        found.plate_sizes,
+    host = Host(
+        run=partial(one_run, model, keys[0]),
+        target=partial(LogDensity, model, keys[0], engine="calibrate"),
+        simulated=simulated,
+        fit=fit,
+        source=source,
+        likelihood=_likelihood,
+        as_array=array_or_none,
+        like=_like,
     )
     generator = np.random.default_rng(np.asarray(random.bits(keys[4], (4,))))
-    return shared.calibrate(simulated, generator, num_draws, progress_bar)
+    found = shared.simulated_by(host, model, args, kwargs, observed)
+    return shared.calibrate(found, generator, num_draws, progress_bar)
+
+
+def _likelihood(target: LogDensity, data: Data, draws: dict[str, np.ndarray]) -> np.ndarray:
+    values = {name: jnp.asarray(each, target.dtype) for name, each in draws.items()}
+    positions = target.unconstrain(values, data)
+    return np.asarray(target.full_log_prior_and_likelihood(positions, data)[1])
 
 
 def _like(value: np.ndarray, given: Any) -> Any:

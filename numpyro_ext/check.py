@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import warnings
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +10,7 @@ import numpy as np
 from jax import Array, random
 from numpyro.infer import MCMC, SVI
 
-from numpyro_ext.density import LogDensity
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import place
 from numpyro_ext.diagnostics.chains import Chains
 from numpyro_ext.diagnostics.fit import FittedGuide, fitted_guide, state_of_engine
@@ -29,7 +26,7 @@ from ppl_ext.check.check import CHECK_DOCUMENTATION, CHECK_ESS, Program
 from ppl_ext.check.predictions import told_of_predictions
 from ppl_ext.check.source import Source, number_of_draws, source_of
 from ppl_ext.documented import documented
-from ppl_ext.errors import ArgumentError, HeldParameterWarning
+from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.target.noncentred import moved_sites
 
@@ -116,33 +113,23 @@ def program_of(
 ) -> Program:
     """What a check asks of a NumPyro program, parameters without a prior as in ``held``."""
     ways = ways_of(model, args, kwargs, seed, generator, engine="check", held=held, passes=passes)
-    with warnings.catch_warnings():
-        # The verdict says it.
-        warnings.simplefilter("ignore", HeldParameterWarning)
-        written = next(ways)
-    target: LogDensity = written.target
-    if not written.is_whole:
-        target = target.over(passes)
-    data = written.data
+    return shared.program_of(ways, passes, _unconstrain, _parts)
 
-    def unconstrain(draws: Mapping[str, Any]) -> np.ndarray:
-        values = {name: np.asarray(draws[name], target.dtype) for name in target.layout.names}
-        number = len(values[target.layout.names[0]])
-        pieces = []
-        for start in range(0, number, WIDTH):
-            rows = np.minimum(np.arange(start, start + WIDTH), number - 1)
-            some = {name: jnp.asarray(value[rows]) for name, value in values.items()}
-            pieces.append(np.asarray(target.unconstrain(some, data), np.float64))
-        return np.concatenate(pieces)[:number]
 
-    def parts(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        found = target.full_score_parts(jnp.asarray(positions, target.dtype), data)
-        return np.asarray(found.prior), np.asarray(found.likelihood)
+def _unconstrain(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> np.ndarray:
+    values = {name: np.asarray(draws[name], target.dtype) for name in target.layout.names}
+    number = len(values[target.layout.names[0]])
+    pieces = []
+    for start in range(0, number, WIDTH):
+        rows = np.minimum(np.arange(start, start + WIDTH), number - 1)
+        some = {name: jnp.asarray(value[rows]) for name, value in values.items()}
+        pieces.append(np.asarray(target.unconstrain(some, data), np.float64))
+    return np.concatenate(pieces)[:number]
 
-    shapes = partial(target.value_shapes, data)
-    names = list(target.held)
-    every = itertools.chain([written], ways)
-    return Program(written, lambda: every, unconstrain, shapes, parts, names)
+
+def _parts(target: LogDensity, data: Data, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    found = target.full_score_parts(jnp.asarray(positions, target.dtype), data)
+    return np.asarray(found.prior), np.asarray(found.likelihood)
 
 
 def of_host(

@@ -32,7 +32,6 @@ step and the result is the same to the last bit.
 from __future__ import annotations
 
 import os
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -62,25 +61,24 @@ from ppl_ext.batches.stream import Stream, check_no_arguments
 from ppl_ext.engines.base import EngineShell
 from ppl_ext.engines.judgement import Drawn, Judgement
 from ppl_ext.engines.result import Looks, Ran
-from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError, RankLostError
+from ppl_ext.errors import ArgumentError, NonFiniteError, RankLostError
 from ppl_ext.options import described
-from ppl_ext.process import hold, release, swapped
+from ppl_ext.process import hold, release
 from ppl_ext.running import state_files
-from ppl_ext.running.best import Best, warn_if_lost
+from ppl_ext.running.best import Best
 from ppl_ext.running.piece import Piece, joined
 from ppl_ext.running.run import (
     LARGEST_PIECE,
     Cadence,
     check_num_steps,
-    hand_over,
+    handing_over,
     take_steps,
 )
-from ppl_ext.running.settling import Settled, Settling, check_saved, rule_of, warn_if_unsettled
+from ppl_ext.running.settling import Settled, Settling, check_saved, rule_of
 from ppl_ext.running.sharding import lost_rank
 from ppl_ext.start.given import HOST
 from ppl_ext.start.rows import Rows
 from ppl_ext.target.fingerprint import Digest, numbers_of
-from ppl_ext.target.noncentred import check_moved
 
 
 def _reading(verb: Callable[..., Any]) -> Callable[..., Any]:
@@ -326,6 +324,14 @@ class Engine(EngineShell, ABC):
     _host = "NumPyro"
     _guide_form = GUIDE_FORM
     _sharding_class = Sharding
+    _estimator_class = GradientEstimator
+    _first_verbs = "init, run or load"
+    _noncentred = staticmethod(noncentred)
+    _moves_of = staticmethod(moves_of)
+    _start_of = staticmethod(started)
+    _is_guide = staticmethod(is_guide)
+    _digest = staticmethod(digest_of_arguments)
+    _back_to_best = "run(..., init_state=result.best.state) goes on from it."
     # The option that says at how many positions a step asks for scores; None where they are one.
     _positions_option: ClassVar[str | None] = "num_particles"
     # Whether latent sites inside a subsampled plate can be carried.
@@ -348,20 +354,17 @@ class Engine(EngineShell, ABC):
         reparameterise: bool = False,
         **unknown: Any,
     ) -> None:
-        self._check_no_more(unknown)
         super().__init__(
             model,
             estimator=estimator,
-            estimator_class=GradientEstimator,
             init_strategy=init_strategy,
             likelihood_temperature=likelihood_temperature,
             particle_chunk=particle_chunk,
             data_chunk=data_chunk,
             on_nonfinite=on_nonfinite,
-            first_verbs="init, run or load",
             sharding=sharding,
             reparameterise=reparameterise,
-            noncentred=noncentred,
+            unknown=unknown,
         )
         self.optim: Any = None if optim is None else as_optimizer(optim)
 
@@ -371,10 +374,6 @@ class Engine(EngineShell, ABC):
         """What the engine decides about a target and its data, checked."""
         return Plan(target, self.estimator or default_estimator(target))
 
-    @staticmethod
-    def _is_guide(given: Any) -> bool:
-        return is_guide(given)
-
     def _settings(self) -> dict[str, str]:
         return {**super()._settings(), "optimizer": kind_and_settings(self.optim)[0]}
 
@@ -383,9 +382,6 @@ class Engine(EngineShell, ABC):
 
     def _tuning(self) -> dict[str, str]:
         return {"settings of the optimizer": kind_and_settings(self.optim)[1]}
-
-    def _digest(self, arguments: Any) -> str:
-        return digest_of_arguments(arguments)
 
     @abstractmethod
     def _start(self, plan: Any, rng_key: Array, data: Data) -> Any:
@@ -498,9 +494,7 @@ class Engine(EngineShell, ABC):
         known: _Bound | None = None,
     ) -> tuple[_Bound, Data]:
         """The same with a new target, which goes on from where the ``known`` one has come to."""
-        with swapped(warnings.catch_warnings()):
-            if known is not None:  # which has told
-                warnings.simplefilter("ignore", HeldParameterWarning)
+        with self._met_again(known):
             target = self._target(keys.target, args, kwargs)
         if known is not None:
             self._check_same_latents(known.plan.target, target)
@@ -528,16 +522,17 @@ class Engine(EngineShell, ABC):
                 **self._target_options(),
             )
 
-        def check(written: LogDensity, moved: LogDensity) -> None:
-            if _traced(Data(args, kwargs)):
-                raise ArgumentError(
-                    "Expected an engine with reparameterise=True to see the model's arguments "
-                    "outside jax.jit first, found traced ones. Call init or run with them."
-                )
-            data, moved_data = (each.bind(*args, **kwargs) for each in (written, moved))
-            check_moved(self._program.moves, written, data, moved, moved_data)
+        return self._target_of(make, args, kwargs)
 
-        return self._target_of(make, lambda each: moves_of(each, each.bind(*args, **kwargs)), check)
+    def _check_moved(
+        self, written: Any, moved: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        if _traced(Data(args, kwargs)):
+            raise ArgumentError(
+                "Expected an engine with reparameterise=True to see the model's arguments "
+                "outside jax.jit first, found traced ones. Call init or run with them."
+            )
+        super()._check_moved(written, moved, args, kwargs)
 
     def _bind_again(
         self,
@@ -621,23 +616,15 @@ class Engine(EngineShell, ABC):
     def _first_state(
         self, bound: _Bound, keys: _Keys, data: Data, given: Any = HOST
     ) -> EngineState:
-        plan = self._started(bound.plan, keys.start, data, given)
+        if given is None and (_traced(data) or _is_tracer(keys.start)):
+            given = HOST  # a search looks at values
+        plan = self._with_start(bound.plan, keys.start, data, given)
         start = self._start(plan, keys.start, data)
         state: EngineState = bound.init(start, keys.estimator, keys.steps, data)
         if not isinstance(state.step, jax.core.Tracer):
             bound.plan.estimator.check(state.estimator)
             state = state._replace(data=self._whole(jax.device_put(bound.memory)))
         return state
-
-    def _started(self, plan: Plan, rng_key: Array, data: Data, given: Any) -> Plan:
-        """The plan with a target that starts where a run does."""
-        if given is None and (_traced(data) or _is_tracer(rng_key)):
-            given = HOST  # a search looks at values
-        has_strategy = self.init_strategy is not None
-        options: Any = {"has_strategy": has_strategy, "usual": self._default_start(plan)}
-        found = started(plan.target, rng_key, data, given, **options)
-        self._show_start(found, plan.target.dim)
-        return plan if found is None else replace(plan, target=plan.target.with_start(found))
 
     def _with_its_data(self, bound: _Bound, state: EngineState) -> EngineState:
         """A state whose estimator begins anew if what it knows is of other data."""
@@ -938,14 +925,8 @@ class Engine(EngineShell, ABC):
             full_data = getattr(bound.plan.estimator, "full_data", None)
             check_not_shared(stream.order.loader, full_data)
         forms = {bound.data.signature()}
-        cadence = Cadence.of(
-            int(state.step),
-            num_steps,
-            callback_every,
-            checkpoint_every,
-            callback is not None,
-            checkpoint is not None,
-        )
+        calls_back, saves = (callback, callback_every), (checkpoint, checkpoint_every)
+        cadence = Cadence.of(int(state.step), num_steps, calls_back, saves)
         # The compiled loop takes its state over, so it gets one that nobody else holds.
         state = self._copied(bound.plan, state, np.int32(cadence.last))
         position = int(state.step)
@@ -958,6 +939,9 @@ class Engine(EngineShell, ABC):
             return state._replace(
                 batches=text, settling=None if settling is None else settling.saved()
             )
+
+        def here() -> tuple[int, EngineState]:
+            return int(state.step), present()
 
         def bind(batch: Batch) -> Data:
             return bound.plan.target.bind_batch(batch.args, {**kwargs, **batch.kwargs})
@@ -1045,7 +1029,7 @@ class Engine(EngineShell, ABC):
             type(self).__name__,
             cadence,
             take_whole if stream is None else partial(take_batches, stream),
-            state=lambda: (int(state.step), present()),
+            state=here,
             watch=watch,
             until=settling,
             save=save,
@@ -1053,22 +1037,12 @@ class Engine(EngineShell, ABC):
             progress_bar=progress_bar,
             shown=None if stream is None else stream.shown,
         )
-        best = watch.end()
-        how = "run(..., init_state=result.best.state) goes on from it."
-        warn_if_lost(type(self).__name__, best, how)
-        settled = None if settling is None else settling.found
-        if int(state.step) == cadence.last:
-            warn_if_unsettled(type(self).__name__, settled, num_steps)
-        self._look_at_end(bound.plan, found)
+        asked = num_steps if int(state.step) == cadence.last else None
+        best, settled = self._ended(bound.plan, found, watch, settling, asked)
         params = bound.params(state, bound.data)
-        try:
-            judgement = self._judged(
-                bound.plan, state, bound.data, len(found.losses), stream, kwargs
-            )
-        except BaseException as error:
-            # Ctrl-C, or a warning that is an error.
-            hand_over(error, int(state.step), present())
-            raise
+        with handing_over(here):  # of Ctrl-C, or of a warning that is an error
+            taken = len(found.losses)
+            judgement = self._judged(bound.plan, state, bound.data, taken, stream, kwargs)
         figures = found.losses, found.info, best, settled, judgement
         result = RunResult(params, present(), *figures)
         ran = Ran(self, args, kwargs, stream is not None, int(state.step))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -11,11 +10,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
-from numpyro.infer.autoguide import (
-    AutoDiagonalNormal,
-    AutoLowRankMultivariateNormal,
-    AutoMultivariateNormal,
-)
+from numpyro.infer import autoguide
 from numpyro.optim import Adam
 
 from numpyro_ext.density import Data, LogDensity
@@ -35,11 +30,11 @@ from ppl_ext.documented import documented
 from ppl_ext.fit import fit as shared
 from ppl_ext.fit import many
 from ppl_ext.fit import ways as shared_ways
-from ppl_ext.fit.engine import check_own_engine, epoch_of
+from ppl_ext.fit.doors import Asked, Named, fit_program
+from ppl_ext.fit.engine import check_own_engine
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.habits import SEEDS, check_habits, engine_of
 from ppl_ext.fit.many import MANY_DOCUMENTATION, Fits, calls_of
-from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.problem import Problem
 from ppl_ext.fit.views import axis_names
 from ppl_ext.fit.ways import Host, HostMaps
@@ -47,16 +42,10 @@ from ppl_ext.running.settling import Settling
 from ppl_ext.running.sharding import check_sharding
 from ppl_ext.start.start import Start
 
-#: The Normals that fits of many dimensions or rows fit.
-GUIDES = {
-    "full": AutoMultivariateNormal,
-    "low-rank": AutoLowRankMultivariateNormal,
-    "diagonal": AutoDiagonalNormal,
-}
 #: What engines get that are given by class or name alone.
 ENGINE_DEFAULTS: dict[str, Callable[[], Any]] = {
     "optim": lambda: Adam(0.05),
-    "guide": lambda: AutoMultivariateNormal,
+    "guide": lambda: autoguide.AutoMultivariateNormal,
 }
 KEY_WORDS = dict.fromkeys(SEEDS, "The key comes first: fit(jax.random.key(0), model, ...).")
 
@@ -114,37 +103,22 @@ def fit(
     given = engine_of(engine, model, Engine, ENGINE_DEFAULTS, {})
     check_own_engine(model, guide, given, Engine)
     check_sharding(sharding, Sharding)
-    names = axis_names(dims, coords)
-    passes = passes_of(batches, args)
     keys = random.split(rng_key)
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
     seed = seed_of(keys[1])
 
-    def own_engine(program: Callable[..., Any], target: LogDensity) -> Engine | None:
-        if given is not None or target.local_sites:
-            return given  # guides have no local latents
-        estimator = SVRG(epoch_of(target.plates)) if target.plates else None
-        chosen = guide or GUIDES[guide_for(target.dim)]
-        rows = None if sharding is None else sharding.of_rows_alone()
-        return ProximalScoreVI(program, chosen, estimator=estimator, sharding=rows)
+    asked = Asked(budget, seconds, target_ess, exact, progress_bar)
+    asked = asked._replace(target_sd_error=target_sd_error, judge=judge, held_out=held_out)
 
-    ways = partial(ways_of, model, engine_of=own_engine, sharding=sharding, names=names)
-    return shared.fit(
-        lambda: ways(args, kwargs, seed, generator, passes=passes),
-        generator,
-        seed,
-        budget=budget,
-        seconds=seconds,
-        target_ess=target_ess,
-        target_sd_error=target_sd_error,
-        exact=exact,
-        progress_bar=progress_bar,
-        has_engine=guide is not None or given is not None,
-        judge=judge,
-        held_out=held_out,
-        again=ways if passes is None else None,
-        clock=time.perf_counter if sharding is None else sharding.clock,
-    )
+    def made(program: Callable[..., Any], guide: Any, epoch: int | None) -> Engine:
+        estimator = None if epoch is None else SVRG(epoch)
+        rows = None if sharding is None else sharding.of_rows_alone()
+        return ProximalScoreVI(program, guide, estimator=estimator, sharding=rows)
+
+    passes, names = passes_of(batches, args), axis_names(dims, coords)
+    ways, named = partial(ways_of, model), Named(given, guide, autoguide, made)
+    call = args, kwargs
+    return fit_program(ways, call, (generator, seed), asked, named, passes, names, sharding)
 
 
 @documented(
@@ -185,16 +159,8 @@ def fit_many(
     check_key(rng_key)
     # Arrays of NumPy: JAX would compile a program for each slice.
     calls = calls_of(model, args, kwargs, axis, array_or_none)
-    return many.fit_many(
-        partial(ways_of, model),
-        calls,
-        seed_of(rng_key),
-        progress_bar,
-        budget=budget,
-        seconds=seconds,
-        target_ess=target_ess,
-        exact=exact,
-    )
+    asked = Asked(budget, seconds, target_ess, exact, progress_bar)
+    return many.fit_many(partial(ways_of, model), calls, seed_of(rng_key), asked)
 
 
 @documented(LOAD_DOCUMENTATION, host="NumPyro")
@@ -229,15 +195,9 @@ def load_fit(
     >>> print(nx.load_fit(path, model, y).has_program)
     True
     """
-
     passes, names = passes_of(batches, args), axis_names(dims, coords)
-
-    def ways(seed: int, generator: np.random.Generator) -> Iterator[Problem]:
-        assert model is not None
-        return ways_of(model, args, kwargs, seed, generator, passes=passes, names=names)
-
-    again = None if model is None or passes is not None else partial(ways_of, model, names=names)
-    return shared.load_fit(path, None if model is None else ways, again)
+    ways = None if model is None else partial(ways_of, model, names=names)
+    return shared.load_fit(path, ways, args, kwargs, passes)
 
 
 def seed_of(rng_key: Array) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,12 +21,11 @@ from numpyro_ext.sharding import entry
 from numpyro_ext.start import GIVEN, is_given, is_guide, piece_of, started, without_engine
 from ppl_ext.documented import documented
 from ppl_ext.fit import warm
-from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.warm import WARM_DOCUMENTATION, WARMUP
 from ppl_ext.start.given import check_start
 from ppl_ext.start.search import InPieces
 from ppl_ext.start.start import Start
-from ppl_ext.target.discrete import UNOBSERVED
+from ppl_ext.target.missing_rows import UNOBSERVED
 
 #: Mean acceptance for which the step size is adapted.
 ACCEPTANCE = 0.6
@@ -125,12 +123,9 @@ def _meet(
     """The program that chains run on, and what is known of its posterior."""
     check_start(source, is_given, GIVEN)
     ways = ways_of(model, args, kwargs, seed_of(rng_key), generator, engine="warm_chains")
-    way = next(ways)
-    target: LogDensity = way.own
-    warm.check_whole({**target.plates, **target.batch_plates})
-    way.observed.warn()
-    if isinstance(source, Fit) and source.has_program:
-        return warm.way_of(source, itertools.chain([way], ways)).own, warm.of_fit(source)
+    target, chosen = warm.met(ways, source)
+    if chosen is not None:
+        return chosen.own, warm.of_fit(source)
     transport = _transport(source, target)
     if transport is not None:
         moved = transport.reparam(model)

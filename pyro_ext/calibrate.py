@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -17,18 +16,15 @@ from ppl_ext.calibrate.calibrate import (
     CALIBRATE_DOCUMENTATION,
     DATA_SETS,
     DRAWS,
-    Simulated,
+    Host,
 )
 from ppl_ext.calibrate.calibration import Calibration
-from ppl_ext.check.source import Source, source_of
+from ppl_ext.diagnostics.replay import Replay
 from ppl_ext.documented import documented
-from ppl_ext.errors import HeldParameterWarning
-from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.many import fit_one
 from ppl_ext.fit.programs import Programs
-from ppl_ext.target.observations import Observations
 from pyro_ext.check import of_host
-from pyro_ext.density import LogDensity
+from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import array_or_none
 from pyro_ext.density.replay import replay
 from pyro_ext.density.simulate import one_run, prior_draws
@@ -79,50 +75,38 @@ def calibrate(
     shared.check_options(fit_function, num_data_sets, num_draws, observed, progress_bar)
     generator = np.random.default_rng(seed)
     run, prior, new, *fits = map(int, generator.integers(2**31, size=3 + num_data_sets))
-    observations = Observations(model, args, kwargs, observed)
-    drawn, factors = one_run(model, run, args, kwargs)
-    args, kwargs = observations.with_placeholders(drawn)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HeldParameterWarning)
-        target = LogDensity(model, args, kwargs)
-    local = target.local_sites if target.plates else ()
-    shared.check_can_be_simulated(factors, target.parameter_sites, local)
-    data = target.bind(*args, **kwargs)
-    truths = prior_draws(model, prior, target.layout.names, num_data_sets, args, kwargs)
-    found = replay(target, truths, data, groups=["predictive", "observed"], seed=new)
-    observations.find(found.observed, array_or_none)
 
-    def arguments(number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return observations.with_rows(found.predictive, number, _like)
+    def simulated(target: LogDensity, args: Any, kwargs: Any) -> tuple[Any, Replay]:
+        data = target.bind(*args, **kwargs)
+        truths = prior_draws(model, prior, target.layout.names, num_data_sets, args, kwargs)
+        return truths, replay(target, truths, data, groups=["predictive", "observed"], seed=new)
 
-    programs = Programs()
-
-    def fitted(number: int) -> tuple[Source, str | None]:
-        args, kwargs = arguments(number)
+    def fit(number: int, call: Any, programs: Programs) -> Any:
         if fit_function is None:
-            given: Any = fit_one(partial(ways_of, model), (args, kwargs), fits[number], programs)
-        else:
-            given = fit_function(*args, **kwargs)
-        level = given.verdict.level if isinstance(given, Fit) else None
-        own = fits[number]
-        return source_of(given, lambda each: of_host(each, model, args, kwargs, own)), level
+            return fit_one(partial(ways_of, model), call, fits[number], programs)
+        return fit_function(*call[0], **call[1])
 
-    def likelihood(number: int, draws: dict[str, np.ndarray]) -> np.ndarray:
-        args, kwargs = arguments(number)
-        bound = target.bind(*args, **kwargs)
-        values = {name: torch.as_tensor(each, dtype=target.dtype) for name, each in draws.items()}
-        with torch.no_grad():
-            positions = target.unconstrain(values, bound)
-            return target.full_log_prior_and_likelihood(positions, bound)[1].cpu().numpy()
-
-    simulated = Simulated(
-        truths,
-        fitted,
-        likelihood,
-        {name: site.plates for name, site in found.sites.items()},
-        found.plate_sizes,
+    host = Host(
+        run=partial(one_run, model, run),
+        target=partial(LogDensity, model),
+        simulated=simulated,
+        fit=fit,
+        source=lambda found, number, args, kwargs: of_host(
+            found, model, args, kwargs, fits[number]
+        ),
+        likelihood=_likelihood,
+        as_array=array_or_none,
+        like=_like,
     )
-    return shared.calibrate(simulated, generator, num_draws, progress_bar)
+    found = shared.simulated_by(host, model, args, kwargs, observed)
+    return shared.calibrate(found, generator, num_draws, progress_bar)
+
+
+def _likelihood(target: LogDensity, data: Data, draws: dict[str, np.ndarray]) -> np.ndarray:
+    values = {name: torch.as_tensor(each, dtype=target.dtype) for name, each in draws.items()}
+    with torch.no_grad():
+        positions = target.unconstrain(values, data)
+        return target.full_log_prior_and_likelihood(positions, data)[1].cpu().numpy()
 
 
 def _like(value: np.ndarray, given: Any) -> Any:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import warnings
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,10 +17,9 @@ from ppl_ext.check.check import CHECK_DOCUMENTATION, CHECK_ESS, Program
 from ppl_ext.check.predictions import told_of_predictions
 from ppl_ext.check.source import Source, number_of_draws, source_of
 from ppl_ext.documented import documented
-from ppl_ext.errors import HeldParameterWarning
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.target.noncentred import moved_sites
-from pyro_ext.density import LogDensity
+from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.diagnostics.chains import Chains
 from pyro_ext.diagnostics.fit import FittedGuide, fitted_guide
@@ -104,30 +100,19 @@ def program_of(
 ) -> Program:
     """What a check asks of a Pyro program."""
     ways = ways_of(model, args, kwargs, seed, generator, passes=passes)
-    with warnings.catch_warnings():
-        # The verdict says it.
-        warnings.simplefilter("ignore", HeldParameterWarning)
-        written = next(ways)
-    target: LogDensity = written.target
-    if not written.is_whole:
-        target = target.over(passes)
-    data = written.data
+    return shared.program_of(ways, passes, _unconstrain, _parts)
 
-    def unconstrain(draws: Mapping[str, Any]) -> np.ndarray:
-        values = {
-            name: torch.as_tensor(draws[name]).detach().to(target.dtype)
-            for name in target.layout.names
-        }
-        found: np.ndarray = target.unconstrain(values, data).detach().double().cpu().numpy()
-        return found
 
-    def parts(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        found = target.full_score_parts(torch.as_tensor(positions, dtype=target.dtype), data)
-        return found.prior.detach().cpu().numpy(), found.likelihood.detach().cpu().numpy()
+def _unconstrain(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> np.ndarray:
+    names, dtype = target.layout.names, target.dtype
+    values = {name: torch.as_tensor(draws[name]).detach().to(dtype) for name in names}
+    found: np.ndarray = target.unconstrain(values, data).detach().double().cpu().numpy()
+    return found
 
-    shapes = partial(target.value_shapes, data)
-    every = itertools.chain([written], ways)
-    return Program(written, lambda: every, unconstrain, shapes, parts, target.held)
+
+def _parts(target: LogDensity, data: Data, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    found = target.full_score_parts(torch.as_tensor(positions, dtype=target.dtype), data)
+    return found.prior.detach().cpu().numpy(), found.likelihood.detach().cpu().numpy()
 
 
 def of_host(

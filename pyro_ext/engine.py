@@ -29,7 +29,6 @@ import math
 import os
 import sys
 import threading
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -49,25 +48,23 @@ from ppl_ext.batches.stream import Stream, check_no_arguments, place_of
 from ppl_ext.engines.base import EngineShell
 from ppl_ext.engines.judgement import Drawn, Judgement
 from ppl_ext.engines.result import Looks, Ran
-from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
+from ppl_ext.errors import ArgumentError, NonFiniteError
 from ppl_ext.options import describe, described, is_count
-from ppl_ext.process import between_steps, hold, release, swapped
+from ppl_ext.process import between_steps, hold, release
 from ppl_ext.running import state_files
-from ppl_ext.running.best import Best, warn_if_lost
+from ppl_ext.running.best import Best
 from ppl_ext.running.piece import Piece
-from ppl_ext.running.run import Cadence, check_num_steps, hand_over, take_steps
+from ppl_ext.running.run import Cadence, check_num_steps, handing_over, take_steps
 from ppl_ext.running.settling import (
     Settled,
     Settling,
     SettlingWatch,
     check_saved,
     rule_of,
-    warn_if_unsettled,
 )
 from ppl_ext.running.sharding import FIRST_BATCH
 from ppl_ext.start.given import HOST
 from ppl_ext.start.rows import Rows
-from ppl_ext.target.noncentred import check_moved
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
@@ -284,6 +281,14 @@ class Engine(EngineShell, ABC):
     _host = "Pyro"
     _sharding_class = Sharding
     _guide_form = GUIDE_FORM
+    _estimator_class = GradientEstimator
+    _first_verbs = "run, step or setup (also after load)"
+    _noncentred = staticmethod(noncentred)
+    _moves_of = staticmethod(moves_of)
+    _start_of = staticmethod(started)
+    _is_guide = staticmethod(is_guide)
+    _digest = staticmethod(digest_of_arguments)
+    _back_to_best = "engine.load(result.best.state) goes back to it."
     #: Whether latents inside a subsampled plate are accepted.
     allow_local_latents = True
 
@@ -305,20 +310,17 @@ class Engine(EngineShell, ABC):
         reparameterise: bool = False,
         **unknown: Any,
     ) -> None:
-        self._check_no_more(unknown)
         super().__init__(
             model,
             estimator=estimator,
-            estimator_class=GradientEstimator,
             init_strategy=init_strategy,
             likelihood_temperature=likelihood_temperature,
             particle_chunk=particle_chunk,
             data_chunk=data_chunk,
             on_nonfinite=on_nonfinite,
-            first_verbs="run, step or setup (also after load)",
             sharding=sharding,
             reparameterise=reparameterise,
-            noncentred=noncentred,
+            unknown=unknown,
         )
         self.optim = optim
         self.num_steps_taken = 0
@@ -374,10 +376,6 @@ class Engine(EngineShell, ABC):
     def _load_algorithm_state(self, plan: Any, state: Any, saved: dict[str, Any]) -> Any:
         """The state that :meth:`_algorithm_state` saved, in the tensors of the present one."""
 
-    @staticmethod
-    def _is_guide(given: Any) -> bool:
-        return is_guide(given)
-
     def _settings(self) -> dict[str, str]:
         optimizer = getattr(self._state, "optimizer", None)
         description = "none" if optimizer is None else optimizer.description
@@ -390,9 +388,6 @@ class Engine(EngineShell, ABC):
     @abstractmethod
     def _draw(self, plan: Any, state: Any, num_samples: int | None) -> Float[Tensor, "draws D"]:
         """Flat posterior draws (draws, D)."""
-
-    def _digest(self, arguments: Any) -> str:
-        return digest_of_arguments(arguments)
 
     def _positions(self, plan: Any, state: Any) -> Float[Tensor, "n D"]:
         """Flat positions (n, D) that move only as the state does: by them a run settles."""
@@ -525,9 +520,7 @@ class Engine(EngineShell, ABC):
     def _meet_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any], start: Any = None) -> None:
         known, generator = self._bound, self._generator.get_state()
         try:
-            with swapped(warnings.catch_warnings()):
-                if known is not None:  # which has told
-                    warnings.simplefilter("ignore", HeldParameterWarning)
+            with self._met_again(known):
                 target = self._target(known, args, kwargs)
             if known is not None:
                 self._check_same_latents(known.plan.target, target)
@@ -536,7 +529,10 @@ class Engine(EngineShell, ABC):
             estimator_state = plan.estimator.init(target, data, self._generator)
             state = self._state
             if known is None:
-                state = self._initialize(self._started(plan, data, start), data)
+                if self._pending is not None:
+                    start = HOST  # the state is a saved one
+                begun = self._with_start(plan, self._generator, data, start)
+                state = self._initialize(begun, data)
             seen = _seen(plan.estimator.memory_of(data))
             self._estimator_state, self._state = estimator_state, state
             self._bound = _Bound(plan, data, self._memory(plan, data), seen)
@@ -569,27 +565,13 @@ class Engine(EngineShell, ABC):
                 loaded=self._loaded(known),
             )
 
-        def check(written: LogDensity, moved: LogDensity) -> None:
-            data, moved_data = (each.bind(*args, **kwargs) for each in (written, moved))
-            check_moved(self._program.moves, written, data, moved, moved_data)
-
-        return self._target_of(make, lambda each: moves_of(each, each.bind(*args, **kwargs)), check)
+        return self._target_of(make, args, kwargs)
 
     def _loaded(self, known: _Bound | None) -> Sequence[str] | None:
         """Names of the arguments that a loader gives by keyword; None where there is none."""
         if self._stream is not None:
             return tuple(self._stream.first().kwargs)
         return None if known is None else known.plan.target.loaded
-
-    def _started(self, plan: Plan, data: Data, given: Any) -> Plan:
-        """The plan with a target that starts where a run does."""
-        if self._pending is not None:
-            given = HOST  # the state is a saved one
-        has_strategy = self.init_strategy is not None
-        options: Any = {"has_strategy": has_strategy, "usual": self._default_start(plan)}
-        found = started(plan.target, self._generator, data, given, **options)
-        self._show_start(found, plan.target.dim)
-        return plan if found is None else replace(plan, target=plan.target.with_start(found))
 
     def _score(
         self, z: Float[Tensor, "P D"], data: Data, target: Any = None, cost: float = 1.0
@@ -759,19 +741,13 @@ class Engine(EngineShell, ABC):
         rule = rule_of(until)
         evaluations = self.gradient_evaluations
         self._check_start(start, self._has_state())
-        cadence = Cadence.of(
-            self.num_steps_taken,
-            num_steps,
-            callback_every,
-            checkpoint_every,
-            callback is not None,
-            checkpoint is not None,
-        )
+        calls_back, saves = (callback, callback_every), (checkpoint, checkpoint_every)
+        cadence = Cadence.of(self.num_steps_taken, num_steps, calls_back, saves)
         # Schedules over a run need its end; a resumed run ends where the first one would have.
         self._horizon = cadence.last
         if sharding is not None:
-            asked = (tuple(cadence), keep_best, described(until))
-            sharding.agree({"options of the run": self._digest([describe(asked)])})
+            told = describe((tuple(cadence), keep_best, described(until)))
+            sharding.agree({"options of the run": self._digest([told])})
         stream = self._stream
         if stream is not None:
             args, own = stream.first()
@@ -800,6 +776,9 @@ class Engine(EngineShell, ABC):
             figures = {name: np.asarray(each[before:]) for name, each in self.history.items()}
             return Piece(figures.pop("loss"), figures, self.num_skipped)
 
+        def reached() -> tuple[int, None]:
+            return self.num_steps_taken, None
+
         def save() -> None:
             # Processes that fail do so at different places, and have no state in common.
             failed = sharding is not None and sys.exception() is not outside
@@ -822,7 +801,7 @@ class Engine(EngineShell, ABC):
                 type(self).__name__,
                 cadence,
                 take,
-                state=lambda: (self.num_steps_taken, None),
+                state=reached,
                 watch=watch,
                 until=settling,
                 save=save,
@@ -832,20 +811,11 @@ class Engine(EngineShell, ABC):
             )
         finally:
             self._watching, self._seen = None, self._seen_so_far()
-        best = watch.end()
-        warn_if_lost(type(self).__name__, best, "engine.load(result.best.state) goes back to it.")
-        settled = None if settling is None else settling.found
-        if self.num_steps_taken == cadence.last:
-            warn_if_unsettled(type(self).__name__, settled, num_steps)
-        self._look_at_end(self.plan, found)
-        try:
-            judgement = self._judged(
-                len(found.losses), self.gradient_evaluations - evaluations, kwargs
-            )
-        except BaseException as error:
-            # Ctrl-C, or a warning that is an error.
-            hand_over(error, self.num_steps_taken, None)
-            raise
+        asked = num_steps if self.num_steps_taken == cadence.last else None
+        best, settled = self._ended(self.plan, found, watch, settling, asked)
+        evaluations = self.gradient_evaluations - evaluations
+        with handing_over(reached):  # of Ctrl-C, or of a warning that is an error
+            judgement = self._judged(len(found.losses), evaluations, kwargs)
         result = RunResult(found.losses, found.info, best, settled, judgement)
         ran = Ran(self, args, kwargs, stream is not None, self.num_steps_taken)
         vars(result)["_ran"] = ran

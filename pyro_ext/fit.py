@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from pyro.infer.autoguide import (
-    AutoDiagonalNormal,
-    AutoLowRankMultivariateNormal,
-    AutoMultivariateNormal,
-)
+from pyro.infer import autoguide
 from pyro.optim import Adam
 from torch import Tensor
 
@@ -24,11 +19,11 @@ from ppl_ext.documented import documented
 from ppl_ext.fit import fit as shared
 from ppl_ext.fit import many
 from ppl_ext.fit import ways as shared_ways
-from ppl_ext.fit.engine import check_own_engine, epoch_of
+from ppl_ext.fit.doors import Asked, Named, fit_program
+from ppl_ext.fit.engine import check_own_engine
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
 from ppl_ext.fit.habits import KEYS, check_habits, engine_of
 from ppl_ext.fit.many import MANY_DOCUMENTATION, Fits, calls_of
-from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.problem import Problem
 from ppl_ext.fit.views import axis_names
 from ppl_ext.fit.ways import Host, HostMaps
@@ -48,16 +43,10 @@ from pyro_ext.score import ProximalScoreVI
 from pyro_ext.sharding import Sharding
 from pyro_ext.start import piece_of
 
-#: The Normals that fits of many dimensions or rows fit.
-GUIDES = {
-    "full": AutoMultivariateNormal,
-    "low-rank": AutoLowRankMultivariateNormal,
-    "diagonal": AutoDiagonalNormal,
-}
 #: What engines get that are given by class or name alone.
 ENGINE_DEFAULTS: dict[str, Callable[[], Any]] = {
     "optim": lambda: Adam({"lr": 0.05}),
-    "guide": lambda: AutoMultivariateNormal,
+    "guide": lambda: autoguide.AutoMultivariateNormal,
 }
 SEED_WORDS = dict.fromkeys(KEYS, "Write seed=0, a whole number: Pyro has no keys.")
 
@@ -112,42 +101,27 @@ def fit(
     given = engine_of(engine, model, Engine, ENGINE_DEFAULTS, {"seed": seed})
     check_own_engine(model, guide, given, Engine)
     check_sharding(sharding, Sharding)
-    names = axis_names(dims, coords)
-    passes = passes_of(batches, args)
+    shown = progress_bar and (sharding is None or sharding.writes)
+    asked = Asked(budget, seconds, target_ess, exact, shown)
+    asked = asked._replace(target_sd_error=target_sd_error, judge=judge, held_out=held_out)
     if sharding is not None:
-        asked = describe((seed, budget, seconds, target_ess, target_sd_error, exact))
+        told = describe((seed, *asked[:4], target_sd_error))
         sharding.agree(
             {
                 "arguments": digest_of_arguments((args, kwargs)),
-                "options of the fit": digest_of_arguments(asked),
+                "options of the fit": digest_of_arguments(told),
             }
         )
     generator = np.random.default_rng(seed)
 
-    def own_engine(program: Callable[..., Any], target: LogDensity) -> Engine | None:
-        if given is not None or target.local_sites:
-            return given  # guides have no local latents
-        estimator = SVRG(epoch_of(target.plates)) if target.plates else None
-        chosen = guide or GUIDES[guide_for(target.dim)]
-        return ProximalScoreVI(program, chosen, estimator=estimator, seed=seed, sharding=sharding)
+    def made(program: Callable[..., Any], guide: Any, epoch: int | None) -> Engine:
+        estimator = None if epoch is None else SVRG(epoch)
+        return ProximalScoreVI(program, guide, estimator=estimator, seed=seed, sharding=sharding)
 
-    ways = partial(ways_of, model, engine_of=own_engine, sharding=sharding, names=names)
-    return shared.fit(
-        lambda: ways(args, kwargs, seed, generator, passes=passes),
-        generator,
-        seed,
-        budget=budget,
-        seconds=seconds,
-        target_ess=target_ess,
-        target_sd_error=target_sd_error,
-        exact=exact,
-        progress_bar=progress_bar and (sharding is None or sharding.writes),
-        clock=time.perf_counter if sharding is None else sharding.clock,
-        has_engine=guide is not None or given is not None,
-        judge=judge,
-        held_out=held_out,
-        again=ways if passes is None else None,
-    )
+    passes, names = passes_of(batches, args), axis_names(dims, coords)
+    ways, named = partial(ways_of, model), Named(given, guide, autoguide, made)
+    call = args, kwargs
+    return fit_program(ways, call, (generator, seed), asked, named, passes, names, sharding)
 
 
 @documented(
@@ -185,16 +159,8 @@ def fit_many(
     Fits(2 data sets, 2 trusted) [2. 7.]
     """
     calls = calls_of(model, args, kwargs, axis, _as_array)
-    return many.fit_many(
-        partial(ways_of, model),
-        calls,
-        seed,
-        progress_bar,
-        budget=budget,
-        seconds=seconds,
-        target_ess=target_ess,
-        exact=exact,
-    )
+    asked = Asked(budget, seconds, target_ess, exact, progress_bar)
+    return many.fit_many(partial(ways_of, model), calls, seed, asked)
 
 
 def _as_array(value: Any) -> Any:
@@ -232,15 +198,9 @@ def load_fit(
     >>> print(px.load_fit(path, model, y).has_program)
     True
     """
-
     passes, names = passes_of(batches, args), axis_names(dims, coords)
-
-    def ways(seed: int, generator: np.random.Generator) -> Iterator[Problem]:
-        assert model is not None
-        return ways_of(model, args, kwargs, seed, generator, passes=passes, names=names)
-
-    again = None if model is None or passes is not None else partial(ways_of, model, names=names)
-    return shared.load_fit(path, None if model is None else ways, again)
+    ways = None if model is None else partial(ways_of, model, names=names)
+    return shared.load_fit(path, ways, args, kwargs, passes)
 
 
 def ways_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ from torch import Tensor
 from ppl_ext.arguments import entry
 from ppl_ext.documented import documented
 from ppl_ext.fit import warm
-from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.warm import WARM_DOCUMENTATION, WARMUP, Tuned
 from ppl_ext.start.given import check_start
 from ppl_ext.start.search import Piece
@@ -218,13 +216,9 @@ class _Met(NamedTuple):
         """Of a start, a fit, draws, a guide or an engine."""
         check_start(source, is_guide, GUIDE_FORM)
         ways = ways_of(model, args, kwargs, seed, generator)
-        way = next(ways)
-        target: LogDensity = way.own
-        warm.check_whole({**target.plates, **target.batch_plates})
-        way.observed.warn()
+        target, chosen = warm.met(ways, source)
         data = target.bind(*args, **kwargs)
-        if isinstance(source, Fit) and source.has_program:
-            chosen = warm.way_of(source, itertools.chain([way], ways))
+        if chosen is not None:
             own: LogDensity = chosen.own
             own_data = own.bind(*args, **kwargs)
 

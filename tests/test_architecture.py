@@ -81,6 +81,7 @@ ONE_SIDED = {
     "pyro_ext/density/log_einsum.py": "funsor has sums of logarithms with gradients that JAX takes",
     "pyro_ext/density/elimination.py": "NumPyro's scan sums a chain in logarithmic depth",
     "pyro_ext/density/failed_factors.py": "JAX gives NaN for a matrix that has no factor",
+    "pyro_ext/density/sampling.py": "JAX fills nothing in place",
     "pyro_ext/score/regression/small.py": "XLA makes one program of a step, however small",
     "pyro_ext/sgmcmc/mcmc.py": "NumPyro's MCMC has chain_method='vectorized'; Pyro's has no such",
     "numpyro_ext/draws.py": "torch compiles no programs of its generator",

@@ -102,7 +102,7 @@ def test_steps_that_are_not_finite_do_not_count() -> None:
 
 def test_a_run_is_looked_at_twenty_times_but_not_too_often() -> None:
     def looks(first: int, steps: int) -> list[int]:
-        cadence = Cadence.of(first, steps, None, None, False, False)
+        cadence = Cadence.of(first, steps, (None, None), (None, None))
         return [i for i in range(first + 1, first + steps + 1) if cadence.looks(i)]
 
     assert looks(0, 50) == [20, 40, 50]

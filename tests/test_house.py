@@ -15,6 +15,8 @@ DEEPEST = 4
 CALLS = 60
 #: Files of ``ppl_ext`` that stand in no room.
 LOOSE = 6
+#: Lines that same-named files of both packages have in common: all, and those of bodies.
+SAME, SAME_IN_BODIES = 2_350, 800
 
 
 def test_no_class_has_more_than_three_above_it() -> None:
@@ -33,3 +35,9 @@ def test_nothing_imports_in_a_circle() -> None:
 
 def test_files_stand_in_rooms() -> None:
     assert source.loose_files() <= LOOSE
+
+
+def test_what_both_packages_say_alike_stands_once() -> None:
+    every, bodies = map(sum, zip(*source.identical_lines().values(), strict=True))
+    assert every <= SAME
+    assert bodies <= SAME_IN_BODIES

@@ -443,6 +443,6 @@ def test_searching_is_no_settling(backend: Any) -> None:
     engine._search_share = lambda plan: 0.5
     from ppl_ext.running.run import Cadence
 
-    cadence = Cadence.of(100, 300, None, None, False, False)
+    cadence = Cadence.of(100, 300, (None, None), (None, None))
     watch = engine._until(Settled(), cadence, lambda: np.zeros((2, 2)), None)
     assert watch.next_look(100) == 201

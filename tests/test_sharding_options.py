@@ -94,7 +94,7 @@ def test_a_lost_rank_ends_a_run_without_saving_what_is_lost_with_it() -> None:
     with pytest.raises(RankLostError) as found:
         take_steps(
             "SVGD",
-            Cadence.of(0, 10, None, 1, False, True),
+            Cadence.of(0, 10, (None, None), ("", 1)),
             take,
             state=lambda: (0, "state"),
             watch=Watch(1, lambda piece: piece.losses, None),

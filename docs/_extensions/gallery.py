@@ -7,9 +7,11 @@ those that are drawn of records.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from docutils import nodes
+from PIL import Image
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -32,8 +34,9 @@ class Picture(NamedTuple):
     drawn : str
         File of the repository that draws it, of pictures that are not drawn of records: for those
         `benchmarks/pages.py` says it.
-    panels : int
-        Panels side by side; the thumbnail shows the first column alone, which can be read.
+    panel : tuple of float
+        What the thumbnail shows, one panel that can be read: left, top, right and bottom, as shares
+        of the picture.
     """
 
     name: str
@@ -41,7 +44,7 @@ class Picture(NamedTuple):
     command: str
     page: str
     drawn: str = ""
-    panels: int = 1
+    panel: tuple[float, float, float, float] = (0.0, 0.0, 1.0, 1.0)
 
     @property
     def script(self) -> str:
@@ -61,7 +64,7 @@ PICTURES = (
         "docs.pictures.front_page",
         "index",
         "docs/pictures/front_page.py",
-        panels=2,
+        panel=(0.0, 0.0, 0.54, 0.97),
     ),
     Picture(
         "front-page-dark",
@@ -69,63 +72,63 @@ PICTURES = (
         "docs.pictures.front_page",
         "index",
         "docs/pictures/front_page.py",
-        panels=2,
+        panel=(0.0, 0.0, 0.54, 0.97),
     ),
     Picture(
         "fit-trust",
         "How many problems with known answers each method gets right, over evaluations.",
         "benchmarks trust",
         "fit",
-        panels=2,
+        panel=(0.0, 0.0, 0.5, 0.5),
     ),
     Picture(
         "posteriordb-convergence",
         "Worst error of a mean over score evaluations, on each posterior of posteriordb.",
         "benchmarks posteriordb",
         "posteriordb",
-        panels=4,
+        panel=(0.0, 0.08, 0.267, 0.345),
     ),
     Picture(
         "batches",
         "Memory of a fit from a file of 8 GB, and the rate of its steps over that in memory.",
         "benchmarks batches",
         "batches",
-        panels=2,
+        panel=(0.0, 0.0, 0.5, 1.0),
     ),
     Picture(
         "scaling",
         "Measured: what a device sends each step. Predicted: efficiency of accelerators.",
         "benchmarks scaling",
         "devices",
-        panels=2,
+        panel=(0.0, 0.0, 0.6, 1.0),
     ),
     Picture(
         "stein-kernels",
         "Errors of covariance and mean by kernel, on targets with known moments.",
         "benchmarks kernels",
         "stein",
-        panels=2,
+        panel=(0.0, 0.0, 0.55, 0.88),
     ),
     Picture(
         "noisy-scores",
         "Closed form for a full Normal and seven rivals with an oracle's rate, over noisy scores.",
         "benchmarks noisy-scores",
         "noisy-scores",
-        panels=3,
+        panel=(0.0, 0.0, 0.355, 0.46),
     ),
     Picture(
         "stein-semi-exact",
         "Errors of SVGD with and without semi-exact kernels, over dimensions per particle.",
         "benchmarks semi-exact",
         "stein",
-        panels=3,
+        panel=(0.0, 0.0, 0.385, 0.24),
     ),
     Picture(
         "stein-regression",
         "Variance reduction on regression networks: test RMSE over sweeps.",
         "benchmarks regression",
         "stein",
-        panels=2,
+        panel=(0.0, 0.0, 0.5, 1.0),
     ),
     Picture(
         "newton-networks",
@@ -139,14 +142,14 @@ PICTURES = (
         "benchmarks bnn --study matrices --sets yacht",
         "newton",
         "benchmarks/bnn/studies.py",
-        panels=6,
+        panel=(0.0, 0.0, 0.18, 0.18),
     ),
     Picture(
         "score-vi-mixtures",
         "Mixtures as targets: forward KL over score evaluations.",
         "benchmarks synthetic --experiment fig2",
         "score-vi",
-        panels=4,
+        panel=(0.0, 0.05, 0.26, 1.0),
     ),
     Picture(
         "sgmcmc-bias",
@@ -159,41 +162,42 @@ PICTURES = (
         "Which modes one chain of each kernel visits.",
         "benchmarks sgmcmc",
         "sgmcmc",
+        panel=(0.0, 0.0, 0.705, 0.5),
     ),
     Picture(
         "vision-steps",
         "Time and memory of a step on a vision transformer, of plain training's.",
         "benchmarks vision",
         "vision",
-        panels=2,
+        panel=(0.0, 0.0, 0.51, 1.0),
     ),
     Picture(
         "vision-fits",
         "Error, likelihood and calibration of fits of a ResNet-18.",
         "benchmarks vision",
         "vision",
-        panels=3,
+        panel=(0.0, 0.0, 0.385, 1.0),
     ),
     Picture(
         "implicit",
         "Draws of guides without a density on two modes, a ring and a banana.",
         "benchmarks implicit",
         "implicit",
-        panels=4,
+        panel=(0.0, 0.0, 0.25, 0.335),
     ),
     Picture(
         "horseshoe",
         "A horseshoe finds the ten inputs of a hundred that matter.",
         "benchmarks horseshoe",
         "networks",
-        panels=2,
+        panel=(0.0, 0.0, 0.532, 1.0),
     ),
     Picture(
         "linearized",
         "Linearised Laplace against the mode and against draws of all weights.",
         "benchmarks linearized",
         "networks",
-        panels=2,
+        panel=(0.0, 0.0, 0.54, 1.0),
     ),
     Picture(
         "uncertainty",
@@ -201,21 +205,21 @@ PICTURES = (
         "benchmarks uncertainty",
         "uncertainty",
         "benchmarks/uncertainty/figure.py",
-        panels=2,
+        panel=(0.0, 0.0, 0.5, 0.5),
     ),
     Picture(
         "errors-kills",
         "Runs that were killed at random moments, and what was lost.",
         "benchmarks kills",
         "errors",
-        panels=2,
+        panel=(0.0, 0.0, 0.625, 1.0),
     ),
     Picture(
         "errors-soak",
         "Memory over many steps and over many engines in one process.",
         "benchmarks soak",
         "errors",
-        panels=2,
+        panel=(0.0, 0.0, 0.5, 1.0),
     ),
     Picture(
         "example-vae",
@@ -223,7 +227,7 @@ PICTURES = (
         f"{MODELS}.vae",
         "examples",
         VAE,
-        panels=2,
+        panel=(0.0, 0.0, 0.36, 1.0),
     ),
     Picture(
         "example-hierarchical-vae",
@@ -231,7 +235,7 @@ PICTURES = (
         f"{MODELS}.hierarchical_vae",
         "examples",
         VAE,
-        panels=2,
+        panel=(0.0, 0.0, 0.405, 1.0),
     ),
     Picture(
         "example-improved-vae",
@@ -239,14 +243,14 @@ PICTURES = (
         f"{MODELS}.improved_vae",
         "examples",
         VAE,
-        panels=3,
+        panel=(0.0, 0.0, 0.285, 1.0),
     ),
     Picture(
         "example-distilled-vae",
         "Autoencoders whose decoders are trained with improved draws: bounds over seconds.",
         f"{MODELS}.distilled_vae",
         "examples",
-        panels=2,
+        panel=(0.0, 0.0, 0.505, 1.0),
     ),
     Picture(
         "example-energy-based-model",
@@ -254,7 +258,7 @@ PICTURES = (
         f"{MODELS}.energy_based_model",
         "examples-uncertainty",
         "docs/examples/energy_based_report.py",
-        panels=3,
+        panel=(0.34, 0.0, 0.605, 1.0),
     ),
     Picture(
         "example-score-matching-moons",
@@ -262,7 +266,7 @@ PICTURES = (
         f"{MODELS}.score_matching",
         "examples-uncertainty",
         "docs/examples/score_matching_report.py",
-        panels=2,
+        panel=(0.0, 0.0, 0.495, 1.0),
     ),
     Picture(
         "example-score-matching-digits",
@@ -270,7 +274,7 @@ PICTURES = (
         f"{MODELS}.score_matching",
         "examples-uncertainty",
         "docs/examples/score_matching_report.py",
-        panels=2,
+        panel=(0.0, 0.0, 0.5, 1.0),
     ),
     Picture(
         "example-out-of-distribution",
@@ -278,46 +282,69 @@ PICTURES = (
         f"{MODELS}.out_of_distribution",
         "examples-uncertainty",
         "docs/examples/out_of_distribution_report.py",
-        panels=7,
+        panel=(0.0, 0.0, 0.155, 0.54),
     ),
 )
+
+IMAGE = """\
+```{{image}} /{folder}/{name}.png
+:alt: {alt}
+:class: {look}
+:target: {page}.html
+:loading: lazy
+```
+"""
 
 CARD = """\
 :::{{grid-item-card}}
 :class-item: gallery-item
 
-```{{image}} {up}images/{name}.png
-:alt: {plain}
-:class: {look} panels-{panels}
-:target: {up}{page}.html
-:loading: lazy
-```
-
+{images}
 {shows}
 
 {{doc}}`/{page}` · drawn by [`{command}`]({source}/{script})
 :::
 """
 
+#: Where thumbnails are written, below `docs`.
+FOLDER = "_build/thumbnails"
 
-def cards(pictures: tuple[Picture, ...], source: str, up: str = "") -> str:
-    """MyST text of a grid of cards; `source` is the address of the repository's files."""
-    found = [
-        CARD.format(
-            name=picture.name,
-            look="for-dark-pages" if picture.name.endswith("-dark") else "for-light-pages",
-            plain=picture.shows.replace("`", ""),
-            shows=picture.shows,
-            panels=picture.panels,
-            page=picture.page,
-            command=picture.command,
-            script=picture.script,
-            source=source,
-            up=up,
+
+def cards(pictures: tuple[Picture, ...], source: str) -> str:
+    """MyST text of a grid of cards; `source` is the address of the repository's files.
+
+    A picture of a name that ends in `-dark` has no card of its own: dark pages show it in the place
+    of the one that ends in `-light`.
+    """
+    names = {picture.name for picture in pictures}
+    found = []
+    for picture in pictures:
+        stem, _, ground = picture.name.rpartition("-")
+        if ground == "dark":
+            continue
+        looks = {picture.name: "one-ground"}
+        if f"{stem}-dark" in names:
+            looks = {picture.name: "only-light", f"{stem}-dark": "only-dark"}
+        alt = picture.shows.replace("`", "")
+        images = "\n".join(
+            IMAGE.format(folder=FOLDER, name=name, alt=alt, look=look, page=picture.page)
+            for name, look in looks.items()
         )
-        for picture in pictures
-    ]
+        fields = {**picture._asdict(), "script": picture.script}
+        found.append(CARD.format(images=images, source=source, **fields))
     return "::::{grid} 1 2 3 3\n:gutter: 3\n\n" + "\n".join(found) + "::::\n"
+
+
+def write_thumbnails(app: Sphinx) -> None:
+    """Cut the panel out of each picture."""
+    folder = Path(app.srcdir) / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in PICTURES:
+        with Image.open(Path(app.srcdir) / "images" / f"{picture.name}.png") as whole:
+            left, top, right, bottom = picture.panel
+            width, height = whole.size
+            box = (left * width, top * height, right * width, bottom * height)
+            whole.crop(tuple(map(round, box))).save(folder / f"{picture.name}.png")
 
 
 class Gallery(SphinxDirective):
@@ -332,4 +359,5 @@ class Gallery(SphinxDirective):
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directive."""
     app.add_directive("gallery", Gallery)
+    app.connect("builder-inited", write_thumbnails)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -32,6 +32,7 @@ class Curvature(curvature.Curvature):
     """
 
     xp: ClassVar[Any] = jnp
+    eigen = staticmethod(jnp.linalg.eigh)
 
     def _with_blocks(self, total: Array, part: Callable[[KroneckerBlock], Array]) -> Array:
         # Piece by piece: of additions at coordinates each would write the whole array.

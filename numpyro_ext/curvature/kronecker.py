@@ -17,14 +17,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ext.curvature.curvature import Curvature, KroneckerBlock
-from ppl_ext.curvature.outer_products import LastRows, OuterProducts
-from ppl_ext.curvature.program_curvature import (
-    HALF_STEPS,
-    KRONECKER_STEPS,
-    factored_sides,
-    kronecker_sides,
-)
+from numpyro_ext.curvature.curvature import Curvature
+from ppl_ext.curvature.outer_products import KroneckerSums, OuterProducts
+from ppl_ext.curvature.program_curvature import KRONECKER_STEPS
 
 #: Sums over rows, by site.
 Sums = dict[str, Array]
@@ -66,53 +61,25 @@ def kronecker_factors(
         All rows (P, r, D'), where they are one chunk. Of few such rows all steps are taken at once.
     """
     number, dtype = len(like), like.dtype
-    sides = {name: kronecker_sides(shapes[name]) for name in slices}
-    factored = factored_sides(slices, shapes)
-
-    def plain(rows: Array) -> Sums:
-        parts = {name: rows[:, :, slices[name]] for name in slices if name not in factored}
-        return {
-            name: (part**2).sum(axis=1) if sides[name] is None else part.mT @ part
-            for name, part in parts.items()
-        }
-
-    last = LastRows(_ROWS, rank_one)
+    sites = KroneckerSums(_ROWS, slices, shapes, rank_one)
+    factored = sites.factored
     # Found once and before any condition, which would else need the rows in one piece.
-    of_all = None if rows is None else _ROWS.matrices(rows, slices, shapes)
+    of_all = None if rows is None else sites.matrices(rows)
 
     def matrices_of(chunk: Array) -> Sums:
         """Rows of a chunk, as matrices by site."""
-        if of_all is not None and chunk is rows:
-            return of_all
-        return _ROWS.matrices(chunk, slices, shapes)
+        return of_all if of_all is not None and chunk is rows else sites.matrices(chunk)
 
     def half(side: int, other: Sums, quick: Collection[str]) -> Sums:
         def part(rows: Array) -> Sums:
-            found = {}
-            every = matrices_of(rows)
-            vectors = last.vectors(rows, every) if quick else {}
-            for name in other:
-                matrices = every[name]
-                if name in quick:
-                    own, across = vectors[name][side], vectors[name][1 - side]
-                    weights = ((across @ other[name]) * across).sum(axis=2, keepdims=True)
-                    found[name] = (weights * own).mT @ own
-                else:
-                    found[name] = jnp.einsum(HALF_STEPS[side], matrices, other[name], matrices)
-            return found
+            return sites.half(side, rows, matrices_of(rows), other, quick)
 
-        sums, tiny = total(part), jnp.finfo(dtype).tiny
-        return {
-            name: sums[name] / jnp.maximum((other[name] ** 2).sum((1, 2), keepdims=True), tiny)
-            for name in other
-        }
+        return sites.scaled(total(part), other)
 
     def found_by(quick: Collection[str], start: tuple[Sums, Sums]) -> tuple[Sums, Sums]:
         found: dict[str, tuple[Array, Array]] = {}
         if rows is not None and quick:
-            vectors = last.vectors(rows, matrices_of(rows))
-            few = [name for name in quick if _ROWS.few(vectors[name])]
-            found = {name: _ROWS.factors(vectors[name]) for name in few}
+            found = sites.at_once(rows, matrices_of(rows), quick)
         others = [name for name in factored if name not in found]
 
         def both(_: Any, factors: tuple[Sums, Sums]) -> tuple[Sums, Sums]:
@@ -126,18 +93,14 @@ def kronecker_factors(
         left, right = ({name: found[name][side] for name in factored} for side in (0, 1))
         return left, right
 
-    sums = total(plain) if len(factored) < len(slices) else {}
+    sums = total(sites.plain) if len(factored) < len(slices) else {}
     left = {name: jnp.zeros((number, rows, rows), dtype) for name, (rows, _) in factored.items()}
     right = {
         name: jnp.broadcast_to(jnp.eye(columns, dtype=dtype), (number, columns, columns))
         for name, (_, columns) in factored.items()
     }
-
-    def ranks(rows: Array) -> Sums:
-        return last.beyond(rows, matrices_of(rows))
-
     if rank_one:
-        beyond = total(ranks)
+        beyond = total(lambda rows: sites.beyond(rows, matrices_of(rows)))
         left, right = lax.cond(
             sum(beyond.values()) == 0.0,
             partial(found_by, rank_one),
@@ -146,15 +109,10 @@ def kronecker_factors(
         )
     elif factored:
         left, right = found_by((), (left, right))
-    diagonal = jnp.zeros((1, max(where.stop for where in slices.values())), dtype)
-    blocks = []
-    for name, where in slices.items():
-        if name in factored:
-            blocks.append(KroneckerBlock(left[name], right[name], where.start))
-        elif sides[name] is not None:
-            one = jnp.ones((number, 1, 1), dtype)
-            blocks.append(KroneckerBlock(one, sums[name], where.start))
-        else:
-            diagonal = jnp.broadcast_to(diagonal, (number, diagonal.shape[1]))
-            diagonal = diagonal.at[:, where].set(sums[name])
-    return Curvature(diagonal, blocks=tuple(blocks))
+    alone = sites.diagonals()
+    size = max(where.stop for where in slices.values())
+    diagonal = jnp.zeros((number if alone else 1, size), dtype)
+    for name, where in alone.items():
+        diagonal = diagonal.at[:, where].set(sums[name])
+    pairs = {name: (left[name], right[name]) for name in factored}
+    return Curvature(diagonal, blocks=sites.blocks(pairs, sums, jnp.ones((number, 1, 1), dtype)))

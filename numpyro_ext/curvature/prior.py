@@ -42,11 +42,7 @@ def prior_structure(
     sites : collection of str, optional
         Latent sites that have curvature; default all.
     """
-    slices = {
-        name: where
-        for name, where in target.layout.slices.items()
-        if sites is None or name in sites
-    }
+    slices = {n: s for n, s in target.layout.slices.items() if sites is None or n in sites}
     # Of each coordinate, the number of its site; one more stands for all of them.
     site_of = np.full(target.dim, -1)
     for number, where in enumerate(slices.values()):

@@ -125,13 +125,8 @@ class ProgramCurvature:
             likelihood = self._sweep(target, jacobian, z, data, rng_key)
         else:
             likelihood = self._likelihood(target, jacobian, z, data, indices, rng_key)
-        return self._prior_part(target, z, data).plus(likelihood)
-
-    def _prior_part(self, target: LogDensity, z: Array, data: Data) -> Curvature:
-        found = prior_curvature(target, self.prior, z, data)
-        if found.ndim == 2:
-            return Curvature(found)
-        return Curvature(jnp.zeros((1, found.shape[1]), z.dtype), found)
+        prior = prior_curvature(target, self.prior, z, data)
+        return Curvature.of_prior(prior).plus(likelihood)
 
     def _sweep(
         self, target: LogDensity, jacobian: Jacobian, z: Array, data: Data, rng_key: Array
@@ -222,7 +217,10 @@ class ProgramCurvature:
 
         def found(positions: Array, key: Array) -> Curvature:
             rows = jacobian(positions, data, indices, key)
-            return self._summed_up(rows, target, as_matrix)
+            if self.options.structure != "kfac":
+                options = self.options.structure, self.options.rank
+                return Curvature.of_rows(rows, *options, as_matrix)
+            return self._factored(lambda function: function(rows), target, rows, rows)
 
         if self.options.structure == "full":
             return found(z, rng_key)
@@ -246,21 +244,6 @@ class ProgramCurvature:
         )
         return jax.tree.map(lambda leaf: leaf[:, 0], one_by_one)
 
-    def _summed_up(self, rows: Array, target: LogDensity, as_matrix: bool) -> Curvature:
-        """Rows (P, R, D) in the wanted structure."""
-        _, count, dim = rows.shape
-        nothing = jnp.zeros((1, dim), rows.dtype)
-        structure = self.options.structure
-        if structure == "full":
-            if as_matrix or count > dim:
-                return Curvature(nothing, matrix=rows.mT @ rows)
-            return Curvature(nothing, rows=rows)
-        if structure == "diag":
-            return Curvature((rows**2).sum(axis=1))
-        if structure == "low_rank":
-            return _low_rank(rows, min(self.options.rank, count, dim))
-        return self._factored(lambda function: function(rows), target, rows, rows)
-
     def _factored(
         self,
         total: Callable[[Callable[[Array], Sums]], Sums],
@@ -278,13 +261,3 @@ def _num_rows(jacobian: Jacobian, z: Array, data: Data, indices: Indices) -> int
 
 def _key_of_chunk(rng_key: Array, indices: Indices) -> Array:
     return random.fold_in(rng_key, next(iter(indices.values()))[0])
-
-
-def _low_rank(rows: Array, rank: int) -> Curvature:
-    """The leading ``rank`` terms of R' R, and the diagonal of the others."""
-    # Through the smaller Gram matrix: a singular value decomposition of R costs more.
-    _, vectors = jnp.linalg.eigh(rows @ rows.mT)
-    leading = vectors[:, :, -rank:]
-    kept = leading.mT @ rows
-    rest = jnp.maximum((rows**2).sum(axis=1) - (kept**2).sum(axis=1), 0.0)
-    return Curvature(rest, rows=kept)

@@ -29,7 +29,8 @@ from ppl_ext.curvature.program_curvature import (
     RepeatedComponent,
     RowStructure,
     change_of_rows,
-    rows_by_themselves,
+    repeated_components,
+    structure_of_rows,
 )
 from ppl_ext.curvature.rows_alone import Alone, apart
 
@@ -63,20 +64,14 @@ def row_structure(
 
     together, alone, depends = Program(look, rarely=True)(z, data, indices)
     repeated = {name: _repeated(output, depends[name]) for name, output in together.items()}
-    found = {name: components for name, components in repeated.items() if components}
-    same = partial(apart, epsilon=float(np.finfo(jnp.result_type(float)).eps))
-    if alone is not None:
-        (plate,) = indices
-        inside = {name: output for name, output in together.items() if plate in output.plates}
-        return RowStructure(same(inside, _of_rows(alone), scaled_up=True), found)
-    if indices:
-        return RowStructure(repeated=found)
-    return rows_by_themselves(
-        [np.shape(array) for array in data.arrays],
-        [output.batch for output in together.values()],
+    return structure_of_rows(
+        indices,
+        together,
+        repeated,
+        partial(apart, epsilon=float(np.finfo(jnp.result_type(float)).eps)),
+        lambda: _of_rows(alone),
+        lambda: [np.shape(array) for array in data.arrays],
         partial(_looks, target, z, data),
-        same,
-        found,
     )
 
 
@@ -160,16 +155,9 @@ def _floating(output: Output) -> list[str]:
 
 
 def _repeated(output: Output, depends: Mapping[str, Array]) -> tuple[RepeatedComponent, ...]:
-    axes = dict(output.repeated)
-    seen = {name: np.asarray(components) for name, components in depends.items()}
-    found = []
-    for component in range(max(map(len, seen.values()), default=0)):
-        names = [name for name in seen if seen[name][component]]
-        # Parameters that are vectors or matrices mix their own elements.
-        if len(names) == 1 and names[0] in axes:
-            if output.parameters[names[0]].shape == output.batch:
-                found.append(RepeatedComponent(component, names[0], axes[names[0]]))
-    return tuple(found)
+    seen = {name: np.asarray(components).tolist() for name, components in depends.items()}
+    shapes = {name: value.shape for name, value in output.parameters.items()}
+    return repeated_components(seen, shapes, output.batch, dict(output.repeated))
 
 
 def merged(

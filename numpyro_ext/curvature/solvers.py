@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Bool, Float, Int
+
+from ppl_ext.curvature import woodbury as shared
 
 
 def cholesky_solve(
@@ -41,23 +44,9 @@ def woodbury(
         A_p^-1 sum_i w_pi v_pi, shape (P, D).
     """
     root = lax.rsqrt(diagonal)[:, None]
-    count = 0 if rows is None else rows.shape[1]
-    # Rows and vectors together, so that what is long is passed over twice in all.
-    every = root * (vectors if rows is None else jnp.concatenate([rows, vectors], axis=1))
     # Accelerators multiply in reduced precision unless told otherwise.
-    gram = jnp.matmul(every, every.mT, precision="highest")
-    across = gram[:, :count, count:]
-    inner = across
-    if count:
-        capacity = gram[:, :count, :count] + jnp.eye(count, dtype=gram.dtype)
-        inner = cholesky_solve(capacity, across)
-
-    def solution(weights: Array) -> Array:
-        of_rows = -(inner @ weights[..., None])[..., 0]
-        mixed = jnp.concatenate([of_rows, weights], axis=1)[:, None] @ every
-        return (root * mixed)[:, 0]
-
-    return gram[:, count:, count:] - across.mT @ inner, solution
+    matmul = partial(jnp.matmul, precision="highest")
+    return shared.woodbury(jnp, root, rows, vectors, matmul, cholesky_solve)
 
 
 _Carry = tuple[Array, Array, Array, Array, Array, Array]

@@ -65,6 +65,7 @@ from ppl_ext.target.discrete import (
     only_discrete_error,
     values_error,
 )
+from ppl_ext.target.families import innermost
 from ppl_ext.target.scores import check_not_empty
 
 _RANDOM_MODULES = "random_flax_module, random_nnx_module or random_eqx_module"
@@ -387,9 +388,7 @@ def _check_networks(run: FirstRun) -> None:
 
 def _check_support(site: dict[str, Any]) -> None:
     name, fn = site["name"], site["fn"]
-    base = fn
-    while hasattr(base, "base_dist") and not isinstance(base, dist.Delta):
-        base = base.base_dist
+    base = innermost(fn, dist.Delta)
     if isinstance(base, dist.Delta):
         raise ModelCheckError(
             f"Sample site '{name}' has a delta distribution; use `numpyro.deterministic` to add "

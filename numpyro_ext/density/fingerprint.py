@@ -18,6 +18,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from numpyro_ext.density.bound_model import BoundModel
 from numpyro_ext.density.handlers import Trace, is_observation
 from numpyro_ext.density.layout import Data, Indices
+from ppl_ext.target.families import innermost
 from ppl_ext.target.fingerprint import Digest, Fingerprint, check_repeats, digest_of
 
 
@@ -119,9 +120,7 @@ def _found(trace: Trace) -> dict[str, dict[str, np.ndarray]]:
     for name, site in trace.items():
         if site["type"] != "sample":
             continue
-        base = site["fn"]
-        while hasattr(base, "base_dist"):
-            base = base.base_dist
+        base = innermost(site["fn"])
         # Those that were given: others are computed when they are asked for.
         found = {each: vars(base).get(each) for each in base.arg_constraints}
         if is_observation(site):

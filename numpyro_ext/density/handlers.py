@@ -30,7 +30,9 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 from numpyro_ext.density.layout import Indices
 from ppl_ext import process
 from ppl_ext.errors import ArgumentError, ModelCheckError
-from ppl_ext.target.discrete import UNOBSERVED, support_error
+from ppl_ext.target.discrete import support_error
+from ppl_ext.target.families import is_made_of
+from ppl_ext.target.missing_rows import MissingRows
 from ppl_ext.target.scores import check_subsample_size, repeated_plates_error
 
 Parameters = ParamSpec("Parameters")
@@ -256,10 +258,7 @@ def is_factor(site: Site) -> bool:
         return False
     if LOG_DETERMINANT in site["infer"]:
         return True
-    fn = site["fn"]
-    while hasattr(fn, "base_dist") and not isinstance(fn, Unit):
-        fn = fn.base_dist
-    return isinstance(fn, Unit)
+    return is_made_of(site["fn"], Unit)
 
 
 def is_observation(site: Site) -> bool:
@@ -417,30 +416,7 @@ class _WithoutMask(Messenger):
             msg["fn"] = msg["fn"].base_dist
 
 
-_masked_observe = numpyro.primitives._masked_observe
-
-
-def _observe_some(name: str, *args: Any, **kwargs: Any) -> Array:
-    with _WithoutMask(f"{name}{UNOBSERVED}"):
-        observed: Array = _masked_observe(name, *args, **kwargs)
-    return observed
-
-
-@contextmanager
-def _missing_rows() -> Iterator[None]:
-    """Context in which all rows of what ``obs_mask`` leaves out have their density.
-
-    NumPyro makes two sites of ``sample(..., obs_mask=mask)``, and masks each where the other
-    counts. The latent one is then flat at the rows that are seen, where nothing uses it, and the
-    posterior improper. With its own density there it integrates to one, which leaves all else as
-    it is.
-    """
-    before = numpyro.primitives._masked_observe
-    numpyro.primitives._masked_observe = _observe_some
-    try:
-        yield
-    finally:
-        numpyro.primitives._masked_observe = before
+_missing_rows = MissingRows(numpyro.primitives, _WithoutMask)
 
 
 @process.swapping
@@ -452,7 +428,7 @@ def handling() -> Iterator[None]:
 
 
 def with_missing_rows(model: Callable[..., Any]) -> Callable[..., Any]:
-    """``model`` for the host to run, with the density of :func:`_missing_rows`."""
+    """``model`` for the host to run, with the density of :class:`MissingRows`."""
 
     @functools.wraps(model)
     def run(*args: Any, **kwargs: Any) -> Any:

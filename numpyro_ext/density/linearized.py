@@ -14,7 +14,7 @@ from numpyro.distributions.util import clamp_probs
 
 from numpyro_ext.density.layout import Data, Indices
 from numpyro_ext.density.log_density import LogDensity
-from ppl_ext.target.linearized import Linearized, Scale, identity
+from ppl_ext.target.linearized import Outputs, Scale, identity, moved_by
 
 
 def scale_of(constraint: Any) -> Scale | None:
@@ -50,23 +50,13 @@ def linearized(
     Each call takes one product of the Jacobian with the move, by forward derivatives.
     """
 
-    def outputs(z: Array) -> dict[str, Linearized]:
-        found = target.outputs(z, data, indices)
-        return {name: Linearized(output, scale_of) for name, output in found.items()}
-
-    def natural(z: Array) -> dict[str, dict[str, Array]]:
-        return {name: each.natural() for name, each in outputs(z).items()}
+    outputs = Outputs(target, data, indices, scale_of)
 
     # Outside of the derivative, for what has none: counts, masks and the kinds of distributions.
-    sites = outputs(around)
+    sites = outputs.at(around)
 
     def moved(move: Array) -> dict[str, Any]:
-        value, slope = jax.jvp(natural, (around,), (move,))
-        return {
-            name: site.distribution(
-                {key: value[name][key] + slope[name][key] for key in site.scales}
-            )
-            for name, site in sites.items()
-        }
+        value, slope = jax.jvp(outputs.natural, (around,), (move,))
+        return moved_by(sites, value, slope)
 
     return moved

@@ -43,6 +43,7 @@ from ppl_ext.arguments import check_callable, named_if_foreign
 from ppl_ext.batches.passes import Passes
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
+from ppl_ext.target.bound_model import as_found
 from ppl_ext.target.discrete import check_curvature
 from ppl_ext.target.log_density import LogDensityShell, warn_of_held_parameters
 
@@ -170,17 +171,7 @@ class LogDensity(LogDensityShell[Array, Data]):
             allow_local_latents=allow_local_latents or not check,
             engine=engine,
         )
-        bound = BoundModel(
-            model,
-            structure.layout,
-            structure.plates,
-            structure.batch_plates,
-            structure.local_sites,
-            structure.observed_sites,
-            structure.held,
-            enumerated=structure.enumerated,
-            nesting=structure.nesting,
-        )
+        bound = BoundModel(model, held=structure.held, **as_found(structure))
         self._assemble(Arguments(bound, self.init_strategy).traced_or_constant(data))
         self._check_options(structure.has_likelihood)
         self.sees_data = structure.sees_data

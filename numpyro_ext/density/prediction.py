@@ -25,11 +25,11 @@ from numpyro.primitives import Messenger
 from numpyro_ext.density.handlers import Site, is_enumerated, is_latent, run_trace
 from numpyro_ext.density.outputs import joint_mask, unwrap
 from numpyro_ext.programs import Program
-from ppl_ext.target.discrete import STANDS_IN, Run
+from ppl_ext.target.discrete import STANDS_IN, Missing, Run
 from ppl_ext.target.outputs import prediction_terms
 
 
-class ObserveMissing(Messenger):
+class ObserveMissing(Missing, Messenger):
     """Makes observed sites of those that are neither observed nor among the given names.
 
     They get a value from their distribution, which is only there for the model to run on.
@@ -43,28 +43,29 @@ class ObserveMissing(Messenger):
     """
 
     def __init__(self, fn: Callable[..., Any], given: Collection[str], seed: int = 0) -> None:
-        self.given, self._seed = frozenset(given), seed
-        self.missing: list[str] = []
-        self.finite: list[str] = []
-        super().__init__(fn)
+        Missing.__init__(self, given)
+        self._seed = seed
+        Messenger.__init__(self, fn)
 
     def process_message(self, msg: Site) -> None:
-        """Observe a site for which nobody has a value."""
+        """Observe a site for which nobody has a value, of the body of a ``scan`` as well."""
+        if msg["type"] == "control_flow":
+            msg["kwargs"]["substitute_stack"].append(("condition", self._stand_in))
+            return
+        value = self._stand_in(msg)
+        if value is not None:
+            msg["value"], msg["is_observed"] = value, True
+
+    def _stand_in(self, msg: Site) -> Array | None:
+        """A value for a site that has none, which is noted; None of all others."""
         latent = is_latent(msg) or is_enumerated(msg)
-        if not latent or msg["value"] is not None:
-            return
-        name = msg["name"]
-        if name in self.given:
-            return
-        if name not in self.missing:
-            self.missing.append(name)
-            if is_enumerated(msg):
-                self.finite.append(name)
-        msg["value"] = msg["fn"].sample(
+        if not latent or msg["value"] is not None or not self.meets(msg, is_enumerated):
+            return None
+        msg["infer"] = {**msg["infer"], STANDS_IN: True}
+        value: Array = msg["fn"].sample(
             random.key(self._seed), msg["kwargs"].get("sample_shape", ())
         )
-        msg["is_observed"] = True
-        msg["infer"] = {**msg["infer"], STANDS_IN: True}
+        return value
 
 
 def run_at(
@@ -109,5 +110,4 @@ def prediction_of(site: Site) -> dict[str, Array]:
         classes = fn.probs
     batch = tuple(outer.batch_shape) + tuple(outer.event_shape[:declared])
     mask = joint_mask(masks, declared, batch)
-    shape = tuple(jnp.broadcast_shapes(value.shape, outer.shape()))
-    return prediction_terms(outer, fn, value, shape, classes, mask, jnp.broadcast_to)
+    return prediction_terms(outer, fn, value, classes, mask, jnp)

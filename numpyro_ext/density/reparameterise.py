@@ -22,7 +22,14 @@ from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 from numpyro_ext.density.layout import Data
 from numpyro_ext.density.log_density import LogDensity
 from numpyro_ext.programs import Program
-from ppl_ext.target.noncentred import Moves, Noncentred, standard
+from ppl_ext.target.noncentred import Forms, Moves, Noncentred
+
+_FORMS = Forms(
+    (Independent, ExpandedDistribution),
+    TransformedDistribution,
+    AffineTransform,
+    (ExpTransform, SigmoidTransform),
+)
 
 
 def noncentred(
@@ -49,9 +56,9 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
                 continue
             if site.get("_control_flow_done", False) or site.get("scale") is not None:
                 continue  # scan runs its body again with values, which the handler refuses
-            base = _unwrapped(site["fn"])
-            if is_monotone := _is_monotone(base):
-                base = _unwrapped(base.base_dist)
+            base = _FORMS.unwrapped(site["fn"])
+            if is_monotone := _FORMS.is_monotone(base):
+                base = _FORMS.unwrapped(base.base_dist)
             names = set(getattr(base, "arg_constraints", ()))
             if {"loc", "scale"} <= names and base.support is constraints.real:
                 kinds[name] = is_monotone, tuple(sorted(names - {"loc", "scale"}))
@@ -88,25 +95,9 @@ def moved_values(target: LogDensity, data: Data, values: Mapping[str, Array]) ->
         model = handlers.substitute(bound.controlled(bound.first_rows()), data=values)
         trace, found = bound.run(model, data), {}
         for name, latent in latents.items():
-            found[latent] = standard(trace[name]["fn"], values[name], _unwrapped, _is_monotone)
+            found[latent] = _FORMS.standard(trace[name]["fn"], values[name])
         return found
 
     run = Program(jax.vmap(one, (0, None)), rarely=True)
     found = run(given, target.arguments.as_evaluated(data))
     return {**{name: each for name, each in values.items() if name not in latents}, **found}
-
-
-def _unwrapped(distribution: Any) -> Any:
-    """A distribution without what the hosts' handlers take away."""
-    while isinstance(distribution, Independent | ExpandedDistribution):
-        distribution = distribution.base_dist
-    return distribution
-
-
-def _is_monotone(distribution: Any) -> bool:
-    """Whether it is such as a LogNormal: unconstrained, its base up to a shift and a factor."""
-    if not isinstance(distribution, TransformedDistribution):
-        return False
-    *first, last = distribution.transforms
-    affine = all(isinstance(each, AffineTransform) and not each.domain.event_dim for each in first)
-    return affine and isinstance(last, ExpTransform | SigmoidTransform)

@@ -58,6 +58,7 @@ from ppl_ext.diagnostics.replay import (
     SiteShapes,
     as_computed,
     check_draw_shape,
+    check_draw_shapes,
     check_draws,
     check_room,
     describe_sites,
@@ -98,21 +99,38 @@ class _FirstRows(Messenger):
 class _Resample(Messenger):
     """Gives observed sites of these names new values, which later sites of the model see.
 
-    Sites inside ``numpyro.contrib.control_flow.scan`` are not visible to it; ``drawn`` holds
-    those that are.
+    Sites inside ``numpyro.contrib.control_flow.scan`` have one for each of its steps. What is not
+    visible to it, as what observes values of more dimensions than its distribution has there, is
+    not in ``drawn``.
     """
 
     def __init__(self, fn: Callable[..., Any], rng_key: jax.Array, names: Collection[str]) -> None:
         self.rng_key, self.names = rng_key, names
-        self.drawn: set[str] = set()
+        self.drawn: dict[str, int] = {}
         super().__init__(fn)
 
     def process_message(self, msg: Site) -> None:
         """Draw a new observation."""
-        if msg["type"] == "sample" and is_observation(msg) and msg["name"] in self.names:
-            self.drawn.add(msg["name"])
-            key = random.fold_in(self.rng_key, len(self.drawn))
-            msg["value"] = _new_observation(msg, key)
+        if msg["type"] == "control_flow":
+            msg["kwargs"]["substitute_stack"].append(("condition", self._of_step))
+        elif self._is_drawn(msg):
+            msg["value"] = _new_observation(msg, self._key(msg["name"]))
+
+    def _is_drawn(self, msg: Site) -> bool:
+        # Of a scan its own message has the values of all steps, which are drawn by then.
+        is_whole = msg.get("_control_flow_done", False)
+        named = msg["type"] == "sample" and is_observation(msg) and msg["name"] in self.names
+        return named and not is_whole
+
+    def _key(self, name: str) -> jax.Array:
+        return random.fold_in(self.rng_key, self.drawn.setdefault(name, len(self.drawn) + 1))
+
+    def _of_step(self, msg: Site) -> jax.Array | None:
+        """A new observation in one step of a ``scan``; None of a site that has none."""
+        if not self._is_drawn(msg) or jnp.ndim(msg["value"]) > len(msg["fn"].shape()):
+            return None
+        step = msg["infer"].get("_scan_current_index", 0)
+        return _new_observation(msg, random.fold_in(self._key(msg["name"]), step))
 
 
 def _new_observation(site: Site, rng_key: jax.Array) -> jax.Array:
@@ -382,11 +400,7 @@ def replay(
     if groups and all_rows:
         target.require_all_rows(data, PASS_ALL_ROWS)
     described, sizes = _describe(target, data, one, missing)
-    for name, value in one.items():
-        check_draw_shape(name, value.shape, described[name].shape)
-    linear_at = around or {}
-    for name in one.keys() & linear_at.keys():
-        check_draw_shape(name, tuple(np.shape(linear_at[name])), described[name].shape)
+    check_draw_shapes(one, around or {}, described)
     num_draws = len(next(iter(values.values())))
     check_room(described, groups, num_draws, jnp.dtype(target.dtype).itemsize)
     recorder = Recorder(described, groups, num_draws, target.plates)
@@ -496,8 +510,6 @@ def _compiled_chunk(
     linear: bool,
 ) -> Program:
     """What is wanted at some draws, and the observations, on one chunk of rows."""
-    # New values of an observed site change what the model computes after it.
-    apart = len(observed) > 1
     # Predictions are then given the values of the discrete sites.
     at_values = "discrete" in groups
 
@@ -543,6 +555,10 @@ def _compiled_chunk(
             if "log_likelihood" in groups and not together:
                 log_prob = site["fn"].log_prob(site["value"])
                 computed["log_likelihood"][name] = log_prob
+        # New values of an observed site change what the model computes after it, of one in a scan
+        # in later steps.
+        in_scan = any(trace[name].get("_control_flow_done", False) for name in observed)
+        apart = len(observed) > 1 or in_scan
         for name in observed:
             site = trace[name]
             if "prediction" in groups:
@@ -551,7 +567,8 @@ def _compiled_chunk(
             if "predictive" in groups and not apart:
                 computed["predictive"] = {name: _new_observation(site, key)}
         if "predictive" in groups and apart:
-            again = _run(target, data, values, indices, resample=key, names=observed)
+            prior = random.fold_in(key, 1)
+            again = _run(target, data, values, indices, key, prior, observed)
             computed["predictive"] = {name: again[name]["value"] for name in observed}
         return computed
 

@@ -18,7 +18,6 @@ its losses.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -42,19 +41,17 @@ from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
     Group,
+    Host,
+    Wanted,
     arviz_of,
     check_fit,
-    constant_group,
-    groups_to_replay,
     remembered,
-    step_group,
 )
 from ppl_ext.diagnostics.inference_data import Variable
-from ppl_ext.diagnostics.replay import Replay, over_batches
+from ppl_ext.diagnostics.replay import Replay
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
-from ppl_ext.options import check_count
 from ppl_ext.running.sharding import check_sharding
 
 Array = NDArray[Any]
@@ -161,10 +158,7 @@ def to_arviz(
             f"Expected result to be what engine.run returns, found {type(result).__name__}."
         )
     traces = {} if result is None else {"loss": result.losses, **result.info}
-    steps = step_group(traces, losses, array_or_none)
     check_sharding(sharding, Sharding)
-    for name, count in (("draw_chunk", draw_chunk), ("data_chunk", data_chunk)):
-        check_count(name, count, optional=True)
     target = engine.target if sharding is None else engine.target.with_sharding(sharding)
     if isinstance(engine, Engine):
         state = state_of_engine(engine, state)
@@ -173,49 +167,20 @@ def to_arviz(
     options = {} if num_samples is None else {"num_samples": num_samples}
     given = engine.get_samples(state, rng_key=key, **options)
     draws = {name: np.asarray(given[name]) for name in target.layout.names if name in given}
-    groups = groups_to_replay(
-        posterior_predictive,
-        log_likelihood,
-        log_prior,
-        observed_data,
-        constant_data,
-        discrete,
-    )
+    included = posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats
+    wanted = Wanted(*included, constant_data, discrete, losses, draw_chunk, data_chunk)
+    wanted = wanted._replace(dims=dims, coords=coords)
 
-    def on_rows(data: Data, number: int | None) -> Replay:
-        return replay(
-            target,
-            draws,
-            data,
-            groups=groups,
-            discrete=discrete or "sample",
-            draw_chunk=draw_chunk,
-            data_chunk=data_chunk,
-            all_rows=number is None,
-            rng_key=key if number is None else jax.random.fold_in(key, number),
-        )
+    def seeded(*given: Any, number: int | None, **options: Any) -> Replay:
+        own = key if number is None else jax.random.fold_in(key, number)
+        return replay(*given, rng_key=own, **options)
 
-    replayed = over_batches(on_rows, target, data, passes, place)
-    statistics = (
-        _sample_statistics(engine, target.over(passes), state, draws, data, draw_chunk)
-        if sample_stats
-        else {}
-    )
-    signature = inspect.signature(target.model)
-    return arviz_of(
-        engine,
-        draws,
-        replayed,
-        observed_data=observed_data,
-        statistics=statistics,
-        constants=constant_group(
-            constant_data, signature, args, kwargs, replayed, array_or_none, passes
-        ),
-        steps=steps,
-        dims=dims,
-        coords=coords,
-        host=("numpyro_ext", "numpyro", "numpyro"),
-    )
+    def statistics(target: LogDensity) -> Group:
+        return _sample_statistics(engine, target, state, draws, data, draw_chunk)
+
+    host = Host(("numpyro_ext", "numpyro", "numpyro"), seeded, array_or_none, place)
+    call = args, kwargs, passes
+    return arviz_of(host, engine, target, draws, data, wanted, call, traces, statistics)
 
 
 def _sample_statistics(

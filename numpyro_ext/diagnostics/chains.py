@@ -11,13 +11,13 @@ from numpyro.infer import MCMC
 
 from numpyro_ext.diagnostics.fit import target_of_model
 from ppl_ext.batches.passes import Passes
-from ppl_ext.diagnostics.fit import LONGER, check_chains, evenly_spaced
+from ppl_ext.diagnostics import fit as shared
 
 #: ArviZ's names of what NumPyro's kernels report of each draw.
 _NAMES = {"num_steps": "n_steps", "accept_prob": "acceptance_rate"}
 
 
-class Chains:
+class Chains(shared.Chains):
     """Draws of ``numpyro.infer.MCMC``, by any kernel of a model.
 
     Parameters
@@ -45,22 +45,13 @@ class Chains:
         passes: Passes | None = None,
         num_samples: int | None = None,
     ) -> None:
-        kernel = mcmc.sampler
-        check_chains(mcmc.last_state is not None, kernel)
-        self.mcmc = mcmc
-        self.num_chains = int(mcmc.num_chains)
+        self._take(mcmc, mcmc.sampler, mcmc.last_state is not None, num_samples)
         # Not the kernel's target: the kernel may have served other data since.
-        self.target, _ = target_of_model(kernel.model, args, kwargs, passes=passes)
-        self._all = dict(mcmc.get_samples())
-        self._num_draws = len(next(iter(self._all.values())))
-        self._places = evenly_spaced(self._num_draws, self.num_chains, num_samples, LONGER)
+        self.target, _ = target_of_model(self._kernel.model, args, kwargs, passes=passes)
 
     def get_samples(self, state: Any, rng_key: Any = None) -> dict[str, Array]:
         """Draws of all chains, one chain after another."""
-        return {name: self._taken(value) for name, value in self._all.items()}
-
-    def _taken(self, values: Array) -> Array:
-        return values if self._places is None else values[self._places]
+        return self._drawn()
 
     def sample_statistics(self, state: Any, positions: Float[Array, "S D"]) -> dict[str, Array]:
         """What the kernel reports of each draw."""
@@ -70,10 +61,6 @@ class Chains:
             for name, values in fields.items()
             if isinstance(values, Array) and values.shape == (self._num_draws,)
         }
-
-    def arviz_attributes(self) -> dict[str, Any]:
-        """The kernel's name, and that the draws are chains."""
-        return {"engine": type(self.mcmc.sampler).__name__, "sample_kind": "Markov chains"}
 
 
 __all__ = ["Chains"]

@@ -223,10 +223,7 @@ def target_of_model(
             warnings.warn(warning.message, warning.category, stacklevel=2)
     if fitted:
         target = target.with_held({**target.held, **fitted})
-    target = target.over(passes)
-    if all_rows:
-        return target, shared.all_rows(target, args, kwargs)
-    return target, target.bind(*args, **kwargs)
+    return shared.bound_rows(target, args, kwargs, passes, all_rows)
 
 
 # A few programs are kept, so that a diagnostic of the same fit is not compiled again.

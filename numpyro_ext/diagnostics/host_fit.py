@@ -20,11 +20,12 @@ from numpyro_ext.draws import key_or
 from numpyro_ext.guides.flat_density import Parameters, has_flat_density
 from numpyro_ext.programs import Program
 from ppl_ext.batches.passes import Passes
+from ppl_ext.diagnostics import fit as shared
 from ppl_ext.diagnostics.fit import HOST_DRAWS, sites_of_guide
 from ppl_ext.errors import ArgumentError
 
 
-class HostFit:
+class HostFit(shared.HostFit):
     """A fitted guide with the model that it approximates.
 
     Parameters
@@ -92,12 +93,4 @@ class HostFit:
         self, params: Mapping[str, Any], positions: Float[Array, "S D"]
     ) -> dict[str, Array]:
         """Log density of the guide at flat positions (S, D), where it can be evaluated."""
-        if self.fitted is None:
-            return {}
-        density, parameters = self.fitted.density, self.fitted.parameters
-        return {"log_q": density.log_prob(parameters, positions)}
-
-    def arviz_attributes(self) -> dict[str, Any]:
-        """The host's engine and the guide."""
-        name = getattr(self.guide, "__name__", type(self.guide).__name__)
-        return {"engine": "SVI", "guide": name}
+        return self._log_q(positions)

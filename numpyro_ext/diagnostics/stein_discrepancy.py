@@ -24,6 +24,7 @@ from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.stein_discrepancy import (
     BLOCK,
     KSD_DOCUMENTATION,
+    Options,
     Points,
     SteinDiscrepancy,
     discrepancy_of,
@@ -85,27 +86,14 @@ def ksd(
             f"Expected no state with positions, found {type(state).__name__}. Pass target=... "
             "or model=..., and args=(...)."
         )
-    return discrepancy_of(
-        fit,
-        Points(
-            lambda given: isinstance(given, (Array, np.ndarray)),
-            lambda given, at: np.asarray(given, at.dtype),
-            lambda num: fit.get_samples(state_of_engine(fit, state), rng_key, num),
-            lambda: fit.particles(state_of_engine(fit, state)),
-            lambda: fitted_guide(fit, state, model, args, kwargs, rng_key, passes),
-            target_of_model,
-        ),
-        target=target,
-        model=model,
-        args=args,
-        kwargs=kwargs,
-        passes=passes,
-        num_samples=num_samples,
-        likelihood_temperature=likelihood_temperature,
-        draw_chunk=draw_chunk,
-        statistic=statistic,
-        metric=metric,
-        scale=scale,
-        block=block,
-        null=null,
+    points = Points(
+        lambda given: isinstance(given, (Array, np.ndarray)),
+        lambda given, at: np.asarray(given, at.dtype),
+        lambda num: fit.get_samples(state_of_engine(fit, state), rng_key, num),
+        lambda: fit.particles(state_of_engine(fit, state)),
+        lambda: fitted_guide(fit, state, model, args, kwargs, rng_key, passes),
+        target_of_model,
     )
+    of_fit, how = (model, args, kwargs, passes), (likelihood_temperature, draw_chunk)
+    options = Options(statistic, metric, scale, null, block)
+    return discrepancy_of(fit, points, target, of_fit, num_samples, how, options)

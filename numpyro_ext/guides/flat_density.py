@@ -30,7 +30,7 @@ from numpyro_ext.sharding import entry
 from ppl_ext.documented import documented
 from ppl_ext.guides import flat_density as shared
 from ppl_ext.guides.registry import (
-    PER_SITE,
+    REFUSED,
     REGISTER_DOCUMENTATION,
     FlatDensityRegistry,
     Registered,
@@ -326,10 +326,8 @@ def check_same_layout(guide: Any, layout: Layout) -> None:
 register_flat_density(autoguide.AutoContinuous)(FlatDensity)
 
 _ANNEALED = "its density is known only through auxiliary variables"
-refuse_flat_density(autoguide.AutoGuide, PER_SITE)
-refuse_flat_density(autoguide.AutoNormal, PER_SITE + " (AutoDiagonalNormal is its flat equal)")
-refuse_flat_density(autoguide.AutoDelta, "a point estimate has no density")
-refuse_flat_density(autoguide.AutoGuideList, "it is a list of guides")
+for _name, _why in REFUSED.items():
+    refuse_flat_density(getattr(autoguide, _name), _why)
 refuse_flat_density(autoguide.AutoBNAFNormal, "its flow has no analytic inverse")
 refuse_flat_density(autoguide.AutoDAIS, _ANNEALED)
 refuse_flat_density(autoguide.AutoSemiDAIS, _ANNEALED)

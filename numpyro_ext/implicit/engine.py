@@ -19,13 +19,12 @@ from numpyro_ext.guides.arrays import JaxFunctions
 from numpyro_ext.networks.modules import take_apart
 from numpyro_ext.optim import as_optimizer
 from numpyro_ext.programs import Program
+from ppl_ext.engines.base import draws_asked
 from ppl_ext.implicit.engine import LEARNING_RATE
 from ppl_ext.implicit.engine import SteinDiscrepancyVI as Shell
 from ppl_ext.implicit.noise import POSITIONS, Normals, normals_of_positions, normals_of_start
 from ppl_ext.implicit.objective import stein_discrepancy
 from ppl_ext.implicit.samplers import Context, Network
-from ppl_ext.options import check_count
-from ppl_ext.score_matching.options import DRAWS
 
 
 class SamplerState(NamedTuple):
@@ -193,8 +192,7 @@ class SteinDiscrepancyVI(Shell, DescentEngine, Engine):
         rng_key: Array | None,
         num_samples: int | None,
     ) -> Array:
-        number = DRAWS if num_samples is None else num_samples
-        check_count("num_samples", number)
+        number = draws_asked(num_samples)
 
         def draw(state: EngineState, key: Array, data: Data) -> Array:
             return self._drawn(plan, state, state.algorithm.parameters, key, number, data)[0]

@@ -26,9 +26,9 @@ from numpyro_ext.programs import Program, concretely
 from numpyro_ext.stein import ParticleEngine
 from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import Passes, rows_of_loader
+from ppl_ext.engines.base import draws_asked
 from ppl_ext.engines.judgement import Drawn
 from ppl_ext.laplace.laplace_ggn import (
-    DRAWS,
     GaussianDensity,
     LaplaceShell,
     PosteriorShell,
@@ -38,7 +38,6 @@ from ppl_ext.laplace.laplace_ggn import (
     sites_of_gaussian,
     structure_for,
 )
-from ppl_ext.options import check_count
 
 
 @dataclass(frozen=True)
@@ -164,8 +163,7 @@ class LaplaceGGN(LaplaceShell, ParticleEngine):
         rng_key: Array | None,
         num_samples: int | None,
     ) -> Array:
-        number = DRAWS if num_samples is None else num_samples
-        check_count("num_samples", number)
+        number = draws_asked(num_samples)
         self.check_state(state)
         mode = self.particles(state)[0]
         _, precision = self._fit(mode)

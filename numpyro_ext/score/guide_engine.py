@@ -36,11 +36,11 @@ from numpyro_ext.guides.flat_density import (
 from numpyro_ext.guides.normal import LONG
 from numpyro_ext.optim import as_optimizer
 from numpyro_ext.programs import Program
+from ppl_ext.engines.base import draws_asked
 from ppl_ext.engines.guide_engine import GuideShell
 from ppl_ext.engines.judgement import Drawn
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count
-from ppl_ext.score_matching.options import DRAWS, LEARNING_RATE, REST, match_sites
+from ppl_ext.score_matching.options import LEARNING_RATE, REST, match_sites
 
 #: Axis of the host guides' parameters along which the coordinates of the flat vector run, by name
 #: without the guide's prefix; rows of a low-rank factor belong to coordinates.
@@ -155,8 +155,7 @@ class GuideEngine(GuideShell, DescentEngine, Engine):
         rng_key: Array | None,
         num_samples: int | None,
     ) -> Array:
-        number = DRAWS if num_samples is None else num_samples
-        check_count("num_samples", number)
+        number = draws_asked(num_samples)
         draw = _compiled_draws(plan.density, number, rng_key is None)
         return draw(state, key_or(rng_key, state.rng_key))
 

@@ -83,15 +83,12 @@ class KernelState(NamedTuple):
 class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     estimator_class = GradientEstimator
     _host = "NumPyro"
+    _is_guide = staticmethod(is_given)
     _guide_form = GIVEN
     _sharding_class = Sharding
 
     #: Whether it was said of these chains that a step was not finite.
     _told = False
-
-    @staticmethod
-    def _is_guide(given: Any) -> bool:
-        return is_given(given)
 
     # -- hooks --------------------------------------------------------------------------------
 

@@ -19,8 +19,8 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.engine import Engine, EngineState, Plan
 from numpyro_ext.kernels import Kernel
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count, describe
-from ppl_ext.stein.particles import annealed, check_all_particles, check_annealing
+from ppl_ext.options import check_count
+from ppl_ext.stein.particles import ParticlePart, annealed, check_all_particles
 
 Annealing = Callable[[Array], Array | float]
 
@@ -47,7 +47,7 @@ class ParticleState(NamedTuple):
     direction: Any
 
 
-class ParticleEngine(Engine):
+class ParticleEngine(ParticlePart, Engine):
     """Base of the engines whose approximation is a set of particles.
 
     A subclass fills in one of three: ``_direction``, which the particles then follow by the
@@ -74,10 +74,7 @@ class ParticleEngine(Engine):
 
     # Whether the move of a particle depends on all of them.
     _sees_all = True
-    # Whether the direction is a kernel's, and what it comes from then.
-    _has_kernel = False
     kernel: Kernel
-    annealing: Annealing | None
 
     def __init__(
         self,
@@ -95,15 +92,6 @@ class ParticleEngine(Engine):
         super().__init__(model, optim, **options)
         self.num_particles = num_particles
 
-    def _set_kernel(self, kernel: Kernel, annealing: Annealing | None = None) -> None:
-        """Follow the Stein direction of a kernel, with scores times a factor of the step."""
-        check_annealing(annealing)
-        self._has_kernel, self.kernel, self.annealing = True, kernel, annealing
-
-    def _settings(self) -> dict[str, str]:
-        own = {"num_particles": repr(self.num_particles), **super()._settings()}
-        return {**own, "kernel": describe(self.kernel)} if self._has_kernel else own
-
     # -- the direction -------------------------------------------------------------------------
 
     @property
@@ -115,9 +103,7 @@ class ParticleEngine(Engine):
         found = super()._plan(target, rng_key, data)
         if not self._has_kernel:
             return found
-        kernel = self.kernel.with_sites(target.layout.slices)
-        kernel = kernel.for_shape(self.num_particles, target.layout.dim)
-        return KernelPlan(target, found.estimator, kernel)
+        return KernelPlan(target, found.estimator, self._kernel_for(target.layout))
 
     def _init_direction(self, plan: Any, particles: Array) -> Any:
         """State of the direction before the first step."""

@@ -35,13 +35,19 @@ class SVGDVR(ParticleEngine):
         whose batches are its arguments.
     optim : optimizer
         NumPyro or optax optimizer.
-    kernel, num_particles, annealing
-        See :class:`~numpyro_ext.stein.SVGD`.
+    kernel : Kernel or numpyro SteinKernel, optional
+        Default: :func:`~numpyro_ext.kernels.default_kernel`.
+    num_particles : int, default 32
+        Number P of particles.
+    annealing : callable, optional
+        Maps the number of steps taken, a traced integer from 0, to the factor gamma of the
+        scores. Values below 1 let the particles spread; end at 1.
     anchor_every : int
         Steps T from one anchor to the next. With T = N / (2 B), for batches of B of N rows, the
         sweeps cost as much as the minibatches; the paper has 8 for its networks.
     sampling : {"reshuffle", "replacement", "cyclic"}
-        See :class:`~numpyro_ext.gradients.Minibatch`.
+        How batches are chosen: a new order of all rows in each pass, rows drawn with replacement,
+        or the same order in each pass.
     full_data : tuple or iterable of tuples, optional
         All rows, for models whose batches are their arguments; see
         :class:`~numpyro_ext.gradients.SVRG`.

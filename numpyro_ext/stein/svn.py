@@ -31,9 +31,7 @@ from numpyro_ext.kernels import (
 from numpyro_ext.programs import concretely
 from numpyro_ext.stein.newton_system import LinearSystem
 from numpyro_ext.stein.particles import ParticleEngine
-from ppl_ext.curvature.program_curvature import as_curvature
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_number, describe
 from ppl_ext.stein.damping import (
     damping_scale,
     judge_on_rows,
@@ -43,14 +41,10 @@ from ppl_ext.stein.damping import (
 from ppl_ext.stein.newton import (
     Coupling,
     LevenbergMarquardt,
+    NewtonPart,
     NewtonSystem,
     Solver,
-    as_damping,
-    as_system,
-    check_optimizer_of_others,
     choose_solver,
-    names_of_others,
-    solver_costs,
 )
 
 
@@ -117,7 +111,7 @@ def curvature_kernel(coupling: Coupling = "full") -> Kernel:
     return mixture([IMQ("dimension", metric="curvature"), Linear("curvature")])
 
 
-class SVN(ParticleEngine):
+class SVN(NewtonPart, ParticleEngine):
     """Stein variational Newton with Gauss-Newton curvature.
 
     A step solves a linear system for the move of all particles that would be Newton's in the
@@ -199,6 +193,11 @@ class SVN(ParticleEngine):
 
     # The curvature of a row's own latents is not that of a minibatch, scaled up.
     allow_local_latents = False
+    _an_optimizer = "numpyro.optim.Adam(0.01)"
+    _kernel_by = staticmethod(curvature_kernel)
+    _as_kernel = staticmethod(as_kernel)
+    _metric = ProductMetric
+    _coordinates = Coordinates
     _usual_steps = 30
 
     def __init__(
@@ -214,34 +213,16 @@ class SVN(ParticleEngine):
         damping: float | LevenbergMarquardt = 1.0,
         **options: Any,
     ) -> None:
-        if not callable(step_size):
-            check_number("step_size", step_size, most=1.0)
-        curvature = as_curvature(curvature)
-        check_optimizer_of_others(curvature.sites, optim, "numpyro.optim.Adam(0.01)")
         super().__init__(model, optim, num_particles, **options)
-        self.curvature = curvature
-        self.system = as_system(system)
-        default = curvature_kernel(self.system.coupling)
-        self.kernel = default if kernel is None else as_kernel(kernel)
-        self.damping = as_damping(damping)
-        self.step_size = step_size
-
-    def _settings(self) -> dict[str, str]:
-        own = {
-            name: describe(getattr(self, name))
-            for name in ("kernel", "curvature", "system", "step_size", "damping")
-        }
-        return {**own, **super()._settings()}
+        self._set_newton(optim, kernel, curvature, system, step_size, damping)
 
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> NewtonPlan:
         estimator = super()._plan(target, rng_key, data).estimator
         # Values decide, so a step that is being compiled waits.
         with concretely():
             program = ProgramCurvature(target, data, self.curvature)
-        others = program.where
-        if self.curvature.sites is not None:
-            others = Coordinates(target, names_of_others(target.layout.names, program.sites))
         solver = self._solver(target, program, data, rows_of_a_step(estimator, target))
+        others = self._others(target, program)
         return NewtonPlan(target, estimator, program, others, solver)
 
     def _solver(
@@ -252,17 +233,11 @@ class SVN(ParticleEngine):
 
         def look(particles: Array, data: Data, rng_key: Array) -> None:
             curvature = program.at(target, particles, data, rows, rng_key)
-            points = program.where.part(particles)
-            num_basis = len(self._kernel_of(curvature).interactions(points).basis)
-            sizes = curvature.sizes
-            costs.update(solver_costs(self.system, sizes, len(points), points.shape[1], num_basis))
+            costs.update(self._costs(program, curvature, particles))
 
         particles = jax.ShapeDtypeStruct((self.num_particles, target.dim), target.dtype)
         jax.eval_shape(look, particles, data, random.PRNGKey(0))
         return choose_solver(self.system.solver, costs)
-
-    def _kernel_of(self, curvature: Curvature) -> Kernel:
-        return self.kernel.with_curvature(ProductMetric(curvature.mean_products))
 
     def particles(self, state: EngineState) -> Float[Array, "P D"]:
         """Particles of a state in unconstrained space, shape (P, D)."""
@@ -374,10 +349,6 @@ class SVN(ParticleEngine):
         optimizer = self.optim.update(-moves, before.optimizer, value=loss)
         # What it adds to its own parameters, which a move taken back has left behind.
         return self.optim.get_params(optimizer) - self.optim.get_params(before.optimizer), optimizer
-
-    def _scores_of_a_step(self, plan: NewtonPlan) -> float:
-        # A whole matrix of curvature takes a product with each coordinate's direction.
-        return 1.0 + plan.target.dim if plan.solver == "dense" else 1.0
 
     def _move_others(
         self, plan: NewtonPlan, before: NewtonState, scores: Array, loss: Array

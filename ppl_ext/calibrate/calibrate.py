@@ -19,10 +19,13 @@ from tqdm.auto import tqdm
 
 from ppl_ext.calibrate.calibration import LIKELIHOOD, Calibration
 from ppl_ext.chains.convergence import in_chains
-from ppl_ext.check.source import Source
-from ppl_ext.errors import ArgumentError, ConvergenceWarning
+from ppl_ext.check.source import Source, source_of
+from ppl_ext.errors import ArgumentError, ConvergenceWarning, HeldParameterWarning
+from ppl_ext.fit.fit import Fit
+from ppl_ext.fit.programs import Programs
 from ppl_ext.options import check_choice, check_count, described
 from ppl_ext.statistics.effective import effective_number
+from ppl_ext.target.observations import Observations
 
 #: Data sets, and draws that are ranked among, unless told otherwise.
 DATA_SETS, DRAWS = 100, 99
@@ -118,6 +121,75 @@ class Simulated:
     likelihood: Callable[[int, dict[str, np.ndarray]], Float[np.ndarray, " S"]]
     plates: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     plate_sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a package adds to a calibration, with its random numbers.
+
+    Parameters
+    ----------
+    run : callable
+        Of the model's arguments: values of its sites, and names of its factors.
+    target : callable
+        Of these: the log density.
+    simulated : callable
+        Of the log density and the arguments: the parameters, and what a replay gives of them.
+    fit : callable
+        Of the number of a data set, its arguments, and programs that fits share: any fit.
+    source : callable
+        Of such a fit, the number and the arguments: its draws, None where it is of no known kind.
+    likelihood : callable
+        Of a log density, its arguments and draws by site: log likelihoods (S,).
+    as_array, like : callable
+        An argument as an array or None; new observations in the form of the old ones.
+    """
+
+    run: Callable[..., tuple[Any, Any]]
+    target: Callable[..., Any]
+    simulated: Callable[..., tuple[Mapping[str, np.ndarray], Any]]
+    fit: Callable[..., Any]
+    source: Callable[..., Source | None]
+    likelihood: Callable[[Any, Any, dict[str, np.ndarray]], Float[np.ndarray, " S"]]
+    as_array: Callable[[Any], Any]
+    like: Callable[[np.ndarray, Any], Any]
+
+
+def simulated_by(
+    host: Host,
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    observed: Mapping[str, str] | None,
+) -> Simulated:
+    """Data sets of a model, with arguments like these."""
+    observations = Observations(model, args, kwargs, observed)
+    drawn, factors = host.run(args, kwargs)
+    args, kwargs = observations.with_placeholders(drawn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HeldParameterWarning)
+        target = host.target(args, kwargs)
+    local = target.local_sites if target.plates else ()
+    check_can_be_simulated(factors, target.parameter_sites, local)
+    truths, found = host.simulated(target, args, kwargs)
+    observations.find(found.observed, host.as_array)
+    programs = Programs()
+
+    def arguments(number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return observations.with_rows(found.predictive, number, host.like)
+
+    def fitted(number: int) -> tuple[Source, str | None]:
+        call = arguments(number)
+        given = host.fit(number, call, programs)
+        level = given.verdict.level if isinstance(given, Fit) else None
+        return source_of(given, lambda each: host.source(each, number, *call)), level
+
+    def likelihood(number: int, draws: dict[str, np.ndarray]) -> Float[np.ndarray, " S"]:
+        args, kwargs = arguments(number)
+        return host.likelihood(target, target.bind(*args, **kwargs), draws)
+
+    plates = {name: site.plates for name, site in found.sites.items()}
+    return Simulated(truths, fitted, likelihood, plates, found.plate_sizes)
 
 
 def check_options(

@@ -20,6 +20,7 @@ from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import LogRatios, Proposal, drawn_from
 from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.start.paths import Evaluate
+from ppl_ext.statistics.effective import weighted_number
 
 #: Effective draws that a mixture is fitted to: so many for each dimension and so many more, but at
 #: most this share of all that count; and the powers of weights to choose from.
@@ -118,7 +119,7 @@ def flattened(log_weights: LogRatios, dim: int) -> LogRatios | None:
     scaled = np.where(counts, log_weights - log_weights[counts].max(), 0.0)
     for power in POWERS:
         weights = counts * np.exp(power * scaled)
-        effective = weights.sum() ** 2 / np.square(weights).sum()
+        effective = weighted_number(weights)
         if effective >= least:
             break
     found: LogRatios = weights * (effective / weights.sum())

@@ -87,7 +87,7 @@ def jumps_from(
 ) -> Coupled:
     """Pairs of such chains that start elsewhere (P, D), and are proposed the same draws."""
     pairs = len(starts[0])
-    first, second = (_ratios_at(each, evaluate, proposal) for each in starts)
+    first, second = (proposal.log_ratios(each, evaluate(each)[0]) for each in starts)
     proposed = log_ratios[: len(log_ratios) // pairs * pairs].reshape(-1, pairs)
     uniforms = np.log(generator.uniform(size=proposed.shape))
     times = meetings(first, second, proposed, uniforms, LAG)
@@ -96,19 +96,10 @@ def jumps_from(
         # The few that are slow go on with draws of their own.
         shape = (MOST_TRANSITIONS - made, int(apart.sum()))
         drawn = proposal.draw(math.prod(shape), generator)
-        fresh = _ratios_at(drawn, evaluate, proposal).reshape(shape)
+        fresh = proposal.log_ratios(drawn, evaluate(drawn)[0]).reshape(shape)
         proposed = np.concatenate([proposed[:, apart], fresh])
         further = np.log(generator.uniform(size=shape))
         uniforms = np.concatenate([uniforms[:, apart], further])
         times[apart] = meetings(first[apart], second[apart], proposed, uniforms, LAG)
         made = MOST_TRANSITIONS
     return Coupled.of(times, LAG, FIRST, made)
-
-
-def _ratios_at(
-    positions: Positions, evaluate: Evaluate, proposal: Proposal
-) -> Float[np.ndarray, " P"]:
-    """Logarithms of importance ratios; minus infinity where the density is not finite."""
-    values, _ = evaluate(positions)
-    found = values - proposal.log_density(positions)
-    return np.where(np.isfinite(found), found, -np.inf)

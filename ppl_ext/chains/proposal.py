@@ -58,6 +58,11 @@ class Proposal:
         )
         return found
 
+    def log_ratios(self, positions: Draws, values: Float[np.ndarray, " S"]) -> LogRatios:
+        """Logs of importance ratios of log densities; minus infinity where not finite."""
+        found = values - self.log_density(positions)
+        return np.where(np.isfinite(found), found, -np.inf)
+
     def nearest(self, positions: Draws) -> Int[np.ndarray, " S"]:
         """The component (S,) that each position most likely is of."""
         return self.log_components(positions).argmax(0)
@@ -104,8 +109,8 @@ def drawn_from(
     Of labels that can be exchanged those draws count that have them in order.
     """
     drawn = Chains.at(proposal.draw(number, generator), evaluate)
-    log_ratios = drawn.values - proposal.log_density(drawn.positions)
-    counts = np.isfinite(log_ratios) & np.isfinite(drawn.scores).all(-1)
+    counts = np.isfinite(drawn.scores).all(-1)
     if symmetry is not None:
         counts &= symmetry.is_ordered(drawn.positions)
+    log_ratios = proposal.log_ratios(drawn.positions, drawn.values)
     return drawn, np.where(counts, log_ratios, -np.inf)

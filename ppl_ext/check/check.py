@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,7 @@ from ppl_ext.chains.convergence import in_chains
 from ppl_ext.chains.symmetry import Symmetry, find_symmetry, ordered_values
 from ppl_ext.check.own_chains import OwnChains, own_chains
 from ppl_ext.check.source import Source
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from ppl_ext.fit import policy
 from ppl_ext.fit.comparison import (
     Columns,
@@ -163,6 +166,28 @@ class Program:
             size = where.stop - where.start
             found += [f"{name}[{k}]" for k in range(size)] if size > 1 else [name]
         return found
+
+
+def program_of(
+    ways: Iterator[Problem],
+    passes: Any,
+    unconstrain: Callable[[Any, Any, Mapping[str, Any]], Positions],
+    parts: Callable[[Any, Any, Positions], tuple[Positions, Positions]],
+) -> Program:
+    """What a check asks of a program, by the ways to write it.
+
+    ``unconstrain`` and ``parts`` are those of a :class:`Program`, of a target and its data.
+    """
+    with warnings.catch_warnings():
+        # The verdict says it.
+        warnings.simplefilter("ignore", HeldParameterWarning)
+        written = next(ways)
+    target = written.target if written.is_whole else written.target.over(passes)
+    every = itertools.chain([written], ways)
+    own = target, written.data
+    shapes = partial(target.value_shapes, written.data)
+    of_draws, of_positions = partial(unconstrain, *own), partial(parts, *own)
+    return Program(written, lambda: every, of_draws, shapes, of_positions, list(target.held))
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from jaxtyping import Float
 
@@ -104,11 +104,41 @@ class Curvature:
 
     #: ``torch`` or ``jax.numpy``, of which only functions are used that are the same in both.
     xp: ClassVar[Any]
+    #: Eigenvalues, rising, and eigenvectors of symmetric matrices.
+    eigen: ClassVar[Callable[..., tuple[Any, Any]]]
 
     diagonal: Float[Any, "... D"]
     matrix: Float[Any, "P D D"] | None = None
     rows: Float[Any, "P R D"] | None = None
     blocks: tuple[KroneckerBlock, ...] = ()
+
+    @classmethod
+    def of_prior(cls, found: Float[Any, "P D ..."]) -> Self:
+        """The curvature of a prior, given as diagonals (P, D) or as matrices (P, D, D)."""
+        return cls(found) if found.ndim == 2 else cls(cls.xp.zeros_like(found[:1, 0]), found)
+
+    @classmethod
+    def of_rows(
+        cls, rows: Float[Any, "P R D"], structure: str, rank: int, as_matrix: bool = False
+    ) -> Self:
+        """R_p' R_p in any structure of :class:`GaussNewton` but Kronecker factors.
+
+        ``rank`` is that of ``"low_rank"``, and ``as_matrix`` says that ``"full"`` is to be summed
+        up, as it is where that is smaller.
+        """
+        _, count, dim = rows.shape
+        if structure == "diag":
+            return cls((rows**2).sum(axis=1))
+        if structure == "low_rank":
+            # Through the smaller Gram matrix: a singular value decomposition of R costs more.
+            _, vectors = cls.eigen(rows @ rows.mT)
+            kept = vectors[:, :, -min(rank, count, dim) :].mT @ rows
+            rest = (rows**2).sum(axis=1) - (kept**2).sum(axis=1)
+            return cls(cls.xp.clip(rest, 0.0), rows=kept)
+        nothing = cls.xp.zeros_like(rows[:1, :1].sum(axis=1))
+        if as_matrix or count > dim:
+            return cls(nothing, matrix=rows.mT @ rows)
+        return cls(nothing, rows=rows)
 
     @property
     def number(self) -> int:

@@ -11,11 +11,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from ppl_ext.curvature.curvature import KroneckerBlock
 from ppl_ext.curvature.program_curvature import (
+    HALF_STEPS,
     KRONECKER_STEPS,
     RANK_ONE_UP_TO,
     factored_sides,
     generic_direction,
+    kronecker_sides,
 )
 
 
@@ -151,3 +154,109 @@ class LastRows:
             found = {name: self._products.looked_at(matrices[name]) for name in self._names}
             self._rows, self._found = rows, found
         return self._found
+
+
+class KroneckerSums:
+    """Sums over rows (P, r, D') of which Kronecker factors are made, by site.
+
+    Parameters
+    ----------
+    products : OuterProducts
+    slices : dict of str to slice
+        Where each site is among the D' coordinates.
+    shapes : dict of str to tuple of int
+        Shapes of the sites.
+    rank_one : collection of str
+        Sites whose rows had rank one as matrices.
+
+    Attributes
+    ----------
+    factored : dict of str to (int, int)
+        Sides of the sites that have two factors.
+    """
+
+    def __init__(
+        self,
+        products: OuterProducts,
+        slices: Mapping[str, slice],
+        shapes: Mapping[str, Collection[int]],
+        rank_one: Collection[str],
+    ) -> None:
+        self._products, self._slices, self._shapes = products, slices, shapes
+        self._last = LastRows(products, rank_one)
+        self._sides = {name: kronecker_sides(shapes[name]) for name in slices}
+        self.factored = factored_sides(slices, shapes)
+
+    def matrices(self, rows: Any) -> dict[str, Any]:
+        """Rows as matrices."""
+        return self._products.matrices(rows, self._slices, self._shapes)
+
+    def plain(self, rows: Any) -> dict[str, Any]:
+        """What rows add to the sites that have no two factors: a whole block, or a diagonal."""
+        found = {}
+        for name, where in self._slices.items():
+            if name not in self.factored:
+                part = rows[:, :, where]
+                found[name] = (part**2).sum(1) if self._sides[name] is None else part.mT @ part
+        return found
+
+    def half(
+        self,
+        side: int,
+        rows: Any,
+        matrices: Mapping[str, Any],
+        other: Mapping[str, Any],
+        quick: Collection[str],
+    ) -> dict[str, Any]:
+        """What rows add to the factors of a side, of the ``other`` side's.
+
+        ``quick`` are the sites whose rows have rank one.
+        """
+        found, xp = {}, self._products.functions
+        vectors = self._last.vectors(rows, matrices) if quick else {}
+        for name, factor in other.items():
+            if name in quick:
+                own, across = vectors[name][side], vectors[name][1 - side]
+                weights = ((across @ factor) * across).sum(axis=2, keepdims=True)
+                found[name] = (weights * own).mT @ own
+            else:
+                found[name] = xp.einsum(HALF_STEPS[side], matrices[name], factor, matrices[name])
+        return found
+
+    def scaled(self, sums: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+        """The factors of a side, of their sums and the other side's."""
+        xp = self._products.functions
+        return {
+            name: sums[name]
+            / xp.clip((factor**2).sum((1, 2), keepdims=True), xp.finfo(factor.dtype).tiny)
+            for name, factor in other.items()
+        }
+
+    def beyond(self, rows: Any, matrices: Mapping[str, Any]) -> dict[str, Any]:
+        """1 where rows have a rank above one as matrices, and else 0."""
+        return self._last.beyond(rows, matrices)
+
+    def at_once(
+        self, rows: Any, matrices: Mapping[str, Any], quick: Collection[str]
+    ) -> dict[str, tuple[Any, Any]]:
+        """The factors of those of the ``quick`` sites that have few rows, all steps at once."""
+        vectors = self._last.vectors(rows, matrices)
+        few = [name for name in quick if self._products.few(vectors[name])]
+        return {name: self._products.factors(vectors[name]) for name in few}
+
+    def diagonals(self) -> dict[str, slice]:
+        """The sites that have nothing but a diagonal, and where they are."""
+        return {name: self._slices[name] for name, pair in self._sides.items() if pair is None}
+
+    def blocks(
+        self, factors: Mapping[str, tuple[Any, Any]], sums: Mapping[str, Any], one: Any
+    ) -> tuple[KroneckerBlock, ...]:
+        """The blocks of all other sites; ``one`` are ones (P, 1, 1)."""
+        return tuple(
+            KroneckerBlock(
+                *(factors[name] if name in factors else (one, sums[name])),
+                self._slices[name].start,
+            )
+            for name, pair in self._sides.items()
+            if pair is not None
+        )

@@ -328,6 +328,69 @@ def rows_by_themselves(
     return RowStructure(repeated=repeated)
 
 
+def structure_of_rows(
+    plates: Collection[str],
+    outputs: Mapping[str, Any],
+    repeated: Mapping[str, tuple[RepeatedComponent, ...]],
+    same: Callable[..., frozenset[str]],
+    alone: Callable[[], Any],
+    shapes: Callable[[], Sequence[Sequence[int]]],
+    looks: Callable[[tuple[int, ...]], Sequence[tuple[Any, Any]]],
+) -> RowStructure:
+    """The structure of a batch's rows.
+
+    Parameters
+    ----------
+    plates : collection of str
+        Those that are subsampled.
+    outputs : dict of str to Output
+        The sites of all rows, but for those whose rows are never taken alone.
+    repeated : dict of str to tuple of RepeatedComponent
+        Components that may be merged; none of a site that has none.
+    same : callable
+        Sites whose rows alone are those of the batch, of both and of how weights are scaled.
+    alone : callable
+        What each row of the one plate has alone.
+    shapes, looks : callable
+        As :func:`rows_by_themselves` takes them, where no plate is subsampled.
+    """
+    found = {name: components for name, components in repeated.items() if components}
+    if len(plates) == 1:
+        (plate,) = plates
+        inside = {name: output for name, output in outputs.items() if plate in output.plates}
+        return RowStructure(same(inside, alone(), scaled_up=True), found)
+    if plates:
+        return RowStructure(repeated=found)
+    batches = [output.batch for output in outputs.values()]
+    return rows_by_themselves(shapes(), batches, looks, same, found)
+
+
+def repeated_components(
+    depends: Mapping[str, Sequence[bool]],
+    shapes: Mapping[str, Sequence[int]],
+    batch: tuple[int, ...],
+    axes: Mapping[str, tuple[int, ...]],
+) -> tuple[RepeatedComponent, ...]:
+    """Components of a Fisher root that are the same along some axes of the batch.
+
+    Parameters
+    ----------
+    depends : dict of str to sequence of bool
+        By parameter, whether each component depends on it.
+    shapes : dict of str to tuple of int
+        Of the parameters.
+    axes : dict of str to tuple of int
+        Along which a parameter is one.
+    """
+    found = []
+    for component in range(max(map(len, depends.values()), default=0)):
+        names = [name for name, each in depends.items() if each[component]]
+        # Parameters that are vectors or matrices mix their own elements.
+        if len(names) == 1 and tuple(shapes[names[0]]) == batch and axes.get(names[0]):
+            found.append(RepeatedComponent(component, names[0], axes[names[0]]))
+    return tuple(found)
+
+
 def change_of_rows(values: NDArray[Any], number: int) -> NDArray[Any]:
     """Other values of an argument whose first axis is the rows, of the same kind and range.
 

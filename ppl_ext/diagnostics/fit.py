@@ -75,6 +75,20 @@ def target_of_engine(
     return target, all_rows(target, args, kwargs)
 
 
+def bound_rows(
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    passes: Any,
+    must_be_all: bool,
+) -> tuple[Any, Any]:
+    """A target that evaluates with a loader's rows too, and a model's arguments as its data."""
+    target = target.over(passes)
+    if must_be_all:
+        return target, all_rows(target, args, kwargs)
+    return target, target.bind(*args, **kwargs)
+
+
 def all_rows(target: Any, args: tuple[Any, ...] | None, kwargs: Mapping[str, Any] | None) -> Any:
     """The model's arguments as a target's data; refused where they hold only a batch."""
     data = target.bind(*(args or ()), **dict(kwargs or {}))
@@ -205,3 +219,41 @@ def evenly_spaced(
     # The middle of each of so many stretches.
     places = ((np.arange(each) + 0.5) * length / each).astype(int)
     return (length * np.arange(num_chains)[:, None] + places).ravel()
+
+
+class HostFit:
+    """What the packages' ``HostFit`` share: the guide, and where it has a log density, its fit."""
+
+    guide: Any
+    fitted: Any
+
+    def _log_q(self, positions: Any) -> dict[str, Any]:
+        if self.fitted is None:
+            return {}
+        return {"log_q": self.fitted.density.log_prob(self.fitted.parameters, positions)}
+
+    def arviz_attributes(self) -> dict[str, Any]:
+        """The host's engine and the guide."""
+        name = getattr(self.guide, "__name__", type(self.guide).__name__)
+        return {"engine": "SVI", "guide": name}
+
+
+class Chains:
+    """What the packages' ``Chains`` share: the draws of the host's ``MCMC``, or some of them."""
+
+    def _take(self, mcmc: Any, kernel: Any, has_draws: bool, num_samples: int | None) -> None:
+        check_chains(has_draws, kernel)
+        self.mcmc, self._kernel, self.num_chains = mcmc, kernel, int(mcmc.num_chains)
+        self._all = dict(mcmc.get_samples())
+        self._num_draws = len(next(iter(self._all.values())))
+        self._places = evenly_spaced(self._num_draws, self.num_chains, num_samples, LONGER)
+
+    def _taken(self, values: Any) -> Any:
+        return values if self._places is None else values[self._places]
+
+    def _drawn(self) -> dict[str, Any]:
+        return {name: self._taken(value) for name, value in self._all.items()}
+
+    def arviz_attributes(self) -> dict[str, Any]:
+        """The kernel's name, and that the draws are chains."""
+        return {"engine": type(self._kernel).__name__, "sample_kind": "Markov chains"}

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,9 @@ from ppl_ext.diagnostics.inference_data import (
     leading_plate,
     named_arguments,
 )
-from ppl_ext.diagnostics.replay import DISCRETE, Replay, told_of_outside
+from ppl_ext.diagnostics.replay import DISCRETE, Replay, over_batches, told_of_outside
 from ppl_ext.errors import ArgumentError, DivergenceWarning
-from ppl_ext.options import check_choice, described
+from ppl_ext.options import check_choice, check_count, described
 
 Array = NDArray[Any]
 Group = dict[str, Variable]
@@ -146,25 +146,34 @@ def remembered(
     return (args, kwargs, None) if data is None else (data.args, data.kwargs, None)
 
 
-def groups_to_replay(
-    posterior_predictive: bool,
-    log_likelihood: bool,
-    log_prior: bool,
-    observed_data: bool,
-    constant_data: Mapping[str, Any] | bool,
-    discrete: str | None,
-) -> list[str]:
-    """What of the model has to be computed again; constants are told from observations."""
-    check_choice("discrete", discrete, (*DISCRETE, None))
-    wanted = {
-        "deterministic": True,
-        "discrete": discrete is not None,
-        "predictive": posterior_predictive,
-        "log_likelihood": log_likelihood,
-        "log_prior": log_prior,
-        "observed": observed_data or bool(constant_data),
-    }
-    return [name for name, include in wanted.items() if include]
+class Wanted(NamedTuple):
+    """Which groups are wanted, of what they are made, and how; see ``to_arviz``."""
+
+    posterior_predictive: bool
+    log_likelihood: bool
+    log_prior: bool
+    observed_data: bool
+    sample_stats: bool
+    constant_data: Mapping[str, Any] | bool
+    discrete: str | None
+    losses: Any = None
+    draw_chunk: int | None = None
+    data_chunk: int | None = None
+    dims: Mapping[str, Sequence[str]] | None = None
+    coords: Mapping[str, Sequence[Any]] | None = None
+
+    def to_replay(self) -> list[str]:
+        """What of the model has to be computed again; constants are told from observations."""
+        check_choice("discrete", self.discrete, (*DISCRETE, None))
+        wanted = {
+            "deterministic": True,
+            "discrete": self.discrete is not None,
+            "predictive": self.posterior_predictive,
+            "log_likelihood": self.log_likelihood,
+            "log_prior": self.log_prior,
+            "observed": self.observed_data or bool(self.constant_data),
+        }
+        return [name for name, include in wanted.items() if include]
 
 
 def warn_of_draws(replayed: Replay, statistics: Mapping[str, Any]) -> None:
@@ -293,25 +302,62 @@ def step_group(
     }
 
 
-def arviz_of(
-    engine: Any,
-    draws: Mapping[str, Array],
-    replayed: Replay,
-    *,
-    observed_data: bool,
-    statistics: Group,
-    constants: Group,
-    steps: Group,
-    dims: Mapping[str, Sequence[str]] | None,
-    coords: Mapping[str, Sequence[Any]] | None,
-    host: tuple[str, str, str],
-) -> Any:
-    """All groups together, and what is said of the draws.
+class Host(NamedTuple):
+    """What a package adds.
 
-    ``host`` names the package, its host, and the host's distribution.
+    Parameters
+    ----------
+    names : tuple of str
+        Of the package, its host, and the host's distribution.
+    replay : callable
+        As the package's ``replay`` with the number of a batch, or None where there are all rows.
+    as_array : callable
+        An array as one of NumPy's, or None of what is no array.
+    place : callable
+        A value of a loader's as an array of the host's.
     """
-    groups = site_groups(replayed, draws, engine.target.parameter_sites)
-    if not observed_data:
+
+    names: tuple[str, str, str]
+    replay: Callable[..., Replay]
+    as_array: Callable[[Any], Array | None]
+    place: Callable[[Any], Any]
+
+
+def arviz_of(
+    host: Host,
+    engine: Any,
+    target: Any,
+    draws: Mapping[str, Any],
+    data: Any,
+    wanted: Wanted,
+    call: tuple[Sequence[Any], Mapping[str, Any], Passes | None],
+    traces: Mapping[str, Any],
+    statistics_of: Callable[[Any], Group],
+) -> Any:
+    """All groups of draws, of the arguments that a user gave, and what is said of the draws.
+
+    ``statistics_of`` makes figures of draws of a target that evaluates all rows.
+    """
+    args, kwargs, passes = call
+    chunks = {"draw_chunk": wanted.draw_chunk, "data_chunk": wanted.data_chunk}
+    for name, count in chunks.items():
+        check_count(name, count, optional=True)
+    steps = step_group(traces, wanted.losses, host.as_array)
+    options = {"groups": wanted.to_replay(), "discrete": wanted.discrete or "sample", **chunks}
+
+    def on_rows(data: Any, number: int | None) -> Replay:
+        whole = number is None
+        return host.replay(target, draws, data, number=number, all_rows=whole, **options)
+
+    replayed = over_batches(on_rows, target, data, passes, host.place)
+    statistics = statistics_of(target.over(passes)) if wanted.sample_stats else {}
+    model = getattr(target.model, "forward", target.model)
+    called = inspect.signature(model), args, kwargs
+    given = wanted.constant_data
+    constants = constant_group(given, *called, replayed, host.as_array, passes)
+    arrays = {name: np.asarray(host.as_array(value)) for name, value in draws.items()}
+    groups = site_groups(replayed, arrays, engine.target.parameter_sites)
+    if not wanted.observed_data:
         groups.pop("observed_data")
     warn_of_draws(replayed, statistics)
     if statistics:
@@ -320,9 +366,9 @@ def arviz_of(
     return inference_data(
         groups,
         replayed.plate_sizes,
-        dims=dims,
-        coords=coords,
-        attributes=fit_attributes(engine, *host),
+        dims=wanted.dims,
+        coords=wanted.coords,
+        attributes=fit_attributes(engine, *host.names),
         num_chains=getattr(engine, "num_chains", 1),
         sites=replayed.sites,
     )

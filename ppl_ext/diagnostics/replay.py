@@ -494,6 +494,15 @@ def check_draw_shape(name: str, found: Shape, expected: Shape) -> None:
         )
 
 
+def check_draw_shapes(
+    one: Mapping[str, Any], around: Mapping[str, Any], described: Mapping[str, Any]
+) -> None:
+    """See that one draw, and values that a model is made linear at, have the sites' shapes."""
+    for values in (one, {name: around[name] for name in one if name in around}):
+        for name, value in values.items():
+            check_draw_shape(name, tuple(np.shape(value)), described[name].shape)
+
+
 def told_of_outside(outside: Mapping[str, Array]) -> str:
     """Which draws are outside of their sites' supports, in words; empty where none is."""
     found = [

@@ -201,30 +201,39 @@ class Points:
     of_model: Callable[..., tuple[Any, Any]]
 
 
+class Options(NamedTuple):
+    """How a discrepancy is computed; see ``ksd``."""
+
+    statistic: str | None
+    metric: Any
+    scale: float
+    null: str | None
+    block: int
+
+
 def discrepancy_of(
     fit: Any,
     points: Points,
-    *,
     target: Any,
-    model: Callable[..., Any] | None,
-    args: tuple[Any, ...] | None,
-    kwargs: Mapping[str, Any] | None,
-    passes: Passes | None,
+    of_fit: tuple[Any, Any, Any, Passes | None],
     num_samples: int | None,
-    likelihood_temperature: float | None,
-    draw_chunk: int | None,
-    **options: Any,
+    how: tuple[float | None, int | None],
+    wanted: Options,
 ) -> SteinDiscrepancy:
-    """Discrepancy between positions, an engine or a guide and a target; see ``ksd``."""
-    how = likelihood_temperature, draw_chunk
+    """Discrepancy between positions, an engine or a guide and a target; see ``ksd``.
+
+    ``of_fit`` are the model, its arguments and those of a loader, and ``how`` the temperature of
+    the likelihood and the draws that are evaluated at once.
+    """
+    options = wanted._asdict()
     if points.is_array(fit):
+        model, args, kwargs, passes = of_fit
         given = target, model, args, kwargs, num_samples
         target, data = target_of_positions(fit, *given, points.of_model, passes)
         positions = points.placed(fit, target)
         check_positions(tuple(positions.shape), target.dim)
         return discrepancy_of_positions(positions, target, data, *how, **options)
     check_no_target(target, fit)
-    of_fit = model, args, kwargs, passes
     particles = hasattr(fit, "target") and hasattr(fit, "particles")
     if is_sampler(fit):
         target, data = target_of_engine(fit, *of_fit)

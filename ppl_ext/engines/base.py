@@ -5,30 +5,37 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from ppl_ext.arguments import check_callable, nonfinite_arguments
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.stream import Stream
 from ppl_ext.documented import documents_subclasses
 from ppl_ext.engines.judgement import Judgement, Run, judge
-from ppl_ext.errors import ArgumentError, NonFiniteError
-from ppl_ext.options import check_choice, decisions, describe, described, options_of
-from ppl_ext.running.best import LARGEST, Watch
+from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
+from ppl_ext.options import check_choice, check_count, decisions, describe, described, options_of
+from ppl_ext.process import swapped
+from ppl_ext.running.best import LARGEST, Best, Watch, warn_if_lost
 from ppl_ext.running.piece import Piece
 from ppl_ext.running.run import Cadence, check_callback
-from ppl_ext.running.settling import Settled, SettlingWatch
+from ppl_ext.running.settling import Settled, Settling, SettlingWatch, warn_if_unsettled
 from ppl_ext.running.sharding import ShardingShell, check_sharding
 from ppl_ext.running.whole_files import check_can_write
 from ppl_ext.start.given import HOST, SEARCH, Started, check_start
 from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Start
-from ppl_ext.target.noncentred import Moves, Noncentred, say_before_run
+from ppl_ext.target.noncentred import Moves, Noncentred, check_moved, say_before_run
 
+Target = TypeVar("Target")
+
+#: Draws that an engine gives unless told otherwise.
+DRAWS = 1000
 #: What may be done about a step that is not finite.
 ON_NONFINITE = ("raise", "skip")
 #: A longer start takes as much memory as the weights of a network, and is not kept to be seen.
@@ -46,17 +53,13 @@ class EngineShell:
     ----------
     model : callable
     estimator : GradientEstimator, optional
-    estimator_class : type
-        What estimators are instances of.
     on_nonfinite : {"raise", "skip"}
-    first_verbs : str
-        The calls with which an engine meets the model's arguments.
     sharding : Sharding, optional
         How positions and rows are split over devices.
     reparameterise : bool
         Whether sites of latent scale are written non-centred.
-    noncentred : callable
-        A model as one that may be.
+    unknown : dict
+        Options that no engine has, which are refused.
     """
 
     #: What models are written in.
@@ -75,27 +78,41 @@ class EngineShell:
     _guide_form: ClassVar[str]
     #: What says how positions and rows are split over devices.
     _sharding_class: ClassVar[type[ShardingShell]]
+    #: How a run goes back to its best state.
+    _back_to_best: ClassVar[str]
+    #: What estimators are instances of.
+    _estimator_class: ClassVar[type]
+    #: The calls with which an engine meets the model's arguments.
+    _first_verbs: ClassVar[str]
+    #: A model as one that may be written non-centred; what of a target and its data is to be so.
+    _noncentred: ClassVar[Callable[..., Noncentred]]
+    _moves_of: ClassVar[Callable[..., Moves]]
+    #: Where a run of a target starts, of a target, random numbers, data and what is given.
+    _start_of: ClassVar[Callable[..., Started | None]]
+    #: Whether this is a guide of the host with parameters.
+    _is_guide: ClassVar[Callable[..., bool]]
+    #: Digest of the numbers in a tree of arguments.
+    _digest: ClassVar[Callable[..., str]]
 
     def __init__(
         self,
         model: Callable[..., Any],
         *,
         estimator: Any,
-        estimator_class: type,
         init_strategy: Callable[..., Any] | None,
         likelihood_temperature: float,
         particle_chunk: int | None,
         data_chunk: int | None,
         on_nonfinite: str,
-        first_verbs: str,
-        sharding: Any = None,
-        reparameterise: bool = False,
-        noncentred: Callable[[Callable[..., Any]], Noncentred],
+        sharding: Any,
+        reparameterise: bool,
+        unknown: Mapping[str, Any],
     ) -> None:
+        self._check_no_more(unknown)
         check_callable(model, self._host)
         check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
         check_choice("reparameterise", reparameterise, (True, False))
-        if estimator is not None and not isinstance(estimator, estimator_class):
+        if estimator is not None and not isinstance(estimator, self._estimator_class):
             raise ArgumentError(
                 "Expected estimator to be a GradientEstimator, such as Minibatch() or Full(), "
                 f"found {described(estimator)}."
@@ -112,11 +129,10 @@ class EngineShell:
         self.on_nonfinite = on_nonfinite
         self.reparameterise = reparameterise
         # What runs: the model, or one that may be written non-centred.
-        self._program: Any = noncentred(model) if reparameterise else model
+        self._program: Any = self._noncentred(model) if reparameterise else model
         self._has_looked = False
         # Sites of latent scale that the look found, where the program is fitted as written.
         self._centred: tuple[str, ...] = ()
-        self._first_verbs = first_verbs
         #: Where the last run started that had no state; None where that was by the host's init
         #: strategy, and where there are more than ``LONGEST_START`` numbers.
         self.start: Start | None = None
@@ -222,10 +238,10 @@ class EngineShell:
 
     def _target_of(
         self,
-        make: Callable[[Callable[..., Any]], Any],
-        moves_of: Callable[[Any], Moves],
-        check: Callable[[Any, Any], None],
-    ) -> Any:
+        make: Callable[[Callable[..., Any]], Target],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Target:
         """The target of the program, with sites of latent scale non-centred where asked for.
 
         Where it is not, the first call says which sites these are.
@@ -234,50 +250,56 @@ class EngineShell:
         ----------
         make : callable
             Of a program: its target.
-        moves_of : callable
-            Of a target: what is to be written non-centred.
-        check : callable
-            Of the targets as written and as moved: sees that they are of the same program.
+        args, kwargs
+            The program's arguments.
 
         Raises
         ------
         ModelCheckError
             The program with sites non-centred is another one.
         """
-        target = make(self._program if self._has_looked else self.model)
+        target: Any = make(self._program if self._has_looked else self.model)
         if self._has_looked:
             return target
         if self.reparameterise:
-            moves = moves_of(target)
+            moves = self._moves_of(target, target.bind(*args, **kwargs))
             if moves.latents:
                 written, before = target, (self._program.moves, self._program.names)
                 self._program.moves, self._program.names = moves, target.layout.names
                 try:
                     target = make(self._program)
-                    check(written, target)
+                    self._check_moved(written, target, args, kwargs)
                 except BaseException:
                     self._program.moves, self._program.names = before
                     raise
         elif target.dim <= MOST_SEARCHED:  # Beyond, fit does not write programs anew either.
             with suppress(Exception):  # Only a look, which a run can do without.
-                if latents := moves_of(target).latents:
+                if latents := self._moves_of(target, target.bind(*args, **kwargs)).latents:
                     self._centred = tuple(latents)
                     say_before_run(type(self).__name__, self._centred)
         self._has_looked = True
         return target
 
-    @staticmethod
-    def _is_guide(given: Any) -> bool:
-        """Whether this is a guide of the host with parameters."""
-        raise NotImplementedError
+    def _check_moved(
+        self, written: Any, moved: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """See that the targets as written and as moved are of the same program."""
+        of_written, of_moved = (each.bind(*args, **kwargs) for each in (written, moved))
+        check_moved(self._program.moves, written, of_written, moved, of_moved)
+
+    def _with_start(self, plan: Any, random: Any, data: Any, given: Any) -> Any:
+        """The plan with a target that starts where a run does."""
+        options = {"has_strategy": self.init_strategy is not None}
+        usual = self._default_start(plan)
+        found = self._start_of(plan.target, random, data, given, usual=usual, **options)
+        # A longer start takes as much memory as the weights of a network.
+        is_long = plan.target.dim > LONGEST_START
+        self.start = None if found is None or is_long else found.start
+        return plan if found is None else replace(plan, target=plan.target.with_start(found))
 
     def _default_start(self, plan: Any) -> str:
         """Where a run with this plan starts when nobody says: "search" or "host"."""
         return self._usual_start if self.init_strategy is None else HOST
-
-    def _show_start(self, found: Started | None, dim: int) -> None:
-        """Let users see where a run of ``dim`` numbers starts."""
-        self.start = None if found is None or dim > LONGEST_START else found.start
 
     def _check_start(self, start: Any, has_state: bool) -> None:
         """See that a start is one, and that a run is one that starts.
@@ -331,6 +353,21 @@ class EngineShell:
         watch = SettlingWatch(rule, first, positions, sites, self._answers_apart)
         watch.go_on(saved)
         return watch
+
+    def _ended(
+        self, plan: Any, piece: Piece, watch: Watch, until: SettlingWatch | None, asked: int | None
+    ) -> tuple[Best | None, Settling | None]:
+        """The best state of a run that has ended, and how settled it is; warns where it must.
+
+        ``asked`` are its steps, None where it ended before the last.
+        """
+        name, best = type(self).__name__, watch.end()
+        settled = None if until is None else until.found
+        warn_if_lost(name, best, self._back_to_best)
+        if asked is not None:
+            warn_if_unsettled(name, settled, asked)
+        self._look_at_end(plan, piece)
+        return best, settled
 
     def _draws_to_look_at(self, plan: Any) -> int | None:
         """Number of draws by which a run's settling is judged; None for the engine's own."""
@@ -396,10 +433,6 @@ class EngineShell:
         """Settings that a saved state may go on without: the engine's own hold, and it says so."""
         return {}
 
-    def _digest(self, arguments: Any) -> str:
-        """Digest of the numbers in a tree of arguments."""
-        raise NotImplementedError
-
     def _memory(self, plan: Any, data: Any) -> str:
         """Digest of the data that the estimator's state knows something of; empty if of none."""
         known = plan.estimator.memory_of(data)
@@ -429,6 +462,14 @@ class EngineShell:
                 "run may have others, goes on from where the state is, and computes its scores "
                 "anew."
             )
+
+    @contextmanager
+    def _met_again(self, known: Any) -> Iterator[None]:
+        """Context in which a target is made anew, with no word of what the known one has told."""
+        with swapped(warnings.catch_warnings()):
+            if known is not None:
+                warnings.simplefilter("ignore", HeldParameterWarning)
+            yield
 
     def _check_same_latents(self, known: Any, found: Any) -> None:
         """See that other arguments have left the latent sites as they were.
@@ -488,3 +529,9 @@ class EngineShell:
             step=step,
             state=state,
         )
+
+
+def draws_asked(num_samples: int | None) -> int:
+    """How many draws an engine gives where so many are asked for, or nobody says."""
+    check_count("num_samples", num_samples, optional=True)
+    return DRAWS if num_samples is None else num_samples

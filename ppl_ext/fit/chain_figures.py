@@ -50,7 +50,6 @@ def chained_of(
         tuple(dict.fromkeys(names[int(number)] for number in np.flatnonzero(found.is_heavy))),
         float(window.divergent.mean()),
         window.stuck,
-        float(window.jumped.mean()),
         found.is_adrift,
         worst_site,
         has_other_form=worst_site in problem.other_forms,
@@ -68,15 +67,19 @@ def _columns(
     values = problem.numbers(draws.reshape(-1, dim))
     if symmetry is not None:
         values = ordered_values(symmetry.as_written, values)
-    written = {latent: name for name, latent in problem.latents.items()}
     names, columns = list[str](), []
-    for name in (written.get(each, each) for each in problem.coordinates):
+    for name in (_written(problem, each) for each in problem.coordinates):
         flat = values[name].reshape(number, chains, -1)
         # Constants, such as the corner of a Cholesky factor, have no figures.
         flat = flat[:, :, np.ptp(flat, axis=(0, 1)) > 0.0]
         names += [name] * flat.shape[2]
         columns.append(flat)
     return names, np.concatenate(columns, axis=2)
+
+
+def _written(problem: Problem, name: str) -> str:
+    """The site as written that a latent site stands for, or the site itself."""
+    return next((site for site, latent in problem.latents.items() if latent == name), name)
 
 
 def endless(values: Mapping[str, np.ndarray]) -> tuple[str, ...]:
@@ -113,9 +116,8 @@ def flat_far_out(
     moves = np.zeros_like(some)
     with np.errstate(all="ignore"):
         ends = [problem.numbers(some + times * away) for times in (NEAR, FAR)]
-        written = {latent: name for name, latent in problem.latents.items()}
         for name in list(sites):
-            near, far = (each[written.get(name, name)] for each in ends)
+            near, far = (each[_written(problem, name)] for each in ends)
             if np.isfinite(far).all() and np.allclose(near, far):
                 del sites[name]
             else:

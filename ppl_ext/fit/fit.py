@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -162,10 +163,8 @@ LOAD_DOCUMENTATION = """
         The model cannot be fitted.
 """
 
-#: What is given to :func:`load_fit`: from a seed and a generator to the ways to write a program.
-Ways = Callable[[int, np.random.Generator], Iterable[Problem]]
 #: What is given to a :class:`Fit`, for other arguments: these, a seed and a generator.
-Again = Callable[[tuple[Any, ...], dict[str, Any], int, np.random.Generator], Iterator[Problem]]
+Again = Callable[..., Iterator[Problem]]
 #: Seed of the seed of a fit to other arguments.
 SEED = 46
 #: What users of other libraries type next of a fit, and what to type here.
@@ -712,7 +711,13 @@ class Fit:
         return fit_page(self)
 
 
-def load_fit(path: str | os.PathLike[str], ways: Ways | None, again: Again | None = None) -> Fit:
+def load_fit(
+    path: str | os.PathLike[str],
+    ways: Again | None,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+    passes: Any = None,
+) -> Fit:
     """See the packages' ``load_fit``; ``ways`` to write the program, or None without one."""
     _, state = state_files.load(os.fspath(path), "fit", lambda array, _: array)
     with state_files.reading(path):
@@ -728,7 +733,9 @@ def load_fit(path: str | os.PathLike[str], ways: Ways | None, again: Again | Non
         evidence = from_tree(rest["evidence"], {})
     # Not inside: the program runs, whose errors are no damage. Binding draws random numbers of its
     # own.
-    problem = _way(ways(seed, np.random.default_rng(0)), *written, draws)
+    first = np.random.default_rng(0)
+    problem = _way(ways(args, kwargs, seed, first, passes=passes), *written, draws)
+    again = ways if passes is None else None
     with state_files.reading(path):
         if evidence.program.is_whole and not problem.is_whole:
             problem = problem.with_all_rows(problem.starting_points)

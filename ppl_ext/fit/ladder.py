@@ -33,6 +33,7 @@ from ppl_ext.start.find import find
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Mode, Start
+from ppl_ext.statistics.effective import weighted_number
 from ppl_ext.target.noncentred import difference, points_around
 
 #: Chains side by side, and the fewest transitions that are kept of each: a part with a fiftieth of
@@ -661,7 +662,7 @@ def _correction(
         return policy.Correction(np.inf, 0.0, undefined), np.full(number, 1.0 / number)
     weights = np.exp(log_ratios - log_ratios.max())
     khat = pareto_khat(LogRatios(log_ratios, rounding)).khat
-    share = float(weights.sum() ** 2 / np.square(weights).sum() / number)
+    share = weighted_number(weights) / number
     weights = np.minimum(weights, weights.mean() * np.sqrt(number))
     return policy.Correction(khat, share, undefined), weights / weights.sum()
 
@@ -682,7 +683,7 @@ def _softened(
     for power in (1.0, 0.5, 0.25, 0.1):
         soft = np.power(weights, power)
         soft = np.where(np.isneginf(log_ratios), 0.0, soft)
-        if soft.sum() > 0.0 and soft.sum() ** 2 / np.square(soft).sum() >= 4 * CHAINS:
+        if soft.sum() > 0.0 and weighted_number(soft) >= 4 * CHAINS:
             return soft / soft.sum()
     finite = ~np.isneginf(log_ratios)
     flat = finite.astype(float) if finite.any() else np.ones(len(weights))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,8 +13,9 @@ from tqdm.auto import tqdm
 from ppl_ext.arguments import check_callable
 from ppl_ext.diagnostics.habits import no_attribute
 from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.doors import UNASKED, Asked
 from ppl_ext.fit.evidence import LogEvidence
-from ppl_ext.fit.fit import TARGET_ESS, Fit, fit
+from ppl_ext.fit.fit import Fit, fit
 from ppl_ext.fit.problem import Problem
 from ppl_ext.fit.programs import Programs
 from ppl_ext.fit.verdict import Verdict
@@ -124,30 +126,21 @@ class Fits:
         return f"Fits({len(self)} data sets, {trusted} trusted)"
 
 
-def fit_one(ways: Ways, call: Call, seed: int, programs: Programs, **options: Any) -> Fit:
+def fit_one(ways: Ways, call: Call, seed: int, programs: Programs, asked: Asked = UNASKED) -> Fit:
     """The fit of one data set, with what others have compiled."""
     generator = np.random.default_rng(seed)
-    given = {"budget": None, "seconds": None, "target_ess": TARGET_ESS, "exact": True, **options}
-    return fit(
-        lambda: ways(*call, seed, generator, programs=programs),
-        generator,
-        seed,
-        again=ways,
-        progress_bar=False,
-        **given,
-    )
+    problems = partial(ways, *call, seed, generator, programs=programs)
+    return fit(problems, generator, seed, again=ways, **asked._asdict())
 
 
-def fit_many(
-    ways: Ways, calls: Sequence[Call], seed: int, progress_bar: bool, **options: Any
-) -> Fits:
+def fit_many(ways: Ways, calls: Sequence[Call], seed: int, asked: Asked) -> Fits:
     """See the packages' ``fit_many``; ``calls`` are the model's arguments by data set."""
-    check_choice("progress_bar", progress_bar, (True, False))
-    programs = Programs()
+    check_choice("progress_bar", asked.progress_bar, (True, False))
+    programs, of_each = Programs(), asked._replace(progress_bar=False)
     fits = []
-    for number, call in enumerate(tqdm(calls, desc="fit_many", disable=not progress_bar)):
+    for number, call in enumerate(tqdm(calls, desc="fit_many", disable=not asked.progress_bar)):
         own = int(np.random.default_rng((seed, number)).integers(2**31))
-        fits.append(fit_one(ways, call, own, programs, **options))
+        fits.append(fit_one(ways, call, own, programs, of_each))
     return Fits(tuple(fits))
 
 

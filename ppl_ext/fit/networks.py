@@ -343,7 +343,6 @@ class Figures:
             (),
             run.diverged / max(1, run.made * draws.shape[1]),
             0.0,
-            0.0,
             found.is_adrift,
             names[int(worst)],
         )

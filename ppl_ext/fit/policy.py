@@ -141,8 +141,8 @@ class Correction:
 class Chained:
     """Figures of chains, with the site that is worst.
 
-    ``jumped`` is the acceptance of jumps, ``deviation_error`` the standard error of the least
-    certain standard deviation as a share of it, ``heavy`` the sites whose tails are too heavy for
+    ``deviation_error`` is the standard error of the least certain standard deviation as a share of
+    it, ``heavy`` the sites whose tails are too heavy for
     one, ``endless`` those whose draws come near the largest numbers there are, ``improper`` those
     whose prior has no normaliser, and ``flat`` those of them along which the density does not fall
     far out. ``has_other_form`` tells whether the worst site may be written
@@ -157,7 +157,6 @@ class Chained:
     heavy: tuple[str, ...]
     divergent: float
     stuck: float
-    jumped: float
     is_adrift: bool
     worst_site: str
     endless: tuple[str, ...] = ()
@@ -232,11 +231,11 @@ def next_rung(evidence: Evidence) -> Rung:
     return "chains" if may_chain else "end"
 
 
-def guide_for(dim: int) -> Literal["full", "low-rank", "diagonal"]:
-    """The covariance of the Normal that an engine fits where the user names none."""
+def guide_for(dim: int) -> str:
+    """The host's guide that an engine fits where the user names none: a Normal, by name."""
     if dim <= FULL:
-        return "full"
-    return "low-rank" if dim <= LOW_RANK else "diagonal"
+        return "AutoMultivariateNormal"
+    return "AutoLowRankMultivariateNormal" if dim <= LOW_RANK else "AutoDiagonalNormal"
 
 
 def rows_refused(evidence: Evidence) -> str | None:

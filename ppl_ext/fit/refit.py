@@ -28,7 +28,7 @@ from ppl_ext.fit.verdict import Stage, Verdict
 from ppl_ext.start.find import more_modes
 from ppl_ext.start.given import normal_of
 from ppl_ext.start.paths import Evaluate, SpentError
-from ppl_ext.statistics.effective import effective_number
+from ppl_ext.statistics.effective import effective_number, weighted_number
 
 #: Draws of the fit before that are looked at first, and at most where a proposal is made of them.
 FIRST, MOST = 128, 512
@@ -99,7 +99,7 @@ class _Weighed:
         """Independent draws that these are worth, as a share of them."""
         if np.isneginf(self.log_ratios).all():
             return 0.0
-        return float(1.0 / np.square(self.weights).sum() / len(self.weights))
+        return weighted_number(self.weights) / len(self.weights)
 
     @property
     def is_good(self) -> bool:
@@ -126,11 +126,10 @@ class _Weighed:
         """As many rows as weights leave draws, which are softened until these are so many."""
         for power in POWERS:
             weights = np.power(self.weights, power)
-            weights /= weights.sum()
-            left = 1.0 / np.square(weights).sum()
+            left = weighted_number(weights)
             if left >= least:
                 break
-        return resampled(weights, math.ceil(left), generator)
+        return resampled(weights / weights.sum(), math.ceil(left), generator)
 
 
 def refitted(
@@ -300,7 +299,7 @@ def _by_proposal(
     def drawn(proposal: Proposal, number: int) -> _Weighed:
         positions = proposal.draw(number, generator)
         values, _ = evaluate(positions)
-        ratios = np.where(np.isfinite(values), values - proposal.log_density(positions), -np.inf)
+        ratios = proposal.log_ratios(positions, values)
         return _Weighed(positions, values, ratios, known.rounding)
 
     least = EFFECTIVE + EFFECTIVE_PER_DIMENSION * problem.dim

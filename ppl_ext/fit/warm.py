@@ -7,9 +7,10 @@ leave the density exactly as it is, however wrong that is, and only the step siz
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -205,6 +206,16 @@ def check_whole(plates: Mapping[str, Any]) -> None:
             f"{', '.join(map(repr, plates))}. Chains are exact on all rows alone: leave "
             "subsample_size out, or use SGLD or SGHMC."
         )
+
+
+def met(ways: Iterator[Problem], source: Any) -> tuple[Any, Problem | None]:
+    """The target of a program, and the way to write it of which a fit is, if that is the source."""
+    way = next(ways)
+    target = way.own
+    check_whole({**target.plates, **target.batch_plates})
+    way.observed.warn()
+    is_fit = isinstance(source, Fit) and source.has_program
+    return target, way_of(source, itertools.chain([way], ways)) if is_fit else None
 
 
 def way_of(fit: Fit, ways: Iterable[Problem]) -> Problem:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -36,9 +36,13 @@ def check_no_local_latents(target: Any, name: str) -> None:
         )
 
 
-class _Anchored(GradientEstimator):
-    """Base of those that compare with an anchor, where the score over all rows is known."""
+class _Anchored(ABC):
+    """Part of those that compare with an anchor, where the score over all rows is known."""
 
+    # Of the estimator that this is a part of.
+    _num_rows: ClassVar[Callable[..., int]]
+    _exact_score: ClassVar[Callable[..., Any]]
+    _place: ClassVar[Callable[..., Any]]
     #: The host's estimator that draws rows.
     _minibatches: ClassVar[Any]
     sampling: Sampling
@@ -74,7 +78,7 @@ class _Anchored(GradientEstimator):
 
 
 @dataclass(frozen=True)
-class SVRG(_Anchored):
+class SVRG(_Anchored, GradientEstimator):
     """Stochastic variance reduced gradient.
 
     Every ``anchor_every`` steps the present positions become anchors, and the exact scores there
@@ -157,7 +161,7 @@ class SVRG(_Anchored):
 
 
 @dataclass(frozen=True)
-class ControlVariate(_Anchored):
+class ControlVariate(_Anchored, GradientEstimator):
     """Differences to the scores at a fixed position, found before: a mode, or a guide's centre.
 
     With s_B the score of a minibatch B and a the anchor, the estimate at position z is

@@ -13,6 +13,13 @@ Registered = TypeVar("Registered", bound=Callable[..., Any])
 
 #: Why hosts' guides that work on each site by itself are refused.
 PER_SITE = "it works site by site and has no distribution over the flat vector"
+#: Guides of both hosts that have no flat log density, and why.
+REFUSED = {
+    "AutoGuide": PER_SITE,
+    "AutoNormal": PER_SITE + " (AutoDiagonalNormal is its flat equal)",
+    "AutoDelta": "a point estimate has no density",
+    "AutoGuideList": "it is a list of guides",
+}
 
 
 #: What the docstring of a package's ``register_flat_density`` goes on with.

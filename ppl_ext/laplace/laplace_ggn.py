@@ -17,8 +17,6 @@ from ppl_ext.engines.base import EngineShell
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, check_names, describe
 
-#: Draws that ``get_samples`` returns unless told otherwise.
-DRAWS = 1000
 #: Dimension up to which the curvature is ``"full"`` unless told otherwise: as many rows are
 #: factorised in about a minute of one core, and the time grows as the cube.
 FULL_UP_TO = 5000

@@ -169,5 +169,5 @@ def warn_if_lost(name: str, best: Best | None, how: str) -> None:
         f"and {best.loss:.4g} after step {best.step} (less is better). {state} Lower the learning "
         "rate, or take more draws or rows a step.",
         LostFitWarning,
-        stacklevel=3,
+        stacklevel=4,
     )

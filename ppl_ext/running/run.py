@@ -58,18 +58,19 @@ class Cadence(NamedTuple):
         cls,
         first: int,
         num_steps: int,
-        callback_every: int | None,
-        checkpoint_every: int | None,
-        calls_back: bool,
-        saves: bool,
+        calls_back: tuple[Any, int | None],
+        saves: tuple[Any, int | None],
     ) -> Cadence:
         """The cadence of a run, by default calling back each hundredth and saving each tenth.
+
+        A callback and a checkpoint come with their intervals, and are None where there are none.
 
         Raises
         ------
         ArgumentError
             An interval is no positive whole number.
         """
+        (callback, callback_every), (checkpoint, checkpoint_every) = calls_back, saves
         check_count("callback_every", callback_every, optional=True)
         check_count("checkpoint_every", checkpoint_every, optional=True)
         callback_every = callback_every or max(1, math.ceil(num_steps / 100))
@@ -77,8 +78,8 @@ class Cadence(NamedTuple):
         return cls(
             first,
             first + num_steps,
-            callback_every if calls_back else 0,
-            checkpoint_every if saves else 0,
+            0 if callback is None else callback_every,
+            0 if checkpoint is None else checkpoint_every,
             max(LEAST_APART, math.ceil(num_steps / LOOKS)),
         )
 
@@ -196,7 +197,7 @@ def take_steps(
         engine, or in its attribute ``state``. Where a step was stopped, or by Ctrl-C wherever it
         came, it is saved as well.
     """
-    with between_steps(), _handing_over(state, save if cadence.checkpoint_every else None):
+    with between_steps(), handing_over(state, save if cadence.checkpoint_every else None):
         pieces: list[Piece] = []
         position, size = cadence.first, 1
         # Where there are no steps a state is saved all the same.
@@ -260,20 +261,21 @@ def take_steps(
 
 
 @contextmanager
-def _handing_over(
-    state: Callable[[], tuple[int, Any]], save: Callable[[], None] | None
+def handing_over(
+    state: Callable[[], tuple[int, Any]], save: Callable[[], None] | None = None
 ) -> Iterator[None]:
+    """Context in which an exception says where the state is that a run has reached."""
     try:
         yield
     except BaseException as error:
-        hand_over(error, *state())
+        _hand_over(error, *state())
         # Ctrl-C comes in a step or between two.
         if save is not None and isinstance(error, KeyboardInterrupt):
             save()
         raise
 
 
-def hand_over(error: BaseException, steps: int, state: Any) -> None:
+def _hand_over(error: BaseException, steps: int, state: Any) -> None:
     """Let the exception that ends a run say where the state is that it has reached."""
     if isinstance(error, NonFiniteError | RankLostError):
         return

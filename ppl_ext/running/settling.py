@@ -398,5 +398,5 @@ def warn_if_unsettled(name: str, found: Settling | None, asked: int) -> None:
         f"Expected the draws of {name} to settle in {asked} steps, to {rule.tolerance:g} "
         f"{found.unit}, found {what}. {how}",
         UnsettledWarning,
-        stacklevel=3,
+        stacklevel=4,
     )

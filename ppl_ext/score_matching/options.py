@@ -13,8 +13,6 @@ from ppl_ext.options import check_choice, check_count, check_number, described, 
 
 #: Learning rate of the default optimizer (Adam) at the start of a run.
 LEARNING_RATE = 1e-2
-#: Draws that ``get_samples`` returns unless told otherwise.
-DRAWS = 1000
 #: Exponent of the running averages' weights (t + 1)^-decay.
 DECAY = 0.9
 #: Limit c on how far one update changes the precision, as a factor in every direction.

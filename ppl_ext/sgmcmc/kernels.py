@@ -84,6 +84,8 @@ class StochasticGradientShell:
     _sharding_class: ClassVar[type[ShardingShell]]
     #: How a guide of the host is given with its parameters.
     _guide_form: ClassVar[str]
+    #: Whether this is a guide of the host with parameters.
+    _is_guide: ClassVar[Callable[..., bool]]
 
     #: Of the replicas of a chain, of which the first gives the draws.
     temperatures: tuple[float, ...] = (1.0,)
@@ -122,11 +124,6 @@ class StochasticGradientShell:
         self.sharding = sharding
         self._target: Any = None
         self._signature: Any = None
-
-    @staticmethod
-    def _is_guide(given: Any) -> bool:
-        """Whether this is a guide of the host with its parameters."""
-        raise NotImplementedError
 
     @property
     def model(self) -> Callable[..., Any]:

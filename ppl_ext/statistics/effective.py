@@ -69,3 +69,8 @@ def distinct_number(columns: Float[np.ndarray, "S D"]) -> float:
         return float(len(columns))
     counts = np.unique(columns, axis=0, return_counts=True)[1]
     return float(len(columns) ** 2 / np.square(counts, dtype=np.float64).sum())
+
+
+def weighted_number(weights: Float[np.ndarray, " S"]) -> float:
+    """Independent draws that weighted ones are worth (L. Kish, "Survey sampling", 1965)."""
+    return float(weights.sum() ** 2 / np.square(weights).sum())

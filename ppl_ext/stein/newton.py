@@ -6,15 +6,16 @@ of either package.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, get_args
 
 from jaxtyping import Bool, Float
 
 from ppl_ext.curvature.curvature import CurvatureSizes
+from ppl_ext.curvature.program_curvature import as_curvature
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_choice, check_count, check_number, is_number
+from ppl_ext.options import check_choice, check_count, check_number, describe, is_number
 from ppl_ext.target.scores import Array
 
 Coupling = Literal["full", "block_diagonal"]
@@ -279,3 +280,58 @@ def choose_solver(asked: Solver | None, costs: Mapping[Solver, float]) -> Solver
             "memory."
         )
     return asked
+
+
+class NewtonPart:
+    """What the packages' ``SVN`` do alike, before their family.
+
+    Their constructors take the options of :class:`GaussNewton`, :class:`NewtonSystem` and
+    :class:`LevenbergMarquardt`, or words for them.
+    """
+
+    #: An optimizer of the host, as a user would write it.
+    _an_optimizer: ClassVar[str]
+    #: The kernel by the coupling of the system, and one that is given as one of this package.
+    _kernel_by: ClassVar[Callable[..., Any]]
+    _as_kernel: ClassVar[Callable[..., Any]]
+    #: A metric by products with the curvature, and the coordinates of some sites of a target.
+    _metric: ClassVar[Callable[..., Any]]
+    _coordinates: ClassVar[Callable[..., Any]]
+
+    def _set_newton(
+        self, optim: Any, kernel: Any, curvature: Any, system: Any, step_size: Any, damping: Any
+    ) -> None:
+        if not callable(step_size):
+            check_number("step_size", step_size, most=1.0)
+        self.curvature = as_curvature(curvature)
+        check_optimizer_of_others(self.curvature.sites, optim, self._an_optimizer)
+        self.system = as_system(system)
+        default = self._kernel_by(self.system.coupling)
+        self.kernel = default if kernel is None else self._as_kernel(kernel)
+        self.damping = as_damping(damping)
+        self.step_size = step_size
+
+    def _settings(self) -> dict[str, str]:
+        names = ("kernel", "curvature", "system", "step_size", "damping")
+        own = {name: describe(getattr(self, name)) for name in names}
+        return {**own, **super()._settings()}  # type: ignore[misc]
+
+    def _others(self, target: Any, program: Any) -> Any:
+        """Coordinates that the optimizer moves: those of other sites, or all."""
+        if self.curvature.sites is None:
+            return program.where
+        return self._coordinates(target, names_of_others(target.layout.names, program.sites))
+
+    def _kernel_of(self, curvature: Any) -> Any:
+        return self.kernel.with_curvature(self._metric(curvature.mean_products))
+
+    def _costs(self, program: Any, curvature: Any, particles: Any) -> dict[Solver, float]:
+        """What each solver costs, by the sizes of a curvature at particles (P, D)."""
+        points = program.where.part(particles)
+        num_basis = len(self._kernel_of(curvature).interactions(points).basis)
+        number, dim = points.shape
+        return solver_costs(self.system, curvature.sizes, number, dim, num_basis)
+
+    def _scores_of_a_step(self, plan: Any) -> float:
+        # A whole matrix of curvature takes a product with each coordinate's direction.
+        return 1.0 + plan.target.dim if plan.solver == "dense" else 1.0

@@ -8,6 +8,7 @@ from typing import Any
 from jaxtyping import Float
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.options import describe
 
 
 def annealed(
@@ -71,3 +72,27 @@ def check_no_estimator(options: Mapping[str, Any]) -> None:
             "Expected no estimator with SVGDVR, which is SVGD with estimator=SVRG(...). Use "
             "SVGD for another one."
         )
+
+
+class ParticlePart:
+    """What engines of particles of both packages do alike, before their ``Engine``."""
+
+    num_particles: int
+    # Whether the direction is a kernel's, and what it comes from then.
+    _has_kernel = False
+    kernel: Any
+    annealing: Callable[[Any], Any] | None
+
+    def _set_kernel(self, kernel: Any, annealing: Callable[[Any], Any] | None = None) -> None:
+        """Follow the Stein direction of a kernel, with scores times a factor of the step."""
+        check_annealing(annealing)
+        self._has_kernel, self.kernel, self.annealing = True, kernel, annealing
+
+    def _settings(self) -> dict[str, str]:
+        theirs = super()._settings()  # type: ignore[misc]
+        own = {"num_particles": repr(self.num_particles), **theirs}
+        return {**own, "kernel": describe(self.kernel)} if self._has_kernel else own
+
+    def _kernel_for(self, layout: Any) -> Any:
+        """The kernel for the sites of a layout, and for so many particles."""
+        return self.kernel.with_sites(layout.slices).for_shape(self.num_particles, layout.dim)

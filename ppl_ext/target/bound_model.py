@@ -146,3 +146,12 @@ class BoundModelShell(ABC, Generic[Array]):
                 f"Expected values for the latent sites {list(self.layout.names)}, missing "
                 f"{missing}."
             )
+
+
+#: What a model and its structure, as it is found, have in common.
+_FOUND = "layout plates batch_plates local_sites observed_sites enumerated nesting".split()
+
+
+def as_found(structure: Any) -> dict[str, Any]:
+    """The fields of a :class:`BoundModelShell` that the structure has which was found."""
+    return {name: getattr(structure, name) for name in _FOUND}

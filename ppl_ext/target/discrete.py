@@ -7,13 +7,14 @@ before any work.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ppl_ext.errors import ModelCheckError
+from ppl_ext.target.missing_rows import UNOBSERVED
 
 
 class RowTerms(NamedTuple):
@@ -32,10 +33,6 @@ class RowTerms(NamedTuple):
     values: Any
     axes: dict[str, int]
     sites: tuple[str, ...]
-
-
-#: How the hosts' name ends of the latent site of ``sample(..., obs_mask=)``.
-UNOBSERVED = "_unobserved"
 
 
 def _named(sites: Iterable[str]) -> str:
@@ -402,3 +399,31 @@ def check_curvature(sites: Sequence[str]) -> None:
             "write a mixture as dist.MixtureSameFamily, or use an engine that takes "
             "scores alone, such as SVGD, ProximalScoreVI, GSM, BaM or fit."
         )
+
+
+class Missing:
+    """Sites that are neither observed nor among the given names, as a model meets them.
+
+    Attributes
+    ----------
+    missing : list of str
+        Those sites, in the order in which they were met.
+    finite : list of str
+        Those of them with finitely many values, which may be discrete latent sites.
+    """
+
+    def __init__(self, given: Collection[str]) -> None:
+        self.given = frozenset(given)
+        self.missing: list[str] = []
+        self.finite: list[str] = []
+
+    def meets(self, site: Any, is_enumerated: Callable[[Any], bool]) -> bool:
+        """Whether a site without a value is one of them, which is then kept."""
+        name = site["name"]
+        if name in self.given:
+            return False
+        if name not in self.missing:
+            self.missing.append(name)
+            if is_enumerated(site):
+                self.finite.append(name)
+        return True

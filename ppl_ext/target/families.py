@@ -65,3 +65,15 @@ def _end(support: Any, name: str, value_of: Callable[[Any], Any]) -> str:
     except Exception:  # noqa: BLE001 none, a tracer, or an end that depends on something
         return ""
     return f"{values[0]:g}" if values.size == 1 and np.isfinite(values[0]) else ""
+
+
+def is_made_of(distribution: Any, kind: type) -> bool:
+    """Whether a distribution of the host is of a kind, inside of what wraps it."""
+    return isinstance(innermost(distribution, kind), kind)
+
+
+def innermost(distribution: Any, kind: type | tuple[type, ...] = ()) -> Any:
+    """A distribution without what wraps it, down to one of a kind."""
+    while hasattr(distribution, "base_dist") and not isinstance(distribution, kind):
+        distribution = distribution.base_dist
+    return distribution

@@ -81,6 +81,45 @@ class Linearized:
         return found.to_event(self.output.declared) if self.output.declared else found
 
 
+class Outputs:
+    """All observed sites of a target, as functions of the position z (D,).
+
+    Parameters
+    ----------
+    target : LogDensity
+    data : Data
+    indices : dict of str to array
+        Rows of the subsampled plates.
+    scale_of : callable
+        As :class:`Linearized` takes it.
+    """
+
+    def __init__(
+        self, target: Any, data: Any, indices: Any, scale_of: Callable[[Any], Scale | None]
+    ) -> None:
+        self._of, self._scale_of = (lambda z: target.outputs(z, data, indices)), scale_of
+
+    def at(self, z: Any) -> dict[str, Linearized]:
+        """The sites."""
+        return {name: Linearized(each, self._scale_of) for name, each in self._of(z).items()}
+
+    def natural(self, z: Any) -> dict[str, dict[str, Any]]:
+        """Their parameters on natural scales, by site."""
+        return {name: each.natural() for name, each in self.at(z).items()}
+
+
+def moved_by(
+    sites: Mapping[str, Linearized],
+    values: Mapping[str, Mapping[str, Any]],
+    moves: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """The distributions of all sites whose parameters, on natural scales, have moved."""
+    return {
+        name: site.distribution({key: values[name][key] + moves[name][key] for key in site.scales})
+        for name, site in sites.items()
+    }
+
+
 def _constraint(output: ObservedOutput[Any], name: str) -> Any:
     """The constraint of a parameter, as its class declares it."""
     kind, own = output.distribution, name

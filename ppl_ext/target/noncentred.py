@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -153,19 +153,36 @@ def difference(
     )
 
 
-def standard(
-    distribution: Any,
-    value: Any,
-    unwrapped: Callable[[Any], Any],
-    is_monotone: Callable[[Any], bool],
-) -> Any:
-    """The value of the latent site that stands for one of a distribution of latent scale."""
-    base = unwrapped(distribution)
-    if is_monotone(base):
-        for transform in reversed(base.transforms):
-            value = transform.inv(value)
-        base = unwrapped(base.base_dist)
-    return (value - base.loc) / base.scale
+class Forms(NamedTuple):
+    """Classes of the host's: what wraps distributions, transformed ones, and their transforms."""
+
+    wrappers: Any
+    transformed: Any
+    affine: Any
+    monotone: Any
+
+    def unwrapped(self, distribution: Any) -> Any:
+        """A distribution without what the hosts' handlers take away."""
+        while isinstance(distribution, self.wrappers):
+            distribution = distribution.base_dist
+        return distribution
+
+    def is_monotone(self, distribution: Any) -> bool:
+        """Whether it is such as a LogNormal: unconstrained, its base up to a shift and a factor."""
+        if not isinstance(distribution, self.transformed):
+            return False
+        *first, last = distribution.transforms
+        is_affine = [isinstance(each, self.affine) and not each.domain.event_dim for each in first]
+        return all(is_affine) and isinstance(last, self.monotone)
+
+    def standard(self, distribution: Any, value: Any) -> Any:
+        """The value of the latent site that stands for one of a distribution of latent scale."""
+        base = self.unwrapped(distribution)
+        if self.is_monotone(base):
+            for transform in reversed(base.transforms):
+                value = transform.inv(value)
+            base = self.unwrapped(base.base_dist)
+        return (value - base.loc) / base.scale
 
 
 def check_moved(moves: Moves, written: Any, data: Any, moved: Any, moved_data: Any) -> None:

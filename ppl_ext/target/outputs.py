@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple
@@ -135,10 +135,9 @@ def prediction_terms(
     outer: Any,
     fn: Any,
     value: Any,
-    shape: tuple[int, ...],
     classes: Any,
     mask: Any,
-    broadcast: Callable[[Any, tuple[int, ...]], Array],
+    xp: Any,
 ) -> dict[str, Array]:
     """What a distribution says of values that are yet to be seen, as arrays in a value's shape.
 
@@ -147,14 +146,12 @@ def prediction_terms(
     outer, fn
         The distribution, and it without its wrappers.
     value : array
-    shape : tuple of int
-        The value's, together with its distribution's.
     classes : array or None
         Class probabilities, with a last axis for the classes, of distributions over classes.
     mask : array or None
         Which elements of the parameters' batch count.
-    broadcast : callable
-        An array in another shape.
+    xp : module
+        ``torch`` or ``jax.numpy``.
 
     Returns
     -------
@@ -165,6 +162,7 @@ def prediction_terms(
         count, where some do not.
     """
     found: dict[str, Array] = {}
+    broadcast, shape = xp.broadcast_to, tuple(xp.broadcast_shapes(value.shape, outer.shape()))
     if classes is not None:
         found["probabilities"] = broadcast(classes, shape + tuple(classes.shape[-1:]))
     else:

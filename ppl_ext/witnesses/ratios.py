@@ -28,6 +28,7 @@ from ppl_ext.diagnostics.importance import (
     pareto_khat,
     smoothed_weights,
 )
+from ppl_ext.statistics.effective import weighted_number
 
 #: Probability of calling right moments wrong, over all coordinates.
 LEVEL = 2e-3
@@ -182,7 +183,7 @@ def importance_ratios(
         return None
     ratios = log_ratios(np.where(np.isnan(log_p), -np.inf, log_p), log_q, epsilon)
     weights = smoothed_weights(ratios)
-    share = float(1.0 / np.square(weights).sum() / len(weights))
+    share = weighted_number(weights) / len(weights)
     raw_mean, raw_deviation = positions.mean(0), positions.std(0)
     mean = weights @ positions
     deviation = np.sqrt(weights @ np.square(positions - mean))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ppl_ext.curvature import curvature
 from ppl_ext.curvature.curvature import KroneckerBlock
+from pyro_ext.curvature.solvers import symmetric_eigen
 
 
 class Curvature(curvature.Curvature):
@@ -27,6 +28,7 @@ class Curvature(curvature.Curvature):
     """
 
     xp: ClassVar[Any] = torch
+    eigen = staticmethod(symmetric_eigen)
 
     def as_tensors(self) -> dict[str, Any]:
         """The parts in a dictionary of tensors and numbers, for saving."""

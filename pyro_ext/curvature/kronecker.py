@@ -14,14 +14,9 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
-from ppl_ext.curvature.outer_products import LastRows, OuterProducts
-from ppl_ext.curvature.program_curvature import (
-    HALF_STEPS,
-    KRONECKER_STEPS,
-    factored_sides,
-    kronecker_sides,
-)
-from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
+from ppl_ext.curvature.outer_products import KroneckerSums, OuterProducts
+from ppl_ext.curvature.program_curvature import KRONECKER_STEPS
+from pyro_ext.curvature.curvature import Curvature
 
 #: Sums over rows, by site.
 Sums = dict[str, Tensor]
@@ -65,73 +60,33 @@ def kronecker_factors(
     rows : Tensor, optional
         All rows (P, r, D'), where they are one chunk. Of few such rows all steps are taken at once.
     """
-    number, tiny = len(like), torch.finfo(like.dtype).tiny
-    sides = {name: kronecker_sides(shapes[name]) for name in slices}
-    factored = factored_sides(slices, shapes)
-
-    def plain(rows: Tensor, _: Sums) -> Sums:
-        parts = {name: rows[:, :, slices[name]] for name in slices if name not in factored}
-        return {
-            name: part.square().sum(dim=1) if sides[name] is None else part.mT @ part
-            for name, part in parts.items()
-        }
-
-    last = LastRows(_ROWS, rank_one)
+    number, sites = len(like), KroneckerSums(_ROWS, slices, shapes, rank_one)
 
     def half(side: int, other: Sums) -> Sums:
         def part(rows: Tensor, held: Sums) -> Sums:
-            found = {}
-            every = _ROWS.matrices(rows, slices, shapes)
-            vectors = last.vectors(rows, every) if rank_one else {}
-            for name in held:
-                matrices = every[name]
-                if name in rank_one:
-                    own, across = vectors[name][side], vectors[name][1 - side]
-                    weights = ((across @ held[name]) * across).sum(dim=2, keepdim=True)
-                    found[name] = (weights * own).mT @ own
-                else:
-                    found[name] = torch.einsum(HALF_STEPS[side], matrices, held[name], matrices)
-            return found
+            return sites.half(side, rows, sites.matrices(rows), held, rank_one)
 
-        sums = total(part, other)
-        return {
-            name: sums[name] / other[name].square().sum((1, 2), keepdim=True).clamp_min(tiny)
-            for name in other
-        }
-
-    def ranks(rows: Tensor) -> Sums:
-        return last.beyond(rows, _ROWS.matrices(rows, slices, shapes))
+        return sites.scaled(total(part, other), other)
 
     if rank_one:
-        beyond = total(lambda rows, _: ranks(rows), {})
+        beyond = total(lambda rows, _: sites.beyond(rows, sites.matrices(rows)), {})
         rank_one = () if any(map(bool, beyond.values())) else rank_one
-    sums = total(plain, {}) if len(factored) < len(slices) else {}
+    sums = total(lambda rows, _: sites.plain(rows), {}) if len(sites.factored) < len(slices) else {}
     found: dict[str, tuple[Tensor, Tensor]] = {}
     if rows is not None and rank_one:
-        vectors = last.vectors(rows, _ROWS.matrices(rows, slices, shapes))
-        few = [name for name in rank_one if _ROWS.few(vectors[name])]
-        found = {name: _ROWS.factors(vectors[name]) for name in few}
+        found = sites.at_once(rows, sites.matrices(rows), rank_one)
     left: Sums = {}
     right = {
         name: torch.eye(columns, dtype=like.dtype, device=like.device).repeat(number, 1, 1)
-        for name, (_, columns) in factored.items()
+        for name, (_, columns) in sites.factored.items()
         if name not in found
     }
     for _ in range(KRONECKER_STEPS if right else 0):
         left = half(0, right)
         right = half(1, left)
     found |= {name: (left[name], right[name]) for name in right}
-    diagonals, blocks = [], []
-    for name, where in slices.items():
-        inside = sides[name] is not None
-        nothing = like.new_zeros(number, where.stop - where.start)
-        diagonals.append(nothing if inside else sums[name])
-        if name in factored:
-            blocks.append(KroneckerBlock(*found[name], where.start))
-        elif inside:
-            one = like.new_ones(number, 1, 1)
-            blocks.append(KroneckerBlock(one, sums[name], where.start))
-    diagonal = torch.cat(diagonals, dim=1)
-    # The same for all particles, which solvers make use of.
-    diagonal = diagonal[:1] if len(blocks) == len(slices) else diagonal
-    return Curvature(diagonal, blocks=tuple(blocks))
+    blocks, alone = sites.blocks(found, sums, like.new_ones(number, 1, 1)), sites.diagonals()
+    # The same for all particles where there are blocks alone, which solvers make use of.
+    nothing = like.new_zeros(number if alone else 1, max(where.stop for where in slices.values()))
+    parts = [sums[n] if n in alone else nothing[:, where] for n, where in slices.items()]
+    return Curvature(torch.cat(parts, dim=1), blocks=blocks)

@@ -42,11 +42,7 @@ def prior_structure(
         Latent sites that have curvature; default all.
     """
     product = torch.func.vmap(_products(target, data), (0, None))
-    slices = {
-        name: where
-        for name, where in target.layout.slices.items()
-        if sites is None or name in sites
-    }
+    slices = {n: s for n, s in target.layout.slices.items() if sites is None or n in sites}
     inside = torch.zeros(target.dim, dtype=z.dtype, device=z.device)
     for where in slices.values():
         inside[where] = 1.0

@@ -32,7 +32,6 @@ from pyro_ext.curvature.prior import (
     without_negative,
 )
 from pyro_ext.curvature.row_structure import row_structure
-from pyro_ext.curvature.solvers import symmetric_eigen
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.handlers import global_generator
 from pyro_ext.density.layout import Indices
@@ -150,10 +149,7 @@ class ProgramCurvature:
         if self.prior.constant:
             return Curvature(self._constant_prior(target, z[:1], data))
         arguments = as_arguments(data.args, data.kwargs, target.first_rows())
-        found = without_negative(self._prior(z, arguments))
-        if found.dim() == 2:
-            return Curvature(found)
-        return Curvature(z.new_zeros(1, found.shape[1]), found)
+        return Curvature.of_prior(without_negative(self._prior(z, arguments)))
 
     def _constant_prior(self, target: LogDensity, z: Tensor, data: Data) -> Tensor:
         """The diagonal (1, D') that all positions have, found once for the same arguments."""
@@ -215,7 +211,10 @@ class ProgramCurvature:
         """The Gauss-Newton part of one batch, in its structure."""
 
         def found(positions: Tensor) -> Curvature:
-            return self._summed_up(self._rows_of_chunk(positions, data, indices, weight), target)
+            rows = self._rows_of_chunk(positions, data, indices, weight)
+            if self.options.structure != "kfac":
+                return Curvature.of_rows(rows, self.options.structure, self.options.rank)
+            return self._factored(lambda function, held: function(rows, held), target, rows, rows)
 
         return found(z) if self.options.structure == "full" else self._in_turns(found, z, indices)
 
@@ -240,21 +239,6 @@ class ProgramCurvature:
         """Entries of the Jacobian of one particle, by a guess of two outputs for each row."""
         rows = math.prod(len(numbers) for numbers in indices.values()) if indices else 1
         return 2 * rows * len(self.coordinates)
-
-    def _summed_up(self, rows: Tensor, target: LogDensity) -> Curvature:
-        """Rows (P, R, D) in the wanted structure."""
-        _, count, dim = rows.shape
-        nothing = rows.new_zeros(1, dim)
-        structure = self.options.structure
-        if structure == "full":
-            if count > dim:
-                return Curvature(nothing, matrix=rows.mT @ rows)
-            return Curvature(nothing, rows=rows)
-        if structure == "diag":
-            return Curvature((rows**2).sum(dim=1))
-        if structure == "low_rank":
-            return _low_rank(rows, min(self.options.rank, count, dim))
-        return self._factored(lambda function, held: function(rows, held), target, rows, rows)
 
     def _factored(
         self,
@@ -284,13 +268,3 @@ def _stacked(parts: list[Curvature]) -> Curvature:
         rows=torch.cat(rows) if rows else None,
         blocks=blocks,
     )
-
-
-def _low_rank(rows: Tensor, rank: int) -> Curvature:
-    """The leading ``rank`` terms of R' R, and the diagonal of the others."""
-    # Through the smaller Gram matrix: a singular value decomposition of R costs more.
-    _, vectors = symmetric_eigen(rows @ rows.mT)
-    leading = vectors[:, :, -rank:]
-    kept = leading.mT @ rows
-    rest = ((rows**2).sum(dim=1) - (kept**2).sum(dim=1)).clamp_min(0.0)
-    return Curvature(rest, rows=kept)

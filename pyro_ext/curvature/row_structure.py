@@ -24,7 +24,8 @@ from ppl_ext.curvature.program_curvature import (
     RepeatedComponent,
     RowStructure,
     change_of_rows,
-    rows_by_themselves,
+    repeated_components,
+    structure_of_rows,
 )
 from ppl_ext.curvature.rows_alone import Alone
 from pyro_ext.curvature.fisher import fisher_root, needs_draws, root_for
@@ -56,23 +57,21 @@ def row_structure(
     }
     with torch.no_grad():
         together = target.outputs(z, data, indices)
-        repeated = {name: _repeated(output) for name, output in together.items()}
-        found = {name: components for name, components in repeated.items() if components}
         apart = {name: output for name, output in together.items() if not needs_draws(output)}
         same = partial(rows_alone.apart, epsilon=torch.finfo(torch.get_default_dtype()).eps)
-        if len(indices) == 1:
-            ((plate, numbers),) = indices.items()
-            inside = {name: output for name, output in apart.items() if plate in output.plates}
-            alone = _each(lambda number: target.outputs(z, data, {plate: number[None]}), (numbers,))
-            return RowStructure(same(inside, alone, scaled_up=True), found)
-        if indices:
-            return RowStructure(repeated=found)
-        return rows_by_themselves(
-            [array.shape for array in _arrays(data)],
-            [output.batch for output in apart.values()],
+
+        def alone() -> dict[str, Alone]:
+            ((plate, rows),) = indices.items()
+            return _each(lambda row: target.outputs(z, data, {plate: row[None]}), (rows,))
+
+        return structure_of_rows(
+            indices,
+            apart,
+            {name: _repeated(output) for name, output in together.items()},
+            lambda *given, **options: same(*given, **options).intersection(apart),
+            alone,
+            lambda: [array.shape for array in _arrays(data)],
             partial(_looks, target, z, data),
-            lambda *given: same(*given).intersection(apart),
-            found,
         )
 
 
@@ -176,13 +175,8 @@ def _repeated(output: Output) -> tuple[RepeatedComponent, ...]:
         change = torch.randn(value.shape, generator=generator, dtype=value.dtype)
         root = fisher_root(output, {**nothing, name: change.to(value.device)})
         depends[name] = (root != 0.0).reshape(-1, root.shape[-1]).any(dim=0).tolist()
-    found = []
-    for component in range(root.shape[-1]):
-        names = [name for name in values if depends[name][component]]
-        # Parameters that are vectors or matrices mix their own elements.
-        if len(names) == 1 and values[names[0]].shape == output.batch and axes[names[0]]:
-            found.append(RepeatedComponent(component, names[0], axes[names[0]]))
-    return tuple(found)
+    shapes = {name: value.shape for name, value in values.items()}
+    return repeated_components(depends, shapes, output.batch, axes)
 
 
 def _no_changes(output: Output) -> dict[str, Tensor]:

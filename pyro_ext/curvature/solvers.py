@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ppl_ext.curvature import woodbury as shared
+
 
 def cholesky_solve(
     matrices: Float[Tensor, "... n n"], right_sides: Float[Tensor, "... n m"]
@@ -57,22 +59,7 @@ def woodbury(
         A_p^-1 sum_i w_pi v_pi, shape (P, D).
     """
     root = diagonal.rsqrt()[:, None]
-    count = 0 if rows is None else rows.shape[1]
-    # Rows and vectors together, so that what is long is passed over twice in all.
-    every = root * (vectors if rows is None else torch.cat([rows, vectors], dim=1))
-    gram = every @ every.mT
-    across = gram[:, :count, count:]
-    inner = across
-    if count:
-        identity = torch.eye(count, dtype=gram.dtype, device=gram.device)
-        inner = cholesky_solve(gram[:, :count, :count] + identity, across)
-
-    def solution(weights: Tensor) -> Tensor:
-        of_rows = -(inner @ weights[..., None])[..., 0]
-        mixed = torch.cat([of_rows, weights], dim=1)[:, None] @ every
-        return (root * mixed)[:, 0]
-
-    return gram[:, count:, count:] - across.mT @ inner, solution
+    return shared.woodbury(torch, root, rows, vectors, torch.matmul, cholesky_solve)
 
 
 class IterativeSolution(NamedTuple):

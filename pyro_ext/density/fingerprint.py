@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ppl_ext.target.families import innermost
 from ppl_ext.target.fingerprint import Digest, Fingerprint, check_repeats, digest_of
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.handlers import SiteHandler, global_generator, without_host_checks
@@ -77,9 +78,7 @@ class _Recorder(SiteHandler):
         if site_is_subsample(msg):
             return
         fn = msg["fn"]
-        base = fn
-        while hasattr(base, "base_dist"):
-            base = base.base_dist
+        base = innermost(fn)
         # Those that were given: others are computed when they are asked for.
         found = {name: vars(base).get(name) for name in getattr(base, "arg_constraints", {})}
         if msg["is_observed"]:

@@ -41,7 +41,9 @@ from torch.distributions.transforms import ComposeTransform, IndependentTransfor
 
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.process import KEEPERS, handling, swapping
-from ppl_ext.target.discrete import STANDS_IN, UNOBSERVED, check_places, support_error
+from ppl_ext.target.discrete import STANDS_IN, check_places, support_error
+from ppl_ext.target.families import innermost, is_made_of
+from ppl_ext.target.missing_rows import MissingRows
 from ppl_ext.target.scores import check_subsample_size
 from pyro_ext.density.enumeration import Factor, factor_of, is_enumerated, log_marginal, values_of
 from pyro_ext.density.failed_factors import FailedFactors
@@ -160,9 +162,7 @@ ANGLES = ("VonMises", "SineBivariateVonMises")
 
 def is_angle(fn: Any) -> bool:
     """Whether a distribution is one of angles: its density repeats itself after each turn."""
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return type(fn).__name__ in ANGLES
+    return type(innermost(fn)).__name__ in ANGLES
 
 
 @biject_to.register(MixtureSameFamilyConstraint)
@@ -222,20 +222,14 @@ def unconstrained_shape(site: Mapping[str, Any], transform: Transform) -> torch.
 
 def is_factor(site: Mapping[str, Any]) -> bool:
     """Whether the site is a ``pyro.factor`` statement."""
-    fn = site["fn"]
-    while hasattr(fn, "base_dist") and not isinstance(fn, Unit):
-        fn = fn.base_dist
-    return isinstance(fn, Unit)
+    return is_made_of(site["fn"], Unit)
 
 
 def is_deterministic(site: Mapping[str, Any]) -> bool:
     """Whether the site only records a value (``pyro.deterministic`` or a reparameterized site)."""
     if site["infer"] and site["infer"].get("_deterministic"):
         return True
-    fn = site["fn"]
-    while hasattr(fn, "base_dist") and not isinstance(fn, Delta):
-        fn = fn.base_dist
-    return site["is_observed"] and isinstance(fn, Delta)
+    return site["is_observed"] and is_made_of(site["fn"], Delta)
 
 
 def plate_frames(site: Mapping[str, Any]) -> list[Any]:
@@ -619,29 +613,7 @@ class _WithoutMask(Messenger):
             msg["mask"] = None
 
 
-_masked_observe = pyro.primitives._masked_observe
-
-
-def _observe_some(name: str, *args: Any, **kwargs: Any) -> Tensor:
-    with _WithoutMask(f"{name}{UNOBSERVED}"):
-        observed: Tensor = _masked_observe(name, *args, **kwargs)
-    return observed
-
-
-@contextmanager
-def _missing_rows() -> Iterator[None]:
-    """Context in which all rows of what ``obs_mask`` leaves out have their density.
-
-    Pyro makes two sites of ``sample(..., obs_mask=mask)``, and masks each where the other counts.
-    The latent one is then flat at the rows that are seen, where nothing uses it, and the posterior
-    improper. With its own density there it integrates to one, which leaves all else as it is.
-    """
-    before = pyro.primitives._masked_observe
-    pyro.primitives._masked_observe = _observe_some
-    try:
-        yield
-    finally:
-        pyro.primitives._masked_observe = before
+_missing_rows = MissingRows(pyro.primitives, _WithoutMask)
 
 
 @swapping

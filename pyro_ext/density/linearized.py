@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import biject_to, constraints
+from torch.utils import _pytree as pytree
 
-from ppl_ext.target.linearized import Linearized, Scale, identity
+from ppl_ext.target.linearized import Outputs, Scale, identity, moved_by
 from pyro_ext.density.layout import Data, Indices
 from pyro_ext.density.log_density import LogDensity
 
@@ -54,19 +55,14 @@ def linearized(
     derivatives, some of them at once.
     """
 
-    def outputs(z: Tensor) -> dict[str, Linearized]:
-        found = target.outputs(z, data, indices)
-        return {name: Linearized(output, scale_of) for name, output in found.items()}
-
-    def natural(z: Tensor) -> dict[str, dict[str, Tensor]]:
-        return {name: each.natural() for name, each in outputs(z).items()}
+    outputs = Outputs(target, data, indices, scale_of)
 
     def slope(move: Tensor) -> dict[str, dict[str, Tensor]]:
-        found: dict[str, dict[str, Tensor]] = torch.func.jvp(natural, (around,), (move,))[1]
+        found: dict[str, dict[str, Tensor]] = torch.func.jvp(outputs.natural, (around,), (move,))[1]
         return found
 
     # Outside of the derivative, for what has none: counts, masks and the kinds of distributions.
-    sites = outputs(around)
+    sites = outputs.at(around)
     values = {name: site.natural() for name, site in sites.items()}
     # A model without observations draws some to run on, which do not matter.
     slopes = torch.func.vmap(slope, randomness="different")
@@ -77,12 +73,7 @@ def linearized(
         if first not in kept:
             kept.clear()
             kept[first] = slopes(moves[first : first + MOVES])
-        along = kept[first]
-        return {
-            name: site.distribution(
-                {key: values[name][key] + along[name][key][number - first] for key in site.scales}
-            )
-            for name, site in sites.items()
-        }
+        along = pytree.tree_map(lambda slopes: slopes[number - first], kept[first])
+        return moved_by(sites, values, along)
 
     return moved

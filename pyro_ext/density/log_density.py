@@ -31,6 +31,7 @@ from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.stream import unscaled_error
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.options import check_count
+from ppl_ext.target.bound_model import as_found
 from ppl_ext.target.discrete import check_curvature
 from ppl_ext.target.fingerprint import Fingerprint, digest_of
 from ppl_ext.target.log_density import LogDensityShell, warn_of_held_parameters
@@ -154,16 +155,10 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             )
         self.bound = bound = BoundModel(
             model,
-            structure.layout,
-            structure.plates,
-            structure.batch_plates,
-            structure.local_sites,
-            structure.observed_sites,
-            structure.parameters,
-            torch.get_default_dtype() if dtype is None else dtype,
-            structure.device,
-            enumerated=structure.enumerated,
-            nesting=structure.nesting,
+            held=structure.parameters,
+            dtype=torch.get_default_dtype() if dtype is None else dtype,
+            device=structure.device,
+            **as_found(structure),
         )
         check_enumeration(bound, data)
         self._set_model(bound)

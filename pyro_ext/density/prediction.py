@@ -18,14 +18,15 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
-from ppl_ext.target.discrete import STANDS_IN, Run
+from ppl_ext.target.discrete import STANDS_IN, Missing, Run
 from ppl_ext.target.outputs import prediction_terms
 from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.handlers import global_generator, without_host_checks
 from pyro_ext.density.outputs import joint_mask, unwrap
+from pyro_ext.density.sampling import sampled
 
 
-class ObserveMissing(Messenger):
+class ObserveMissing(Missing, Messenger):
     """Makes observed sites of those that are neither observed nor among the given names.
 
     They get a value from their distribution, the same in every run, which is only there for the
@@ -40,10 +41,9 @@ class ObserveMissing(Messenger):
     """
 
     def __init__(self, given: Collection[str], seed: int = 0) -> None:
-        super().__init__()
-        self.given, self._seed = frozenset(given), seed
-        self.missing: list[str] = []
-        self.finite: list[str] = []
+        Messenger.__init__(self)
+        Missing.__init__(self, given)
+        self._seed = seed
 
     def over(self, model: Callable[..., Any]) -> Callable[..., Any]:
         """The model, run under this handler; its signature stays."""
@@ -61,15 +61,10 @@ class ObserveMissing(Messenger):
     def _pyro_sample(self, msg: Any) -> None:
         if site_is_subsample(msg) or msg["is_observed"] or msg["value"] is not None:
             return
-        name = msg["name"]
-        if name in self.given:
+        if not self.meets(msg, is_enumerated):
             return
-        if name not in self.missing:
-            self.missing.append(name)
-            if is_enumerated(msg):
-                self.finite.append(name)
         with global_generator(self._seed), torch.no_grad():
-            msg["value"] = msg["fn"].sample()
+            msg["value"] = sampled(msg["fn"])
         msg["is_observed"] = True
         msg["infer"] = {**(msg["infer"] or {}), STANDS_IN: True}
 
@@ -112,5 +107,4 @@ def prediction_of(site: Mapping[str, Any]) -> dict[str, Tensor]:
         classes = fn.probs
     batch = tuple(outer.batch_shape) + tuple(outer.event_shape[:declared])
     mask = joint_mask([(site["mask"], 0), *masks], declared, batch)
-    shape = tuple(torch.broadcast_shapes(value.shape, outer.shape()))
-    return prediction_terms(outer, fn, value, shape, classes, mask, torch.broadcast_to)
+    return prediction_terms(outer, fn, value, classes, mask, torch)

@@ -12,10 +12,14 @@ from torch import Tensor
 from torch.distributions import Independent, TransformedDistribution, constraints
 from torch.distributions.transforms import AffineTransform, ExpTransform, SigmoidTransform
 
-from ppl_ext.target.noncentred import Moves, Noncentred, standard
+from ppl_ext.target.noncentred import Forms, Moves, Noncentred
 from pyro_ext.density.handlers import global_generator, running
 from pyro_ext.density.layout import Data, with_own_containers
 from pyro_ext.density.log_density import LogDensity
+
+_FORMS = Forms(
+    (Independent,), TransformedDistribution, AffineTransform, (ExpTransform, SigmoidTransform)
+)
 
 
 def noncentred(
@@ -50,10 +54,10 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
         is_plain = not isinstance(site["scale"], Tensor) and site["scale"] == 1.0
         if site["mask"] is not None or not is_plain:
             continue
-        base = _unwrapped(site["fn"])
-        if _is_monotone(base):
+        base = _FORMS.unwrapped(site["fn"])
+        if _FORMS.is_monotone(base):
             own, stands_for = {name: TransformReparam()}, f"{name}_base"
-            base = _unwrapped(base.base_dist)
+            base = _FORMS.unwrapped(base.base_dist)
         else:
             own = {}
         parameters = set(getattr(base, "arg_constraints", ()))
@@ -81,21 +85,5 @@ def moved_values(target: LogDensity, data: Data, values: Mapping[str, Tensor]) -
             args, kwargs = with_own_containers(data.args, data.kwargs)
             nodes = model.get_trace(*args, **kwargs).nodes
         for name, latent in latents.items():
-            found[latent][number] = standard(nodes[name]["fn"], one[name], _unwrapped, _is_monotone)
+            found[latent][number] = _FORMS.standard(nodes[name]["fn"], one[name])
     return found
-
-
-def _unwrapped(distribution: Any) -> Any:
-    """A distribution without what the hosts' handlers take away."""
-    while isinstance(distribution, Independent):
-        distribution = distribution.base_dist
-    return distribution
-
-
-def _is_monotone(distribution: Any) -> bool:
-    """Whether it is such as a LogNormal: unconstrained, its base up to a shift and a factor."""
-    if not isinstance(distribution, TransformedDistribution):
-        return False
-    *first, last = distribution.transforms
-    affine = all(isinstance(each, AffineTransform) and not each.event_dim for each in first)
-    return affine and isinstance(last, ExpTransform | SigmoidTransform)

@@ -35,6 +35,7 @@ from ppl_ext.diagnostics.replay import (
     SiteShapes,
     as_computed,
     check_draw_shape,
+    check_draw_shapes,
     check_draws,
     check_room,
     describe_sites,
@@ -68,6 +69,7 @@ from pyro_ext.density.layout import Data
 from pyro_ext.density.linearized import MOVES, linearized
 from pyro_ext.density.log_density import LogDensity
 from pyro_ext.density.prediction import prediction_of
+from pyro_ext.density.sampling import sampled
 from pyro_ext.density.spaces import check_values, constrain, unconstrain
 from pyro_ext.graphs import as_arguments
 from pyro_ext.sharding import Sharding
@@ -171,8 +173,7 @@ def _new_observation(site: Mapping[str, Any]) -> Tensor:
     batch_shape = shape[: len(shape) - fn.event_dim]
     if fn.batch_shape != batch_shape:
         fn = fn.expand(batch_shape)
-    value: Tensor = fn.sample()
-    return value
+    return sampled(fn)
 
 
 def _log_prob(site: Mapping[str, Any]) -> Tensor:
@@ -347,11 +348,7 @@ def replay(
     with torch.no_grad(), without_host_checks(), global_generator(seed):
         one = {name: value[0] for name, value in values.items()}
         described, sizes = _describe(target, data, one, missing)
-        for name, value in one.items():
-            check_draw_shape(name, tuple(value.shape), described[name].shape)
-        linear_at = around or {}
-        for name in one.keys() & linear_at.keys():
-            check_draw_shape(name, tuple(np.shape(linear_at[name])), described[name].shape)
+        check_draw_shapes(one, around or {}, described)
         num_draws = len(next(iter(values.values())))
         check_room(described, groups, num_draws, target.dtype.itemsize)
         places = list(range(num_draws))
@@ -598,11 +595,12 @@ def _put_together(
 
 
 def _quiet(function: Callable[..., Found]) -> Callable[..., Found]:
-    """The function without torch's word that it makes room for many draws of a binomial."""
+    """The function without torch's words on how it makes many draws of binomials and gammas."""
 
     def run(values: Mapping[str, Tensor]) -> Found:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "An output with one or more elements was resized")
+            warnings.filterwarnings("ignore", "There is a performance drop because")
             return function(values)
 
     return run

@@ -17,7 +17,6 @@ and, where they have more to say, any of the following, each looked up by name:
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,21 +30,19 @@ from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
     Group,
+    Host,
+    Wanted,
     arviz_of,
     check_fit,
-    constant_group,
-    groups_to_replay,
     remembered,
-    step_group,
 )
 from ppl_ext.diagnostics.inference_data import Variable
-from ppl_ext.diagnostics.replay import Replay, over_batches
+from ppl_ext.diagnostics.replay import Replay
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
-from ppl_ext.options import check_count
 from ppl_ext.running.sharding import check_sharding
-from pyro_ext.density import Data, LogDensity
+from pyro_ext.density import LogDensity
 from pyro_ext.density.batches import array_or_none, placing
 from pyro_ext.density.replay import replay
 from pyro_ext.diagnostics.chains import Chains
@@ -136,8 +133,6 @@ def to_arviz(
     if model is not None:
         engine = HostFit(engine, model, args, kwargs, seed, passes)
     check_sharding(sharding, Sharding)
-    for name, count in (("draw_chunk", draw_chunk), ("data_chunk", data_chunk)):
-        check_count(name, count, optional=True)
     target = engine.target if sharding is None else engine.target.with_sharding(sharding)
     sharding = target.sharding
     data = target.bind(*args, **kwargs)
@@ -146,56 +141,22 @@ def to_arviz(
     draws = {
         name: torch.as_tensor(given[name]).detach() for name in target.layout.names if name in given
     }
-    groups = groups_to_replay(
-        posterior_predictive,
-        log_likelihood,
-        log_prior,
-        observed_data,
-        constant_data,
-        discrete,
-    )
+    traces = {} if isinstance(engine, Fit) else getattr(engine, "history", {})
+    if result is not None:
+        traces = {"loss": result.losses, **result.info}
+    included = posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats
+    wanted = Wanted(*included, constant_data, discrete, losses, draw_chunk, data_chunk)
+    wanted = wanted._replace(dims=dims, coords=coords)
 
-    def on_rows(data: Data, number: int | None) -> Replay:
-        return replay(
-            target,
-            draws,
-            data,
-            groups=groups,
-            discrete=discrete or "sample",
-            draw_chunk=draw_chunk,
-            data_chunk=data_chunk,
-            all_rows=number is None,
-            seed=seed + (number or 0),
-            sharding=sharding,
-        )
+    def seeded(*given: Any, number: int | None, **options: Any) -> Replay:
+        return replay(*given, seed=seed + (number or 0), sharding=sharding, **options)
 
-    replayed = over_batches(on_rows, target, data, passes, placing(target.dtype))
-    statistics = (
-        _sample_statistics(engine, target.over(passes), draws, data, draw_chunk)
-        if sample_stats
-        else {}
-    )
-    constants = constant_group(
-        constant_data, _signature(target.model), args, kwargs, replayed, array_or_none, passes
-    )
-    history = {} if isinstance(engine, Fit) else getattr(engine, "history", {})
-    traces = history if result is None else {"loss": result.losses, **result.info}
-    return arviz_of(
-        engine,
-        {name: value.cpu().numpy() for name, value in draws.items()},
-        replayed,
-        observed_data=observed_data,
-        statistics=statistics,
-        constants=constants,
-        steps=step_group(traces, losses, array_or_none),
-        dims=dims,
-        coords=coords,
-        host=("pyro_ext", "pyro", "pyro-ppl"),
-    )
+    def statistics(target: LogDensity) -> Group:
+        return _sample_statistics(engine, target, draws, data, draw_chunk)
 
-
-def _signature(model: Any) -> inspect.Signature:
-    return inspect.signature(model.forward if isinstance(model, torch.nn.Module) else model)
+    host = Host(("pyro_ext", "pyro", "pyro-ppl"), seeded, array_or_none, placing(target.dtype))
+    call = args, kwargs, passes
+    return arviz_of(host, engine, target, draws, data, wanted, call, traces, statistics)
 
 
 def _sample_statistics(

@@ -11,11 +11,11 @@ from pyro.infer import MCMC
 from torch import Tensor
 
 from ppl_ext.batches.passes import Passes
-from ppl_ext.diagnostics.fit import LONGER, check_chains, evenly_spaced
+from ppl_ext.diagnostics import fit as shared
 from pyro_ext.diagnostics.fit import target_of_model
 
 
-class Chains:
+class Chains(shared.Chains):
     """Draws of ``pyro.infer.MCMC``, by any kernel of a model.
 
     Parameters
@@ -43,22 +43,13 @@ class Chains:
         passes: Passes | None = None,
         num_samples: int | None = None,
     ) -> None:
-        kernel = mcmc.kernel
-        check_chains(mcmc._samples is not None, kernel)
-        self.mcmc = mcmc
-        self.num_chains = int(mcmc.num_chains)
+        self._take(mcmc, mcmc.kernel, mcmc._samples is not None, num_samples)
         # Not the kernel's target: the kernel may have served other data since.
-        self.target, _ = target_of_model(kernel.model, args, kwargs, passes=passes)
-        self._all = dict(mcmc.get_samples())
-        self._num_draws = len(next(iter(self._all.values())))
-        self._places = evenly_spaced(self._num_draws, self.num_chains, num_samples, LONGER)
+        self.target, _ = target_of_model(self._kernel.model, args, kwargs, passes=passes)
 
     def get_samples(self) -> dict[str, Tensor]:
         """Draws of all chains, one chain after another."""
-        return {name: self._taken(value) for name, value in self._all.items()}
-
-    def _taken(self, values: Tensor) -> Tensor:
-        return values if self._places is None else values[self._places]
+        return self._drawn()
 
     def sample_statistics(self, positions: Float[Tensor, "S D"]) -> dict[str, Tensor]:
         """What the kernel reports of each draw."""
@@ -72,10 +63,6 @@ class Chains:
                 if isinstance(values, list) and len(values) == per_chain and name != "divergences":
                     statistics.setdefault(name, []).append(torch.as_tensor(values))
         return {name: self._taken(torch.cat(values)) for name, values in statistics.items()}
-
-    def arviz_attributes(self) -> dict[str, Any]:
-        """The kernel's name, and that the draws are chains."""
-        return {"engine": type(self.mcmc.kernel).__name__, "sample_kind": "Markov chains"}
 
 
 __all__ = ["Chains"]

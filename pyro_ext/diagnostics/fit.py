@@ -141,10 +141,7 @@ def target_of_model(
         target = LogDensity(
             model, args, kwargs, dtype=dtype, allow_local_latents=allow_local_latents
         )
-    target = target.over(passes)
-    if all_rows:
-        return target, shared.all_rows(target, args, kwargs)
-    return target, target.bind(*args, **kwargs)
+    return shared.bound_rows(target, args, kwargs, passes, all_rows)
 
 
 def diagnostic_generator(seed: int | None) -> torch.Generator:

@@ -16,6 +16,7 @@ from pyro.infer import Predictive
 from torch import Tensor
 
 from ppl_ext.batches.passes import Passes
+from ppl_ext.diagnostics import fit as shared
 from ppl_ext.diagnostics.fit import HOST_DRAWS, sites_of_guide
 from pyro_ext.density.handlers import global_generator
 from pyro_ext.diagnostics.fit import (
@@ -27,7 +28,7 @@ from pyro_ext.diagnostics.fit import (
 from pyro_ext.guides.flat_density import has_flat_density
 
 
-class HostFit:
+class HostFit(shared.HostFit):
     """A fitted guide with the model that it approximates.
 
     Parameters
@@ -88,12 +89,4 @@ class HostFit:
     @torch.no_grad()
     def sample_statistics(self, positions: Float[Tensor, "S D"]) -> dict[str, Tensor]:
         """Log density of the guide at flat positions (S, D), where it can be evaluated."""
-        if self.fitted is None:
-            return {}
-        density, parameters = self.fitted.density, self.fitted.parameters
-        return {"log_q": density.log_prob(parameters, positions)}
-
-    def arviz_attributes(self) -> dict[str, Any]:
-        """The host's engine and the guide."""
-        name = getattr(self.guide, "__name__", type(self.guide).__name__)
-        return {"engine": "SVI", "guide": name}
+        return self._log_q(positions)

@@ -16,6 +16,7 @@ from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.stein_discrepancy import (
     BLOCK,
     KSD_DOCUMENTATION,
+    Options,
     Points,
     SteinDiscrepancy,
     discrepancy_of,
@@ -67,27 +68,14 @@ def ksd(
     True
     """
     args, kwargs, passes = rows_of_loader(batches, args, kwargs, placing(None))
-    return discrepancy_of(
-        fit,
-        Points(
-            lambda given: isinstance(given, Tensor | np.ndarray),
-            lambda given, at: torch.as_tensor(given, dtype=at.dtype, device=at.device).detach(),
-            lambda num: fit.get_samples(num),
-            lambda: fit.particles,
-            lambda: fitted_guide(fit, model, args, kwargs, seed, passes),
-            target_of_model,
-        ),
-        target=target,
-        model=model,
-        args=args,
-        kwargs=kwargs,
-        passes=passes,
-        num_samples=num_samples,
-        likelihood_temperature=likelihood_temperature,
-        draw_chunk=draw_chunk,
-        statistic=statistic,
-        metric=metric,
-        scale=scale,
-        block=block,
-        null=null,
+    points = Points(
+        lambda given: isinstance(given, Tensor | np.ndarray),
+        lambda given, at: torch.as_tensor(given, dtype=at.dtype, device=at.device).detach(),
+        lambda num: fit.get_samples(num),
+        lambda: fit.particles,
+        lambda: fitted_guide(fit, model, args, kwargs, seed, passes),
+        target_of_model,
     )
+    of_fit, how = (model, args, kwargs, passes), (likelihood_temperature, draw_chunk)
+    options = Options(statistic, metric, scale, null, block)
+    return discrepancy_of(fit, points, target, of_fit, num_samples, how, options)

@@ -21,6 +21,7 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.guides import flat_density as shared
 from ppl_ext.guides.registry import (
     PER_SITE,
+    REFUSED,
     REGISTER_DOCUMENTATION,
     FlatDensityRegistry,
     Registered,
@@ -318,10 +319,8 @@ def check_same_layout(guide: Any, layout: Layout) -> None:
 
 register_flat_density(autoguide.guides.AutoContinuous)(FlatDensity)
 
-refuse_flat_density(autoguide.AutoGuide, PER_SITE)
-refuse_flat_density(autoguide.AutoNormal, PER_SITE + " (AutoDiagonalNormal is its flat equal)")
-refuse_flat_density(autoguide.AutoDelta, "a point estimate has no density")
-refuse_flat_density(autoguide.AutoGuideList, "it is a list of guides")
+for _name, _why in REFUSED.items():
+    refuse_flat_density(getattr(autoguide, _name), _why)
 refuse_flat_density(AutoStructured, PER_SITE)
 refuse_flat_density(autoguide.AutoDiscreteParallel, "it is discrete")
 refuse_flat_density(

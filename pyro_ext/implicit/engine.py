@@ -11,15 +11,14 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ppl_ext.engines.base import draws_asked
 from ppl_ext.errors import ArgumentError
 from ppl_ext.implicit.engine import LEARNING_RATE
 from ppl_ext.implicit.engine import SteinDiscrepancyVI as Shell
 from ppl_ext.implicit.noise import POSITIONS, Normals, normals_of_positions, normals_of_start
 from ppl_ext.implicit.objective import stein_discrepancy
 from ppl_ext.implicit.samplers import Context, Network
-from ppl_ext.options import check_count
 from ppl_ext.running import state_files
-from ppl_ext.score_matching.options import DRAWS
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.differentiable import DifferentiableTarget
 from pyro_ext.descent import DescentEngine
@@ -214,8 +213,7 @@ class SteinDiscrepancyVI(Shell, DescentEngine, Engine):
 
     @torch.no_grad()
     def _draw(self, plan: SamplerPlan, state: SamplerState, num_samples: int | None) -> Tensor:
-        number = DRAWS if num_samples is None else num_samples
-        check_count("num_samples", number)
+        number = draws_asked(num_samples)
         data, memory = self.data, self._estimator_state
 
         # Asking for draws must not change how a run goes on.

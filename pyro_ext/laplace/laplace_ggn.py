@@ -12,9 +12,9 @@ from torch import Generator, Tensor
 
 from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import rows_of_loader
+from ppl_ext.engines.base import draws_asked
 from ppl_ext.engines.judgement import Drawn
 from ppl_ext.laplace.laplace_ggn import (
-    DRAWS,
     GaussianDensity,
     LaplaceShell,
     PosteriorShell,
@@ -25,7 +25,6 @@ from ppl_ext.laplace.laplace_ggn import (
     sites_of_gaussian,
     structure_for,
 )
-from ppl_ext.options import check_count
 from pyro_ext.curvature import Curvature, GaussNewton, row_structure
 from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.density import Data, LogDensity
@@ -126,8 +125,7 @@ class LaplaceGGN(LaplaceShell, ParticleEngine):
         return self._evidence(value, precision)
 
     def _draw(self, plan: LaplacePlan, state: DirectionState, num_samples: int | None) -> Tensor:
-        number = DRAWS if num_samples is None else num_samples
-        check_count("num_samples", number)
+        number = draws_asked(num_samples)
         mode = state.particles.detach().clone()
         _, precision = self._fit(mode[0])
         return plan.posterior.draws(precision, mode[0], self._draws, number)

@@ -19,13 +19,13 @@ from jaxtyping import Float
 from pyro.infer.autoguide import AutoGuide
 from torch import Generator, Tensor
 
+from ppl_ext.engines.base import draws_asked
 from ppl_ext.engines.guide_engine import GuideShell
 from ppl_ext.engines.judgement import Drawn
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count
 from ppl_ext.process import hold
 from ppl_ext.running import state_files
-from ppl_ext.score_matching.options import DRAWS, LEARNING_RATE
+from ppl_ext.score_matching.options import LEARNING_RATE
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.descent import DescentEngine
 from pyro_ext.engine import Engine, Plan, on_host
@@ -225,8 +225,7 @@ class GuideEngine(GuideShell, DescentEngine, Engine):
             )
 
     def _draw(self, plan: GuidePlan, state: GuideState, num_samples: int | None) -> Tensor:
-        number = DRAWS if num_samples is None else num_samples
-        check_count("num_samples", number)
+        number = draws_asked(num_samples)
         return plan.density.sample(plan.parameters, self._draws, number)
 
     def _to_judge(self, plan: GuidePlan, state: GuideState, number: int) -> Drawn:

@@ -79,6 +79,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     estimator_class = GradientEstimator
     _sharding_class = Sharding
     _host = "Pyro"
+    _is_guide = staticmethod(is_guide)
     _guide_form = GUIDE_FORM
 
     #: Draws come out in the supports of their sites: there is nothing for ``MCMC`` to transform.
@@ -102,10 +103,6 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         self._warmup_draws = 0
         self._draws = 0
         self._figures: dict[str, list[Any]] = {}
-
-    @staticmethod
-    def _is_guide(given: Any) -> bool:
-        return is_guide(given)
 
     # -- hooks -------------------------------------------------------------------------------
 

@@ -22,7 +22,8 @@ class DeepEnsemble(ParticleEngine):
     model : callable
         Pyro model, used as it is.
     optim : PyroOptim or callable
-        See :class:`~pyro_ext.stein.ParticleEngine`.
+        Such as ``pyro.optim.Adam({"lr": 0.05})``, or a callable from a list of tensors to a torch
+        optimizer.
     num_particles : int, default 32
         Number P of members.
     **options

@@ -20,9 +20,9 @@ from torch import Generator, Tensor
 from torch.utils._pytree import tree_map
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count, describe
+from ppl_ext.options import check_count
 from ppl_ext.running import state_files
-from ppl_ext.stein.particles import annealed, check_all_particles, check_annealing
+from ppl_ext.stein.particles import ParticlePart, annealed, check_all_particles
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.engine import Engine, Plan, Update
 from pyro_ext.kernels import Kernel
@@ -66,7 +66,7 @@ class DirectionState(NamedTuple):
     split: bool = False
 
 
-class ParticleEngine(Engine):
+class ParticleEngine(ParticlePart, Engine):
     """Base of the engines whose approximation is a set of particles.
 
     A subclass fills in one of three: ``_direction``, which the particles then follow by the
@@ -94,10 +94,7 @@ class ParticleEngine(Engine):
 
     #: Whether the direction of a particle depends on the others.
     _sees_all = True
-    # Whether the direction is a kernel's, and what it comes from then.
-    _has_kernel = False
     kernel: Kernel
-    annealing: Annealing | None
 
     def __init__(
         self,
@@ -114,15 +111,6 @@ class ParticleEngine(Engine):
         self.num_particles = int(num_particles)
         if self.sharding is not None and self.num_particles > 1:
             self.sharding.check_positions(self.num_particles)
-
-    def _set_kernel(self, kernel: Kernel, annealing: Annealing | None = None) -> None:
-        """Follow the Stein direction of a kernel, with scores times a factor of the step."""
-        check_annealing(annealing)
-        self._has_kernel, self.kernel, self.annealing = True, kernel, annealing
-
-    def _settings(self) -> dict[str, str]:
-        own = {"num_particles": repr(self.num_particles), **super()._settings()}
-        return {**own, "kernel": describe(self.kernel)} if self._has_kernel else own
 
     # -- the direction -------------------------------------------------------------------------
 
@@ -157,9 +145,7 @@ class ParticleEngine(Engine):
         found = super()._plan(target, generator, data)
         if not self._has_kernel:
             return found
-        kernel = self.kernel.with_sites(target.layout.slices)
-        kernel = kernel.for_shape(self.num_particles, target.layout.dim)
-        return KernelPlan(target, found.estimator, kernel)
+        return KernelPlan(target, found.estimator, self._kernel_for(target.layout))
 
     def _init_direction(self, plan: Any, particles: Float[Tensor, "P D"]) -> Any:
         """State of the direction before the first step."""

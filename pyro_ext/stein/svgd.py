@@ -27,7 +27,8 @@ class SVGD(ParticleEngine):
     model : callable
         Pyro model, used as it is.
     optim : PyroOptim or callable
-        See :class:`~pyro_ext.stein.ParticleEngine`.
+        Such as ``pyro.optim.Adam({"lr": 0.05})``, or a callable from a list of tensors to a torch
+        optimizer.
     kernel : Kernel or pyro.infer.svgd.SteinKernel, optional
         Default: :func:`~pyro_ext.kernels.default_kernel`.
     num_particles : int, default 32

@@ -32,14 +32,21 @@ class SVGDVR(ParticleEngine):
         Pyro model that subsamples a plate and looks up its rows by the plate's indices, or
         whose batches are its arguments.
     optim : PyroOptim or callable
-        See :class:`~pyro_ext.stein.ParticleEngine`.
-    kernel, num_particles, annealing
-        See :class:`~pyro_ext.stein.SVGD`.
+        Such as ``pyro.optim.Adam({"lr": 0.05})``, or a callable from a list of tensors to a torch
+        optimizer.
+    kernel : Kernel or pyro.infer.svgd.SteinKernel, optional
+        Default: :func:`~pyro_ext.kernels.default_kernel`.
+    num_particles : int, default 32
+        Number P of particles.
+    annealing : callable, optional
+        Maps the number of steps taken, from 0, to the factor gamma of the scores. Values below
+        1 let the particles spread; end at 1.
     anchor_every : int
         Steps T from one anchor to the next. With T = N / (2 B), for batches of B of N rows, the
         sweeps cost as much as the minibatches; the paper has 8 for its networks.
     sampling : {"reshuffle", "replacement", "cyclic"}
-        See :class:`~pyro_ext.gradients.Minibatch`.
+        How batches are chosen: a new order of all rows in each pass, rows drawn with replacement,
+        or the same order in each pass.
     full_data : tuple or iterable of tuples, optional
         All rows, for models whose batches are their arguments; see
         :class:`~pyro_ext.gradients.SVRG`.

@@ -14,8 +14,6 @@ from jaxtyping import Float
 from pyro.infer.svgd import SteinKernel
 from torch import Generator, Tensor
 
-from ppl_ext.curvature.program_curvature import as_curvature
-from ppl_ext.options import check_number, describe
 from ppl_ext.process import hold
 from ppl_ext.stein.damping import (
     damping_scale,
@@ -26,14 +24,10 @@ from ppl_ext.stein.damping import (
 from ppl_ext.stein.newton import (
     Coupling,
     LevenbergMarquardt,
+    NewtonPart,
     NewtonSystem,
     Solver,
-    as_damping,
-    as_system,
-    check_optimizer_of_others,
     choose_solver,
-    names_of_others,
-    solver_costs,
 )
 from pyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature, Structure
 from pyro_ext.curvature.coordinates import Coordinates
@@ -123,7 +117,7 @@ def curvature_kernel(coupling: Coupling = "full") -> Kernel:
 _NAME = "particles"
 
 
-class SVN(ParticleEngine):
+class SVN(NewtonPart, ParticleEngine):
     """Stein variational Newton with Gauss-Newton curvature.
 
     A step solves a linear system for the move of all particles that would be Newton's in the
@@ -204,6 +198,11 @@ class SVN(ParticleEngine):
 
     # The curvature of a row's own latents is not that of a minibatch, scaled up.
     allow_local_latents = False
+    _an_optimizer = 'pyro.optim.Adam({"lr": 0.01})'
+    _kernel_by = staticmethod(curvature_kernel)
+    _as_kernel = staticmethod(as_kernel)
+    _metric = ProductMetric
+    _coordinates = Coordinates
 
     def __init__(
         self,
@@ -218,33 +217,14 @@ class SVN(ParticleEngine):
         damping: float | LevenbergMarquardt = 1.0,
         **options: Any,
     ) -> None:
-        if not callable(step_size):
-            check_number("step_size", step_size, most=1.0)
-        curvature = as_curvature(curvature)
-        check_optimizer_of_others(curvature.sites, optim, 'pyro.optim.Adam({"lr": 0.01})')
         super().__init__(model, optim, num_particles, **options)
-        self.curvature = curvature
-        self.system = as_system(system)
-        default = curvature_kernel(self.system.coupling)
-        self.kernel = default if kernel is None else as_kernel(kernel)
-        self.damping = as_damping(damping)
-        self.step_size = step_size
-
-    def _settings(self) -> dict[str, str]:
-        own = {
-            name: describe(getattr(self, name))
-            for name in ("kernel", "curvature", "system", "step_size", "damping")
-        }
-        return {**own, **super()._settings()}
+        self._set_newton(optim, kernel, curvature, system, step_size, damping)
 
     def _plan(self, target: LogDensity, generator: Generator, data: Data) -> NewtonPlan:
         estimator = super()._plan(target, generator, data).estimator
         program = ProgramCurvature(target, data, self.curvature)
-        # With sites the optimizer has the coordinates of all others, else those of all.
-        others = program.where
-        if self.curvature.sites is not None:
-            others = Coordinates(target, names_of_others(target.layout.names, program.sites))
         solver = self._solver(target, program, data, rows_of_a_step(estimator, target))
+        others = self._others(target, program)
         return NewtonPlan(target, estimator, program, others, solver)
 
     def _solver(
@@ -256,15 +236,10 @@ class SVN(ParticleEngine):
         shape = self.num_particles, target.dim
         uniform = torch.rand(shape, generator=generator, dtype=target.dtype)
         particles = (2.0 * uniform - 1.0).to(target.device)
-        points = program.where.part(particles)
         with torch.no_grad(), global_generator(0):
             curvature = program.at(target, particles, data, rows)
-            num_basis = len(self._kernel_of(curvature).interactions(points).basis)
-        costs = solver_costs(self.system, curvature.sizes, len(points), points.shape[1], num_basis)
+            costs = self._costs(program, curvature, particles)
         return choose_solver(self.system.solver, costs)
-
-    def _kernel_of(self, curvature: Curvature) -> Kernel:
-        return self.kernel.with_curvature(ProductMetric(curvature.mean_products))
 
     def _initialize(self, plan: NewtonPlan, data: Data) -> NewtonState:
         particles = super()._initialize(plan, data).particles
@@ -351,10 +326,6 @@ class SVN(ParticleEngine):
         assert state.moved is not None
         state.optimizer.step({_NAME: -moves})
         return state.moved.detach() - points
-
-    def _scores_of_a_step(self, plan: NewtonPlan) -> float:
-        # A whole matrix of curvature takes a product with each coordinate's direction.
-        return 1.0 + plan.target.dim if plan.solver == "dense" else 1.0
 
     def _algorithm_state(self, state: NewtonState) -> dict[str, Any]:
         return {

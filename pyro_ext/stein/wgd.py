@@ -26,7 +26,8 @@ class WGD(ParticleEngine):
     model : callable
         Pyro model, used as it is.
     optim : PyroOptim or callable
-        See :class:`~pyro_ext.stein.ParticleEngine`.
+        Such as ``pyro.optim.Adam({"lr": 0.05})``, or a callable from a list of tensors to a torch
+        optimizer.
     kernel : Kernel, optional
         A function of z_i - z_j: ``RBF``, ``IMQ``, or sums and multiples of them; default
         ``RBF()``, the Gaussian kernel with the median rule of the paper.

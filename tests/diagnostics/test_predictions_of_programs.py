@@ -132,3 +132,63 @@ def test_a_model_that_branches_on_values_is_run_draw_by_draw(
     with pytest.warns(backend.public.EvaluationWarning, match="draw by draw.*num_samples="):
         found = predicted(backend, model, draws, (backend.array(np.array(0.0)),), {})
     assert found["y"].shape == (3,)
+
+
+def in_a_series(backend: Any) -> Any:
+    """A program in which an observation is the mean of the next, in a ``scan``."""
+    from numpyro.contrib.control_flow import scan
+
+    def model(y: Any) -> None:
+        slope = backend.host.sample("slope", backend.dist.Normal(0.0, 1.0))
+
+        def step(before: Any, observed: Any) -> Any:
+            now = backend.host.sample("y", backend.dist.Normal(slope * before, 0.1), obs=observed)
+            return now, None
+
+        scan(step, 1.0, y, length=6)
+
+    return model
+
+
+def by_states(backend: Any) -> Any:
+    """A program in which each row's state, one of two, is behind two observations."""
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        apart = host.sample("slope", dist.Normal(0.0, 1.0))
+        with host.plate("rows", 6):
+            state = host.sample("state", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+            for name in ("y", "other"):
+                host.sample(name, dist.Normal(apart * state, 0.1), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize("program", [in_a_series, by_states])
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_new_observations_are_what_later_ones_are_made_of(
+    backend: Any, program: Any, is_seen: bool
+) -> None:
+    if backend.is_pyro and program is in_a_series:
+        pytest.skip("Pyro has no scan")
+    model = program(backend)
+    number, slope = 4000, 2.0 if program is by_states else 0.9
+    draws = {"slope": backend.array(np.full(number, slope))}
+    y = backend.array(np.zeros(6))
+    if is_seen:
+        target, data = backend.target(model, (y,), {})
+        replay = backend.room("density.replay").replay
+        y_new = replay(target, draws, data, groups=("predictive",)).predictive["y"]
+    else:
+        y_new = predicted(backend, model, draws, (None,), {})["y"]
+    assert y_new.shape == (number, 6)
+    if program is by_states:
+        mean, covariance = np.ones(6), (1.0 + 0.01) * np.eye(6)
+    else:
+        steps = np.arange(1, 7)
+        mean = slope**steps
+        powers = np.tril(slope ** (steps[:, None] - steps[None, :]).astype(float))
+        covariance = 0.01 * powers @ powers.T
+    error = np.sqrt(np.diag(covariance) / number)
+    assert (abs(y_new.mean(0) - mean) < 5.0 * error).all()
+    np.testing.assert_allclose(np.cov(y_new.T), covariance, atol=0.09 * covariance.max())

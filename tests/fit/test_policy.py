@@ -33,7 +33,7 @@ PROGRAM = Program(dim=10, is_whole=True, seconds_per_evaluation=1e-5, rounding=1
 WANTED = Wanted(target_ess=400.0, exact=True, seconds=600.0)
 MODES = Modes(number=1, last_new=0.0, shares=(1.0,))
 GOOD, FAIR, BAD = Correction(0.2, 0.8), Correction(0.65, 0.2), Correction(1.2, 0.01)
-RESTED = Chained(1.004, 600.0, 500.0, 0.03, (), 0.0, 0.0, 0.5, False, "mu")
+RESTED = Chained(1.004, 600.0, 500.0, 0.03, (), 0.0, 0.0, False, "mu")
 SETTLED = Engine("ProximalScoreVI with AutoNormal", steps=3_000, settled=True)
 MOVING = replace(SETTLED, settled=False, moving=0.3)
 BATCH = replace(PROGRAM, is_whole=False, seconds_with_all_rows=1.0)

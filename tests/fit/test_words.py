@@ -43,7 +43,7 @@ EVIDENCE = Evidence(
     Wanted(target_ess=400.0, exact=True, seconds=600.0),
     Modes(number=1, last_new=0.0, shares=(1.0,)),
 )
-RESTED = Chained(1.004, 600.0, 500.0, 0.03, (), 0.0, 0.0, 0.5, False, "mu")
+RESTED = Chained(1.004, 600.0, 500.0, 0.03, (), 0.0, 0.0, False, "mu")
 BATCH = replace(EVIDENCE.program, is_whole=False, seconds_with_all_rows=0.2)
 STOPPED = Engine("SVGD", 1_320, settled=False, moving=72.0, figure="72 sd")
 MET = Coupled(32, 0, 7, 7, 0.0891)
@@ -191,6 +191,11 @@ GONE = (
 def test_a_sentence_is_what_the_page_explains(sentence: str) -> None:
     assert sentence in SENTENCES[sentence]()
     assert f"| {sentence} |" in PAGE
+
+
+@pytest.mark.parametrize("stage", STAGES.values())
+def test_a_stage_is_what_the_page_explains(stage: str) -> None:
+    assert f"| {stage} |" in PAGE
 
 
 def test_there_are_as_many_sentences_as_were_hard_to_read() -> None:

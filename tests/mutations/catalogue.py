@@ -739,9 +739,9 @@ def _curvature() -> Iterator[Mutation]:
         "return result",
         "curvature newton",
     )
-    yield from both(
+    yield from neutral(
         "Woodbury's identity with the wrong sign",
-        "curvature/solvers.py",
+        "curvature/woodbury.py",
         "gram[:, count:, count:] - across.mT @ inner",
         "gram[:, count:, count:] + across.mT @ inner",
         "curvature newton",
@@ -1487,8 +1487,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "importance ratios without the proposal's density",
         "chains/proposal.py",
-        "log_ratios = drawn.values - proposal.log_density(drawn.positions)",
-        "log_ratios = drawn.values",
+        "found = values - self.log_density(positions)",
+        "found = values",
         tests,
     )
     for name, file, old, new, own in (
@@ -1530,8 +1530,8 @@ def _fit() -> Iterator[Mutation]:
         (
             "draws of an approximation weighted without its density",
             "fit/refit.py",
-            "values - proposal.log_density(positions), -np.inf)",
-            "values, -np.inf)",
+            "ratios = proposal.log_ratios(positions, values)",
+            "ratios = values",
             "refit",
         ),
         (
@@ -1571,16 +1571,12 @@ def _fit() -> Iterator[Mutation]:
         "if told := '':",
         "reparameterise " + tests,
     )
-    yield from both(
+    yield from neutral(
         "sites moved whose distribution the handlers do not take",
-        "density/reparameterise.py",
-        "while isinstance(distribution, Independent | ExpandedDistribution):",
+        "target/noncentred.py",
+        "while isinstance(distribution, self.wrappers):",
         'while hasattr(distribution, "base_dist"):',
         "reparameterise",
-        pyro=(
-            "while isinstance(distribution, Independent):",
-            'while hasattr(distribution, "base_dist"):',
-        ),
     )
     yield from neutral(
         "missing orders of labels without the density",
@@ -2242,13 +2238,12 @@ def _networks() -> Iterator[Mutation]:
         "random_module",
         pyro=("else ((1,), (0,))", "else ((0,), (1,))"),
     )
-    yield from both(
+    yield from neutral(
         "linear outputs move the wrong way",
-        "density/linearized.py",
-        "value[name][key] + slope[name][key]",
-        "value[name][key] - slope[name][key]",
+        "target/linearized.py",
+        "values[name][key] + moves[name][key]",
+        "values[name][key] - moves[name][key]",
         "linearized",
-        pyro=("values[name][key] + along", "values[name][key] - along"),
     )
     yield from both(
         "probabilities are moved as they are",

@@ -1,0 +1,78 @@
+"""What ``fit`` of either package does, once it has its random numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ppl_ext.batches.passes import Passes
+from ppl_ext.fit.engine import epoch_of
+from ppl_ext.fit.fit import TARGET_ESS, Fit, fit
+from ppl_ext.fit.policy import guide_for
+from ppl_ext.fit.views import Names
+
+
+class Asked(NamedTuple):
+    """What is asked of a fit, as the packages' ``fit`` describes it."""
+
+    budget: int | None
+    seconds: float | None
+    target_ess: float
+    exact: bool
+    progress_bar: bool = False
+    target_sd_error: float | None = None
+    judge: str | None = None
+    held_out: Any = None
+
+
+#: What is asked where nobody says.
+UNASKED = Asked(None, None, TARGET_ESS, exact=True)
+
+
+class Named(NamedTuple):
+    """An engine or a guide that a user names, the host's guides, and the engine of a guide.
+
+    That one is made of a program, the guide, and the steps in which it sees all rows, if it does
+    not see them in each.
+    """
+
+    engine: Any
+    guide: Any
+    guides: Any
+    made: Callable[[Callable[..., Any], Any, int | None], Any]
+
+    def of_program(self, program: Callable[..., Any], target: Any) -> Any:
+        """The engine that fits a program, or None where none can."""
+        if self.engine is not None or target.local_sites:
+            return self.engine  # guides have no local latents
+        guide = self.guide or getattr(self.guides, guide_for(target.dim))
+        return self.made(program, guide, epoch_of(target.plates) if target.plates else None)
+
+
+def fit_program(
+    ways_of: Callable[..., Any],
+    call: tuple[tuple[Any, ...], Mapping[str, Any]],
+    random: tuple[np.random.Generator, int],
+    asked: Asked,
+    named: Named,
+    passes: Passes | None,
+    names: Names,
+    sharding: Any,
+) -> Fit:
+    """Fit a program with these arguments; see the packages' ``fit``.
+
+    ``random`` are a generator and the seed of what else is drawn.
+    """
+    ways = partial(ways_of, engine_of=named.of_program, sharding=sharding, names=names)
+    return fit(
+        lambda: ways(*call, *random[::-1], passes=passes),
+        *random,
+        has_engine=named.guide is not None or named.engine is not None,
+        clock=time.perf_counter if sharding is None else sharding.clock,
+        again=ways if passes is None else None,
+        **asked._asdict(),
+    )
