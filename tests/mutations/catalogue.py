@@ -1878,7 +1878,7 @@ def _fit() -> Iterator[Mutation]:
     for name, old, new in (
         ("a density that falls is called flat far out", "near - far >= math", "near - far <= math"),
         ("levels of rounding called flat far out", "np.median(here) - volume", "-np.inf"),
-        ("levels far out with their Jacobian", "level = 2.0 * one - two", "level = two"),
+        ("levels far out with their Jacobian", "level = 2.0 * one - two", "level = far"),
     ):
         yield from neutral(name, "fit/chain_figures.py", old, new, "fit")
     least = "own = np.minimum(own, effective_number(draws))"
