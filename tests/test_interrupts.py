@@ -16,6 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -126,7 +127,7 @@ def _takes() -> None:
     HOST.release()
 
 
-def entries(backend: Any) -> dict[str, Callable[[], Any]]:
+def entries(backend: Any, folder: Path) -> dict[str, Callable[[], Any]]:
     """Calls of public entry points by name, each of which makes all that it changes anew."""
     public, y = backend.public, backend.array(Y)
     key = () if backend.is_pyro else (backend.key(0),)
@@ -178,6 +179,16 @@ def entries(backend: Any) -> dict[str, Callable[[], Any]]:
         found = public.check(*key, draws, model(), y, budget=2_000, **quiet)
         return found.level, found.reasons
 
+    saved = folder / "fit"
+    public.fit(*key, model(), y, **quiet).save(saved)
+
+    def loaded() -> Any:
+        return public.load_fit(saved, model(), y)
+
+    def more() -> Any:
+        found = loaded().more(50, **quiet)
+        return draws_of(found.draws), found.log_evidence.value
+
     def kernel() -> Any:
         made = public.SGLD(model(), 1e-5)
         if backend.is_pyro:
@@ -207,6 +218,8 @@ def entries(backend: Any) -> dict[str, Callable[[], Any]]:
         "fit": lambda: draws_of(public.fit(*key, model(), y, budget=2_000, **quiet).draws),
         "check": check,
         "warm_chains": warm,
+        "more": more,
+        "predict": lambda: draws_of(loaded().predict(num_samples=50)),
         "SVGD": partial(run, "SVGD", adam, num_particles=3),
         "SVN": partial(run, "SVN", num_particles=3),
         "ProximalScoreVI": partial(run, "ProximalScoreVI", guide),
@@ -224,8 +237,9 @@ def entries(backend: Any) -> dict[str, Callable[[], Any]]:
 
 
 NAMES = (
-    "LogDensity", "find_start", "fit", "check", "warm_chains", "SVGD", "SVN", "ProximalScoreVI",
-    "GSM", "LaplaceGGN", "SGLD", "elbo", "psis_khat", "ksd", "predictive_distribution", "to_arviz",
+    "LogDensity", "find_start", "fit", "check", "warm_chains", "more", "predict", "SVGD", "SVN",
+    "ProximalScoreVI", "GSM", "LaplaceGGN", "SGLD", "elbo", "psis_khat", "ksd",
+    "predictive_distribution", "to_arviz",
 )  # fmt: skip
 
 
@@ -244,9 +258,11 @@ def _usual_handler() -> Iterator[None]:
 @pytest.mark.library_start
 @pytest.mark.usefixtures("_usual_handler")
 @pytest.mark.parametrize("name", NAMES)
-def test_ctrl_c_at_any_line_that_swaps_leaves_globals_whole(backend: Any, name: str) -> None:
+def test_ctrl_c_at_any_line_that_swaps_leaves_globals_whole(
+    backend: Any, name: str, tmp_path: Path
+) -> None:
     rounds, choice, came = 16, random.Random(name), 0
-    call = entries(backend)[name]
+    call = entries(backend, tmp_path)[name]
     expected = call()
     lines = Lines()
     assert lines.follow(call) == expected

@@ -156,6 +156,7 @@ def _states(draws: Any, state: Any) -> tuple[Any, ...]:
     return (getattr(state, "state", state),) if is_engine else ()
 
 
+@on_own_axes
 def predictions(
     model: Callable[..., Any],
     draws: Mapping[str, Any],

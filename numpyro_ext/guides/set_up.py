@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 from jax import Array
 from numpyro import handlers
 from numpyro.distributions import Distribution
@@ -35,6 +36,7 @@ from numpyro_ext.density.handlers import WithoutDiscrete, handling, is_latent
 from numpyro_ext.density.layout import Data
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import mesh_of
+from ppl_ext.process import swapped
 
 #: Objects of the host whose attributes are searched for tracers.
 _SEARCHED = (Constraint, Distribution, Messenger, Transform)
@@ -63,7 +65,7 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data, *, drawn: bool = True) 
     RuntimeError
         The host finds no initial values of finite density.
     """
-    before, own_class = dict(vars(guide)), type(guide)
+    before = dict(vars(guide))
     found: dict[int, Any] = {}
 
     # Arguments, which the guide then shares with the caller: as values of the program they would
@@ -81,12 +83,7 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data, *, drawn: bool = True) 
     def compiled(rng_key: Array, data: Data, zero: Array) -> tuple[Array, list[Array]]:
         traced = zip(jax.tree.leaves(data), leaves, can_share, strict=True)
         given.update((id(tracer), leaf) for tracer, leaf, can in traced if can)
-        guide.__class__ = type(own_class.__name__, (own_class, _OrderOfTrace), {})
-        sees = _PriorAlone if drawn else partial(_Undrawn, zero=zero)
-        try:
-            _host_set_up(guide, rng_key, data, sees)
-        finally:
-            guide.__class__ = own_class
+        _host_set_up(guide, rng_key, data, _PriorAlone if drawn else partial(_Undrawn, zero=zero))
         if not drawn:
             _replace_tracers(vars(guide), note)
             return jnp.asarray(True), list(found.values())
@@ -114,22 +111,26 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data, *, drawn: bool = True) 
         return
     vars(guide).clear()
     vars(guide).update(before)
-    _host_set_up(guide, rng_key, data)
+    # The host draws up to a hundred positions. Where a rate is negative at one, it takes the next.
+    with handling(), swapped(numpyro.validation_enabled(False)):
+        _host_set_up(guide, rng_key, data)
 
 
 def _host_set_up(
     guide: AutoGuide, rng_key: Array, data: Data, sees: Callable[..., Any] = lambda model: model
 ) -> None:
     """The host's set-up, of what ``sees`` makes of the model."""
-    model, strategy = guide.model, guide.init_loc_fn
+    model, strategy, own_class = guide.model, guide.init_loc_fn, type(guide)
     seen = sees(WithoutDiscrete(model))
     guide.model = seen
     if isinstance(seen, _Undrawn):
         guide.init_loc_fn = partial(_as_it_is)
+    guide.__class__ = type(own_class.__name__, (own_class, _OrderOfTrace), {})
     try:
         with handling(), handlers.seed(rng_seed=rng_key):
             guide._setup_prototype(*data.args, **data.kwargs)
     finally:
+        guide.__class__ = own_class
         guide.model, guide.init_loc_fn = model, strategy
     if isinstance(seen, _PriorAlone):
         seen.reveal(guide.prototype_trace)
@@ -185,10 +186,11 @@ def _as_it_is(site: Any) -> None:
 
 
 class _OrderOfTrace(AutoGuide):
-    """Put before ``AutoGuide`` in a guide's classes while its set-up is traced.
+    """Put before ``AutoGuide`` in a guide's classes while it is set up.
 
-    When its first try cannot be judged the host keeps the initial values in a compiled loop, from
-    which they come in the order of their names. All that is made of them follows the model's.
+    When its first try cannot be judged, or is none, the host keeps the initial values in a compiled
+    loop, from which they come in the order of their names. All that is made of them follows the
+    model's.
     """
 
     _init_locs: dict[str, Any]

@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from numpyro_ext.programs.callbacks import raised_as_it_is
 from numpyro_ext.programs.operations import digest_of_program
-from numpyro_ext.sharding import is_tracing, mesh_of, on_mesh
+from numpyro_ext.sharding import check_not_forked, is_tracing, mesh_of, on_mesh
 
 #: XLA spends most of a small program's compile time on making it fast. On processors these make
 #: it about five times shorter, and some programs several times slower to run.
@@ -124,6 +124,7 @@ class Program:
 
     def __call__(self, *args: Any) -> Any:
         """The function's value."""
+        check_not_forked()
         if is_tracing():
             return self.jitted(*args)
         if _is_debugging():

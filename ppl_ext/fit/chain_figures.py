@@ -22,6 +22,9 @@ ENDLESS = 0.4
 #: own distance the two places lie out: farther than any prior with units is wide, and not so far
 #: that squares overflow in single precision.
 WAYS, FEWEST, NEAR, FAR = 16, 4, 2.0**30, 2.0**40
+#: Where the level is read off, and again twice as far out: there log Jacobians are not yet so large
+#: that a level beside them is lost in single precision.
+LEVEL = 2.0**10
 
 
 def chained_of(
@@ -100,7 +103,8 @@ def flat_far_out(
     way is looked along in both directions: a density may be flat on one side only. Sites whose
     values stay within bounds, such as points of a simplex, have no way out. A level that is so low
     that all the numbers there are, in every coordinate, have no mass at it is one of rounding: that
-    of a probability that is held away from 0.
+    of a probability that is held away from 0. Levels are of the sites: what grows with the distance
+    is the Jacobian of a site on unconstrained space, and is taken off.
     """
     improper = problem.target.layout.improper
     sites = {name: at for name, at in problem.coordinates.items() if name in improper}
@@ -126,5 +130,11 @@ def flat_far_out(
     precision = np.finfo(np.float32 if problem.epsilon > np.finfo(np.float64).eps else np.float64)
     volume = math.log(precision.max) * sum(at.stop - at.start for at in sites.values())
     known = ~np.isnan(near) & ~np.isnan(far)
-    flat = known & np.isfinite(near) & (far > np.median(here) - volume) & (far < np.inf) & ~falls
+    flat = known & np.isfinite(near) & (far < np.inf) & ~falls
+    if flat.any():
+        with np.errstate(all="ignore"):
+            one, two = (evaluate(some + times * moves)[0] for times in (LEVEL, 2.0 * LEVEL))
+            level = 2.0 * one - two
+        level = np.where(np.isnan(level), far, level)
+        flat &= np.minimum(level, far) > np.median(here) - volume
     return tuple(sites) if 2 * flat.sum() >= known.sum() >= FEWEST else ()

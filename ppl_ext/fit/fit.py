@@ -33,6 +33,7 @@ from ppl_ext.fit.verdict import Stage, Verdict
 from ppl_ext.fit.views import Views
 from ppl_ext.networks.random_module import watched
 from ppl_ext.options import check_choice, check_count, check_number, is_count
+from ppl_ext.process import between_steps
 from ppl_ext.running import state_files
 
 if TYPE_CHECKING:
@@ -303,6 +304,7 @@ class Fit:
         return self._climbed
 
     @property
+    @between_steps()
     def log_evidence(self) -> LogEvidence:
         """Log of the evidence of the program with these data, in nats, with its error.
 
@@ -488,6 +490,7 @@ class Fit:
         return {"sample_kind": kind, **self.verdict.attributes()}
 
     @answers(OF_MORE)
+    @between_steps()
     def more(
         self,
         num_draws: int,

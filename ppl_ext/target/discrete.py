@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppl_ext.errors import ModelCheckError
+from ppl_ext.target.missing_rows import UNOBSERVED
 
 
 class RowTerms(NamedTuple):
@@ -51,6 +52,15 @@ def infinite_support_error(site: str, distribution: str) -> ModelCheckError:
     site, distribution : str
         Its name, and its distribution's.
     """
+    if site.endswith(UNOBSERVED):
+        seen = site.removesuffix(UNOBSERVED)
+        return ModelCheckError(
+            f"Rows of '{seen}' that obs_mask leaves out are a latent site '{site}' for the host, "
+            f"whose distribution {distribution} has no finite list of values to sum over. Expected "
+            "the rows that are seen alone: they give the same posterior. Leave the others out, or "
+            f"write `with handlers.mask(mask=seen): sample('{seen}', ..., obs=y)` in place of "
+            "obs_mask=seen."
+        )
     return ModelCheckError(
         f"Continuous inference cannot handle discrete sample site '{site}'. Its distribution "
         f"{distribution} has no finite list of values (has_enumerate_support is False), so it "

@@ -20,6 +20,7 @@ from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of
 from ppl_ext.documented import documented
 from ppl_ext.fit.habits import as_fitted, columns_as_arrays
 from ppl_ext.options import as_seed, check_count
+from ppl_ext.process import between_steps
 from ppl_ext.running.sharding import check_sharding
 from ppl_ext.target.discrete import dependents
 from pyro_ext.density.batches import placing
@@ -106,6 +107,7 @@ def predictive_distribution(
     return predicted_site(site, target, observing.missing, draws, discrete, at_draws, dependent)
 
 
+@between_steps()
 def predictions(
     model: Callable[..., Any],
     draws: Mapping[str, Any],

@@ -223,8 +223,9 @@ class BatchedFunction:
         self._last = None
 
     def _found_writes(self, error: Exception) -> bool:
-        """Whether vectorising failed, for the first time, for a write into a tensor of all."""
-        first = not self._writes and "inplace arithmetic" in str(error)
+        """Whether vectorising failed, for the first time, for a write that `OwnBuffers` can do."""
+        told = any(words in str(error) for words in ("inplace arithmetic", "with a boolean mask"))
+        first = told and not self._writes
         self._writes |= first
         return first
 

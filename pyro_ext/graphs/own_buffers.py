@@ -2,7 +2,8 @@
 
 ``torch.func.vmap`` does not write a value that differs by position into a tensor that is the same
 for all, such as ``steps = torch.zeros(n)`` before ``steps[0] = start``. What is made from a tensor
-of one position is one for each, and takes such values.
+of one position is one for each, and takes such values. Nor does it write a number to the places of
+a mask, ``logits[logits == -inf] = 0``, as their number could differ; to fill them needs none.
 """
 
 from __future__ import annotations
@@ -33,8 +34,14 @@ _NEW: dict[Callable[..., Any], str] = {
 }
 
 
+def _is_fill(index: Any, value: Any) -> bool:
+    """Whether one number is written to the places of a mask."""
+    is_mask = isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() > 0
+    return is_mask and (not isinstance(value, Tensor) or value.dim() == 0)
+
+
 class OwnBuffers(TorchFunctionMode):
-    """Context in which new tensors are made one for each position.
+    """Context in which new tensors are made one for each position, and masks are filled.
 
     Parameters
     ----------
@@ -65,4 +72,9 @@ class OwnBuffers(TorchFunctionMode):
             (like,) = args
             options = {"dtype": like.dtype, "device": like.device, **kwargs}
             return getattr(self.position, _LIKE[func])(like.shape, **options)
+        if func is Tensor.__setitem__ and _is_fill(*args[1:]):
+            tensor, mask, value = args
+            more = (1,) * (tensor.dim() - mask.dim())
+            tensor.masked_fill_(mask.reshape(*mask.shape, *more), value)
+            return None
         return func(*args, **kwargs)

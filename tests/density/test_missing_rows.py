@@ -46,6 +46,57 @@ def test_the_density_is_that_of_rows_without_a_mask(backend: Any) -> None:
     np.testing.assert_allclose(*found, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["positive", "share", "simplex"])
+def test_rows_within_bounds_have_their_own_jacobian(backend: Any, kind: str) -> None:
+    """At all rows: where it is masked the unseen copy of a seen row has a flat logarithm."""
+    host, dist = backend.host, backend.dist
+    shares = np.array([[0.2, 0.3, 0.5]] * 4, np.float32)
+    rows = {"positive": np.abs(Y) + 0.1, "share": np.abs(Y) / 2.0 + 0.05, "simplex": shares}[kind]
+    ones = backend.array(np.ones(3, np.float32))
+
+    def model(y: Any, seen: Any, by_hand: bool) -> None:
+        rate = host.sample("rate", dist.Gamma(2.0, 1.0))
+        of = {
+            "positive": lambda: dist.Exponential(rate),
+            "share": lambda: dist.Beta(rate, 1.0),
+            "simplex": lambda: dist.Dirichlet(rate * ones),
+        }[kind]()
+        with host.plate("rows", len(y)):
+            if not by_hand:
+                host.sample("y", of, obs=y, obs_mask=seen)
+                return
+            with backend.handlers.mask(mask=seen):
+                host.sample("y_observed", of, obs=y)
+            host.sample("y_unobserved", of)
+
+    found, positions = [], None
+    for by_hand in (False, True):
+        target, data = backend.target(model, (backend.array(rows), backend.array(SEEN), by_hand))
+        if positions is None:
+            drawn = np.random.default_rng(0).normal(size=(3, target.dim))
+            positions = backend.array(drawn)
+        found.append(backend.numpy(target.log_density(positions, data)))
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
+def test_counts_that_are_missing_are_refused_in_words_that_help(backend: Any) -> None:
+    host, dist = backend.host, backend.dist
+
+    def counts(y: Any, seen: Any, by_mask: bool) -> None:
+        rate = host.sample("rate", dist.Gamma(2.0, 1.0))
+        with host.plate("rows", len(y)):
+            if not by_mask:
+                host.sample("y", dist.Poisson(rate), obs=y, obs_mask=seen)
+                return
+            with backend.handlers.mask(mask=seen):  # as the message says
+                host.sample("y", dist.Poisson(rate), obs=y)
+
+    y = backend.array(np.array([3.0, 0.0, 1.0, 2.0], np.float32))
+    with pytest.raises(backend.public.ModelCheckError, match="rows that are seen alone"):
+        backend.target(counts, (y, backend.array(SEEN), False))
+    assert backend.target(counts, (y, backend.array(SEEN), True))[0].dim == 1
+
+
 def test_rows_written_non_centred_have_no_mask_either(backend: Any) -> None:
     # At location 0 and scale 1 both ways are one density.
     positions = np.random.default_rng(0).normal(size=(3, 6))

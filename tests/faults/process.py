@@ -307,16 +307,26 @@ def model(y):
 
 key, y = jax.random.key(0), jnp.ones(())
 engine = nx.SVGD(model, numpyro.optim.Adam(0.1), num_particles=2)
+fit = nx.fit(key, model, y, progress_bar=False)
+uses = [
+    lambda: nx.find_start(key, model, y),
+    lambda: nx.fit(key, model, y),
+    lambda: engine.init(key, y),
+    lambda: fit.more(10, progress_bar=False),
+    lambda: fit.log_evidence,
+    lambda: fit.predict(),
+    lambda: fit.refit(y + 1.0, progress_bar=False),
+]
 child = os.fork()
 if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 refused = 0
-for use in (nx.find_start, nx.fit, engine.init):
+for use in uses:
     try:
-        use(key, *(() if use == engine.init else (model,)), y)
+        use()
     except nx.ArgumentError as error:
         refused += "'spawn'" in str(error)
-os._exit(0 if refused == 3 else 1)
+os._exit(0 if refused == len(uses) else 1)
 """
 
 

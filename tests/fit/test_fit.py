@@ -554,6 +554,9 @@ def test_a_flat_prior_within_bounds_is_proper(backend: Any, seed: int) -> None:
         (lambda z: np.logaddexp(-0.5 * np.square(z[:, 0]), -30.0), ("a",)),
         # As low as rounding makes probabilities of many rows.
         (lambda z: np.maximum(-0.5 * np.square(z[:, 0]), -300.0), ()),
+        # The same of the logarithm of a site, beside whose Jacobian no level is seen far out.
+        (lambda z: z[:, 0] + np.maximum(-np.exp(z[:, 0]), -300.0), ()),
+        (lambda z: z[:, 0] + np.logaddexp(-np.exp(z[:, 0]), -30.0), ("a",)),
         # On one side alone.
         (lambda z: -np.square(np.exp(np.minimum(z[:, 0], 99.0)) - 3.0), ("a",)),
         (lambda z: -0.5 * np.log1p(np.square(z[:, 0])), ("a",)),  # as 1 over the distance

@@ -235,10 +235,17 @@ def _density() -> Iterator[Mutation]:
     yield from both(
         "rows that obs_mask leaves out are flat where they are seen",
         "density/handlers.py",
-        'if msg["type"] == "sample" and msg["name"].startswith(self.name):',
-        'if msg["type"] == "plate" and msg["name"].startswith(self.name):',
+        "if name.startswith(self.name):",
+        "if name is None:",
         "missing_rows",
         pyro=('msg["mask"] = None', 'msg["mask"] = msg["mask"]'),
+    )
+    yield from numpyro(
+        "rows that obs_mask leaves out have no Jacobian where they are seen",
+        "density/handlers.py",
+        'name = msg["name"].removeprefix("_") if',
+        'name = msg["name"] if',
+        "missing_rows",
     )
     yield from pyro(
         "angles of other turns are left there",
@@ -1870,7 +1877,8 @@ def _fit() -> Iterator[Mutation]:
         yield from neutral(name, "witnesses/ratios.py", old, new, tests)
     for name, old, new in (
         ("a density that falls is called flat far out", "near - far >= math", "near - far <= math"),
-        ("levels of rounding called flat far out", "(far > np.median(here) - volume)", "True"),
+        ("levels of rounding called flat far out", "np.median(here) - volume", "-np.inf"),
+        ("levels far out with their Jacobian", "level = 2.0 * one - two", "level = far"),
     ):
         yield from neutral(name, "fit/chain_figures.py", old, new, "fit")
     least = "own = np.minimum(own, effective_number(draws))"

@@ -204,6 +204,21 @@ def test_without_valid_initial_values_the_host_says_so() -> None:
     assert guide.prototype_trace is None
 
 
+def test_a_first_draw_that_no_distribution_takes_is_drawn_again() -> None:
+    """Of a rate that is negative at half of the positions. Sites stay in the model's order."""
+
+    def rates(counts: jax.Array) -> None:
+        rate = numpyro.sample("rate", dist.Normal(0.0, 1.0))
+        numpyro.sample("before", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", len(counts)):
+            numpyro.sample("y", dist.Poisson(rate), obs=counts)
+
+    for seed in range(4):
+        guide = autoguide.AutoDiagonalNormal(rates)
+        set_up(guide, jax.random.key(seed), Data((jnp.asarray([0, 2]),)))
+        assert guide._init_latent[0] > 0.0 and list(guide._init_locs) == ["rate", "before"]
+
+
 def test_no_value_is_drawn_that_nobody_asks_for() -> None:
     """Drawing the values of a network's many sites takes half a minute to compile."""
     drawn: list[str] = []

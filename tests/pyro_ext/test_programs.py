@@ -45,10 +45,26 @@ def steps(make: Callable[[Tensor], Tensor]) -> Callable[[Tensor], None]:
     return model
 
 
+def counts(x: Tensor) -> None:
+    """Torch's multinomial sets logits of -inf, where nothing was counted, to 0 by a mask."""
+    shares = pyro.sample("shares", dist.Dirichlet(torch.ones(3)))
+    pyro.sample("y", dist.Multinomial(9, shares), obs=torch.tensor([5.0, 4.0, 0.0]))
+
+
+def masked(x: Tensor) -> None:
+    """Rows of a matrix are set by a mask of rows that differs by position."""
+    centre = pyro.sample("centre", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    means = x[:, None] * centre
+    means[means.sum(-1) < 0.0] = torch.tensor(0.5)
+    pyro.sample("y", dist.Normal(means, 1.0).to_event(2), obs=x[:, None].expand(12, 2))
+
+
 @pytest.mark.parametrize(
     "model",
     [
         ordered,
+        counts,
+        masked,
         steps(lambda x: torch.zeros(len(x))),
         steps(torch.zeros_like),
         steps(lambda x: x.new_zeros(12)),
