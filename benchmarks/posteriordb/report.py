@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections import defaultdict
@@ -257,40 +256,39 @@ def right_table(runs: Sequence[Record]) -> str:
     return records.markdown_table(rows)
 
 
-#: What ends by itself in the table of the README, by its method in the benchmark of trust.
-ENDING = {"fit": "`fit`", "nutpie": "nutpie"}
-#: What has the budget of the page there.
-RIVALS = {"NUTS": "NUTS", "ADVI, full": "SVI with a full Normal"}
+#: What has the budget of the page in the table of the README.
+RIVALS = {"nutpie": "nutpie", "NUTS": "NUTS", "ADVI, full": "SVI with a full Normal"}
 
 
 def rivals_table(runs: Sequence[Record]) -> str:
-    """On how many embedded posteriors `fit` and the hosts' methods are right, for the README.
+    """On how many embedded posteriors `fit` and its rivals are right, for the README.
 
-    Runs of `fit` and nutpie are those of the benchmark of trust, which has the same judge and lets
-    them end by themselves, in double precision where all posteriors were run in it; the others'
-    have the budget of the page. A method that was not run on all posteriors has no row.
+    Runs of `fit` are those of the benchmark of trust, which has the same judge and lets it end by
+    itself, in double precision where all posteriors were run in it; the others' have the budget of
+    the page. A method that was not run on all posteriors has no row.
     """
     best = best_rates(_of_the_page([run for run in runs if run.benchmark != "trust"]))
     _, right = _overview(best)
     number = len(judged_posteriors(best))
     title = f"right, of {number}"
     rows: list[dict[str, Any]] = []
-    for (method, name), double in itertools.product(ENDING.items(), (True, False)):
+    for double in (True, False):
         ended = [
             run
             for run in runs
-            if (run.benchmark, run.method, run.backend) == ("trust", method, "numpyro")
+            if (run.benchmark, run.method, run.backend) == ("trust", "fit", "numpyro")
             and run.model.startswith("embedded/")
             and run.settings["double"] == double
         ]
-        if len({run.model for run in ended}) < number or any(r["method"] == name for r in rows):
+        if len({run.model for run in ended}) < number or rows:
             continue
         spent = [run.figures["evaluations"] for run in ended if not run.failed]
-        row = {"method": name, title: sum(bool(run.figures.get("right")) for run in ended)}
+        row = {"method": "`fit`", title: sum(bool(run.figures.get("right")) for run in ended)}
         rows.append(row | {"gradients": f"median {np.median(spent):,.0f}, most {max(spent):,}"})
     rows += [
         {"method": name, title: len(right[method]), "gradients": f"{PAGE_BUDGET:,}"}
         for method, name in RIVALS.items()
+        if len({run.model for run in best if run.method == method}) == number
     ]
     return records.markdown_table(rows)
 
