@@ -27,7 +27,7 @@ from ppl_ext.arguments import named_arrays, nonfinite_arguments
 from ppl_ext.errors import ModelCheckError
 from ppl_ext.networks.random_module import note
 from ppl_ext.target.discrete import check_plated, infinite_support_error, joint_values_error
-from ppl_ext.target.families import is_made_of
+from ppl_ext.target.families import innermost
 from ppl_ext.target.scores import check_observations
 from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.failed_factors import FailedFactors
@@ -110,8 +110,8 @@ class CheckHandler(DiscoveryHandler):
         super()._pyro_sample(msg)
 
     def _check_latent(self, msg: Any) -> None:
-        name, fn = msg["name"], msg["fn"]
-        if is_made_of(fn, Delta):
+        name, fn = msg["name"], innermost(msg["fn"], Delta)
+        if isinstance(fn, Delta):
             raise ModelCheckError(
                 f"Sample site '{name}' has a delta distribution, found as a latent site. Expected "
                 "a distribution with a density; use pyro.deterministic for a value that is "
