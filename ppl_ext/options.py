@@ -163,8 +163,10 @@ def options_of(value: Any) -> dict[str, Any]:
     """The options that an object was given and holds under their names, but for the defaults."""
     found: dict[str, Any] = {}
     seen: set[str] = set()
-    for kind in type(value).__mro__:
-        parameters = inspect.signature(vars(kind).get("__init__", kind)).parameters
+    for kind in type(value).__mro__[:-1]:
+        if "__init__" not in vars(kind):
+            continue
+        parameters = inspect.signature(vars(kind)["__init__"]).parameters
         for name, parameter in parameters.items():
             if name in seen or not hasattr(value, name):
                 continue

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count, check_number, describe
+from ppl_ext.options import check_count, check_number, describe, options_of
 
 PACKAGES = ("pyro_ext", "numpyro_ext")
 
@@ -107,3 +107,23 @@ def test_sites_are_a_sequence_of_names(package: str, value: Any) -> None:
         module.LaplaceGGN(model, None, hyperparameters=value)
     with pytest.raises(module.ArgumentError, match="Expected sites to be a sequence of names"):
         module.GaussNewton(sites=value)
+
+
+def test_options_are_found_past_classes_that_take_none() -> None:
+    class Base:
+        def __init__(self, first: int = 0, second: int = 0) -> None:
+            self.first, self.second = first, second
+
+    class Part:
+        pass
+
+    class Engine(Part, Base):
+        def __init__(self, third: int = 0, **options: int) -> None:
+            super().__init__(**options)
+            self.third = third
+
+    class Named(Engine):
+        pass
+
+    assert options_of(Named(third=1, second=2)) == {"third": 1, "second": 2}
+    assert options_of(object()) == {}

@@ -305,7 +305,7 @@ import numpyro_ext as nx
 def model(y):
     numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0.0, 1.0)), 1.0), obs=y)
 
-key, y = jax.random.key(0), jnp.ones(())
+key, y, other = jax.random.key(0), jnp.ones(()), jnp.zeros(())
 engine = nx.SVGD(model, numpyro.optim.Adam(0.1), num_particles=2)
 fit = nx.fit(key, model, y, progress_bar=False)
 uses = [
@@ -315,7 +315,7 @@ uses = [
     lambda: fit.more(10, progress_bar=False),
     lambda: fit.log_evidence,
     lambda: fit.predict(),
-    lambda: fit.refit(y + 1.0, progress_bar=False),
+    lambda: fit.refit(other, progress_bar=False),
 ]
 child = os.fork()
 if child:
