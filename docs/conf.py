@@ -102,7 +102,7 @@ html_title = f"{project} {release}"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 html_js_files = ["tabs.js"]
-html_search_scorer = "_extensions/scorer.js"
+html_search_scorer = str(Path(__file__).parent / "_extensions" / "scorer.js")
 
 # ArviZ 0.23 announces 1.x on import; that is no fault of a page.
 warnings.filterwarnings("ignore", message=r"\s*ArviZ is undergoing a major refactor")

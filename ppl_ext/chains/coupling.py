@@ -83,8 +83,8 @@ class Coupled:
                 f"{self.slowest:,} transitions."
             )
         return (
-            f"At most {self.bound:.1%} of the probability still depends on where chains started "
-            f"({CONFIDENCE:.0%} confidence): {self._met}."
+            f"All {self._met}, which shows ({CONFIDENCE:.0%} confidence) that at most "
+            f"{self.bound:.1%} of the probability still depends on where chains started."
         )
 
     @property

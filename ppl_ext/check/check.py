@@ -385,7 +385,7 @@ def _heard(
                     labels = theirs.climbed.symmetry
                 found = _compared(source, labels, witness, theirs, program)
             return _agreed(found, witness, hearing, cost)
-        told = ("A comparison with chains could not tell:", *theirs.verdict.reasons)
+        told = ("The comparison with chains decided nothing:", *theirs.verdict.reasons)
         refused = " ".join(told)
     else:
         cost = ()

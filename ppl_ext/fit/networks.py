@@ -251,8 +251,8 @@ def sampled(
                 notes.append(_told_of(run, figures))
         else:
             reasons.append(
-                f"Chains were not adjusted: that would take about {cost:,.0f} evaluations, of "
-                f"which {meter.left:,} were left. Give a larger budget."
+                f"Chains stayed unadjusted: adjusted ones would take about {cost:,.0f} "
+                f"evaluations, of which {meter.left:,} were left. Give a larger budget."
             )
     verdict = judged(outputs, run, figures, calibration, wanted, reasons)
     program = policy.Program(problem.dim, True, 0.0, _rounding(run))
@@ -449,8 +449,9 @@ def judged(
         level, worst = "approximate", float(quality.max())
         bias = BIAS * (worst / ENERGY_VARIANCE) ** (1.0 / 3.0)
         line = (
-            f"Steps were not adjusted: the energy's error has a variance of {worst:.2g} for each "
-            f"dimension, with which standard deviations of Normals are {bias:.1%} off."
+            "No step was refused (unadjusted chains): the energy's error has a variance of "
+            f"{worst:.2g} for each dimension, with which standard deviations of Normals are "
+            f"{bias:.1%} off."
         )
         if not worst < DOUBTFUL_VARIANCE:
             against.append(f"{line} Steps are too long. Give a larger budget.")

@@ -390,8 +390,8 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
         if found.heavy:
             names = ", ".join(f"'{name}'" for name in found.heavy)
             figures += (
-                f" Tails of {names} are heavy, so that no standard deviation is certain. Read "
-                "quantiles."
+                f" Tails of {names} are heavy, so that their standard deviations have no reliable "
+                "error. Read the quantiles of fit.summary()."
             )
         if found.coordinate_r_hat > MOST_R_HAT > found.r_hat:
             figures += (
@@ -442,7 +442,11 @@ def judge_engine(engine: Engine, chains: Verdict, wrong: int) -> tuple[Level, tu
     """The level of an engine's draws beside chains, so many of whose marginals they do not have."""
     told = (words_of(engine),)
     if chains.level != "exact":
-        return "not trusted", (*told, "A comparison with chains could not tell:", *chains.reasons)
+        return "not trusted", (
+            *told,
+            "The comparison with chains decided nothing:",
+            *chains.reasons,
+        )
     if wrong:
         return "not trusted", (*told, words_of_wrong(wrong))
     return "approximate", told
@@ -554,7 +558,7 @@ def _of_undefined(correction: Correction | None) -> list[str]:
 
 
 def _words_of_deviations(found: Chained) -> str:
-    return f"Standard deviations are known to {found.deviation_error:.1%}."
+    return f"The least certain standard deviation has an error of {found.deviation_error:.1%}."
 
 
 def of_chains(

@@ -44,7 +44,7 @@ STAGES = {
     "engine": "running an engine",
     "ensemble": "training an ensemble",
     "network chains": "sampling a network",
-    "adjusted chains": "sampling a network without bias",
+    "adjusted chains": "sampling a network, moves accepted or refused",
 }
 #: Words that a sentence begins with that says what to do.
 VERBS = (

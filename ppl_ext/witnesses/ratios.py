@@ -137,8 +137,8 @@ class Ratios:
         """The largest distance in words."""
         worst = int(self._distances().argmax())
         return (
-            f"By importance ratios up to {self.distance[worst]:.0%} of the posterior's probability "
-            f"of '{self.names[worst]}' lies on the other side of a value than the draws have it."
+            "By importance ratios the draws' probability that "
+            f"'{self.names[worst]}' lies below some value is off by {self.distance[worst]:.2f}."
         )
 
     @property

@@ -327,7 +327,7 @@ def test_chains_that_could_not_tell_are_said() -> None:
     lost.verdict = Verdict("not trusted", ("Chains disagree.",))
     verdict = verdict_on(right(generator, 400), generator, lost)
     assert verdict.level == "approximate" and not verdict.trusted
-    assert verdict.reasons[0] == "A comparison with chains could not tell: Chains disagree."
+    assert verdict.reasons[0] == "The comparison with chains decided nothing: Chains disagree."
 
 
 def test_what_cannot_be_afforded_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:

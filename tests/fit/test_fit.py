@@ -167,7 +167,7 @@ def test_pairs_of_chains_bound_the_distance_from_their_limit(backend: Any) -> No
     verdict = fit_of(backend, model, *args).verdict
     assert verdict.evaluations < 2_000 and "jumps" in [stage.name for stage in verdict.cost]
     assert verdict.total_variation == pytest.approx(1.0 - 0.05 ** (1.0 / 64.0))
-    assert "At most 4.6% of the probability" in str(verdict)
+    assert "at most 4.6% of the probability" in str(verdict)
     assert verdict.attributes()["total_variation"] == verdict.total_variation
     assert Verdict.from_json(verdict.as_json()).total_variation == verdict.total_variation
     without = fit_of(backend, model, *args, exact=False).verdict

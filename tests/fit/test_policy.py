@@ -103,11 +103,11 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
         ({"chains": replace(RESTED, ess_bulk=300.0)}, "not trusted", "Expected 400 effective"),
         ({"chains": replace(RESTED, ess_tail=90.0)}, "not trusted", "Expected 400 effective"),
         ({"chains": replace(RESTED, ess_tail=110.0)}, "exact", "(tails 110)"),
-        ({"chains": replace(RESTED, deviation_error=0.0712)}, "exact", "are known to 7.1%."),
+        ({"chains": replace(RESTED, deviation_error=0.0712)}, "exact", "has an error of 7.1%."),
         (
             {"chains": replace(RESTED, deviation_error=0.0412), "wanted": CERTAIN},
             "not trusted",
-            "known to 4.1%, expected 3.0%, and at most 4.0%",
+            "error of 4.1%, expected 3.0%, and at most 4.0%",
         ),
         ({"chains": replace(RESTED, deviation_error=0.0312), "wanted": CERTAIN}, "exact", "3.1%"),
         # More draws refuse what they speak against, and not what an estimate is short of.
@@ -122,7 +122,7 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
         (
             {"chains": RESTED, "coupled": Coupled(64, 0, 10, 3, 0.046)},
             "exact",
-            "At most 4.6% of the probability",
+            "at most 4.6% of the probability",
         ),
         (
             {
@@ -138,7 +138,7 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
                 "coupled": Coupled(0, reason="jumps are rare"),
             },
             "not trusted",
-            "known to 5.0%, expected 3.0%",
+            "error of 5.0%, expected 3.0%",
         ),
         (
             {"chains": RESTED, "coupled": Coupled(32, 2, 12, 25)},

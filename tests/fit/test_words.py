@@ -87,9 +87,8 @@ SENTENCES: dict[str, Callable[[], str]] = {
     ),
     "not trusted: do not rely on these draws, they may be wrong": lambda: headline("not trusted"),
     "Least certain is 'mu': R-hat 1.004, ESS 600 (tails 500).": lambda: reasons(chains=RESTED),
-    "Tails of 'scale' are heavy, so that no standard deviation is certain. Read quantiles.": (
-        lambda: reasons(chains=replace(RESTED, heavy=("scale",)))
-    ),
+    "Tails of 'scale' are heavy, so that their standard deviations have no reliable error. Read "
+    "the quantiles of fit.summary().": (lambda: reasons(chains=replace(RESTED, heavy=("scale",)))),
     "Chains disagree: R-hat 1.200, expected below 1.03. Give a larger budget.": (
         lambda: reasons(chains=replace(RESTED, r_hat=1.2))
     ),
@@ -100,7 +99,7 @@ SENTENCES: dict[str, Callable[[], str]] = {
             chains=replace(RESTED, r_hat=1.2), correction=Correction(0.9, 0.02, undefined=0.14)
         )
     ),
-    "Standard deviations are known to 4.1%.": (
+    "The least certain standard deviation has an error of 4.1%.": (
         lambda: reasons(chains=replace(RESTED, deviation_error=0.0412))
     ),
     "Importance weights of the approximation: Pareto k-hat 0.20 (good below 0.5), worth 80% of the "
@@ -121,7 +120,7 @@ SENTENCES: dict[str, Callable[[], str]] = {
     "the posterior apart.": (
         lambda: reasons(program=replace(EVIDENCE.program, grain=0.05), chains=RESTED)
     ),
-    "A comparison with chains could not tell:": (
+    "The comparison with chains decided nothing:": (
         lambda: " ".join(judge_engine(STOPPED, Verdict("not trusted", ("Why.",)), 0)[1])
     ),
     "3 of 10 parameters differ from those of chains by more than chance explains.": (
@@ -144,8 +143,8 @@ SENTENCES: dict[str, Callable[[], str]] = {
     "0.02 sd (right draws stay where they are; nested R-hat 1.02).": lambda: DRIFT.told,
     "Far out the density does not fall with 'mean', whose prior is improper: the posterior has no "
     "normaliser. Give a proper prior.": (lambda: reasons(chains=replace(RESTED, flat=("mean",)))),
-    "By importance ratios up to 10% of the posterior's probability of 'theta[2]' lies on the other "
-    "side of a value than the draws have it.": lambda: _ratios(0.2).told_of_distance,
+    "By importance ratios the draws' probability that 'theta[2]' lies below some value is off by "
+    "0.10.": lambda: _ratios(0.2).told_of_distance,
     "The posterior of 'theta[2]' has a longer tail on the right and a shorter one on the left than "
     "the draws: by the logarithms of the importance ratios its skewness exceeds that of the draws "
     "by +0.90 ± 0.05. A guide that can be skewed, or `fit`, helps.": (
@@ -154,8 +153,8 @@ SENTENCES: dict[str, Callable[[], str]] = {
     "Importance ratios: Pareto k-hat 1.20, worth 40% of the draws: too uneven to tell.": (
         lambda: _ratios(1.2).told
     ),
-    "At most 8.9% of the probability still depends on where chains started (95% confidence): 32 "
-    "pairs of chains from far apart met within 7 transitions.": (
+    "All 32 pairs of chains from far apart met within 7 transitions, which shows (95% confidence) "
+    "that at most 8.9% of the probability still depends on where chains started.": (
         lambda: reasons(chains=RESTED, coupled=MET)
     ),
     "How much still depends on where chains started is not known: 2 of 32 pairs of chains from far "
