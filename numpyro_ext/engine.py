@@ -450,10 +450,6 @@ class Engine(EngineShell, ABC):
             bound = target.bind(*batch.args, **{**kwargs, **batch.kwargs})
             return pieces(bound.on_device(), None)
 
-        def constrain(z: np.ndarray) -> dict[str, np.ndarray]:
-            found = target.constrain(jnp.asarray(z, target.dtype), data)
-            return {name: np.asarray(value) for name, value in found.items()}
-
         return self._judgement(
             plan,
             data,
@@ -464,7 +460,7 @@ class Engine(EngineShell, ABC):
             steps=steps,
             evaluations=steps * self._num_positions(plan) * each,
             draw=lambda number: self._to_judge(plan, state, number),
-            constrain=constrain,
+            constrain=lambda z: target.constrain(jnp.asarray(z, target.dtype), data),
         )
 
     # -- set up -------------------------------------------------------------------------------

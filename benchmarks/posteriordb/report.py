@@ -272,16 +272,17 @@ def rivals_table(runs: Sequence[Record]) -> str:
     number = len(judged_posteriors(best))
     title = f"right, of {number}"
     rows: list[dict[str, Any]] = []
-    for double in (True, False):
-        ended = [
-            run
-            for run in runs
-            if (run.benchmark, run.method, run.backend) == ("trust", "fit", "numpyro")
-            and run.model.startswith("embedded/")
-            and run.settings["double"] == double
-        ]
-        if len({run.model for run in ended}) < number or rows:
-            continue
+    fits = [
+        run
+        for run in runs
+        if (run.benchmark, run.method, run.backend) == ("trust", "fit", "numpyro")
+        and run.model.startswith("embedded/")
+    ]
+    by_precision = (
+        [run for run in fits if run.settings["double"] == double] for double in (True, False)
+    )
+    whole = (each for each in by_precision if len({run.model for run in each}) == number)
+    if ended := next(whole, None):
         spent = [run.figures["evaluations"] for run in ended if not run.failed]
         row = {"method": "`fit`", title: sum(bool(run.figures.get("right")) for run in ended)}
         rows.append(row | {"gradients": f"median {np.median(spent):,.0f}, most {max(spent):,}"})

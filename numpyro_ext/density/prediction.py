@@ -33,13 +33,7 @@ class ObserveMissing(Missing, Messenger):
     """Makes observed sites of those that are neither observed nor among the given names.
 
     They get a value from their distribution, which is only there for the model to run on.
-
-    Attributes
-    ----------
-    missing : list of str
-        Those sites, in the order in which they were met.
-    finite : list of str
-        Those of them with finitely many values, which may be discrete latent sites.
+    :class:`~ppl_ext.target.discrete.Missing` has their names.
     """
 
     def __init__(self, fn: Callable[..., Any], given: Collection[str], seed: int = 0) -> None:

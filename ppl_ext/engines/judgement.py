@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -245,7 +246,7 @@ class Run:
     centred : tuple of str
         See :class:`Judgement`.
     constrain : callable, optional
-        From flat positions (S, D) to the values of sites, (S, ...) each.
+        From flat positions (S, D) to the values of sites, arrays (S, ...) on the host.
     """
 
     engine: str
@@ -260,7 +261,7 @@ class Run:
     draws_take_all_rows: bool = False
     modes: tuple[Mode, ...] = ()
     centred: tuple[str, ...] = ()
-    constrain: Callable[[np.ndarray], Mapping[str, np.ndarray]] | None = None
+    constrain: Callable[[np.ndarray], Mapping[str, Any]] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -456,11 +457,7 @@ def _missed_mode(run: Run, z: Float[np.ndarray, "S D"], evaluate: Evaluate) -> t
 
 def _nearest_mode(modes: Sequence[Mode], z: Float[np.ndarray, "S D"]) -> Int[np.ndarray, " S"]:
     """The mode whose Normal has most density at each draw, the modes' masses alike."""
-    logs = []
-    for mode in modes:
-        moves, factor = z - mode.mean, mode.factor
-        white = moves / factor if factor.ndim == 1 else np.linalg.solve(factor, moves.T).T
-        logs.append(-0.5 * np.square(white).sum(1) - mode.log_scale)
+    logs = [-0.5 * np.square(mode.whitened(z)).sum(1) - mode.log_scale for mode in modes]
     return np.stack(logs).argmax(0)
 
 
@@ -543,7 +540,7 @@ def _alone(run: Run, moved: Drift) -> str:
     if not moved.unmoved.any():
         return ""
     for name, values in run.constrain(moved.starts).items():
-        flat = values.reshape(len(values), -1).astype(np.float64)
+        flat = np.asarray(values, np.float64).reshape(len(values), -1)
         squares = np.square(flat - flat.mean(0))
         shares = squares / np.maximum(squares.sum(0), np.finfo(float).tiny)
         for column, farthest in enumerate(shares.argmax(0)):

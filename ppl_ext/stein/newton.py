@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 
 from ppl_ext.curvature.curvature import CurvatureSizes
 from ppl_ext.curvature.program_curvature import as_curvature
+from ppl_ext.engines.base import EngineShell
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice, check_count, check_number, describe, is_number
 from ppl_ext.target.scores import Array
@@ -282,7 +283,7 @@ def choose_solver(asked: Solver | None, costs: Mapping[Solver, float]) -> Solver
     return asked
 
 
-class NewtonPart:
+class NewtonPart(EngineShell):
     """What the packages' ``SVN`` do alike, before their family.
 
     Their constructors take the options of :class:`GaussNewton`, :class:`NewtonSystem` and
@@ -314,7 +315,7 @@ class NewtonPart:
     def _settings(self) -> dict[str, str]:
         names = ("kernel", "curvature", "system", "step_size", "damping")
         own = {name: describe(getattr(self, name)) for name in names}
-        return {**own, **super()._settings()}  # type: ignore[misc]
+        return {**own, **super()._settings()}
 
     def _others(self, target: Any, program: Any) -> Any:
         """Coordinates that the optimizer moves: those of other sites, or all."""

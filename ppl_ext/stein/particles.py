@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxtyping import Float
 
+from ppl_ext.engines.base import EngineShell
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import describe
 
@@ -74,7 +75,7 @@ def check_no_estimator(options: Mapping[str, Any]) -> None:
         )
 
 
-class ParticlePart:
+class ParticlePart(EngineShell):
     """What engines of particles of both packages do alike, before their ``Engine``."""
 
     num_particles: int
@@ -89,8 +90,7 @@ class ParticlePart:
         self._has_kernel, self.kernel, self.annealing = True, kernel, annealing
 
     def _settings(self) -> dict[str, str]:
-        theirs = super()._settings()  # type: ignore[misc]
-        own = {"num_particles": repr(self.num_particles), **theirs}
+        own = {"num_particles": repr(self.num_particles), **super()._settings()}
         return {**own, "kernel": describe(self.kernel)} if self._has_kernel else own
 
     def _kernel_for(self, layout: Any) -> Any:

@@ -31,13 +31,7 @@ class ObserveMissing(Missing, Messenger):
 
     They get a value from their distribution, the same in every run, which is only there for the
     model to run on; torch's global generator is left as it was.
-
-    Attributes
-    ----------
-    missing : list of str
-        Those sites, in the order in which they were met.
-    finite : list of str
-        Those of them with finitely many values, which may be discrete latent sites.
+    :class:`~ppl_ext.target.discrete.Missing` has their names.
     """
 
     def __init__(self, given: Collection[str], seed: int = 0) -> None:

@@ -164,13 +164,16 @@ def by_states(backend: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("program", [in_a_series, by_states])
+# Pyro has no scan.
+@pytest.mark.parametrize(
+    ("backend", "program"),
+    [("numpyro", in_a_series), ("numpyro", by_states), ("pyro", by_states)],
+    indirect=["backend"],
+)
 @pytest.mark.parametrize("is_seen", [True, False])
 def test_new_observations_are_what_later_ones_are_made_of(
     backend: Any, program: Any, is_seen: bool
 ) -> None:
-    if backend.is_pyro and program is in_a_series:
-        pytest.skip("Pyro has no scan")
     model = program(backend)
     number, slope = 4000, 2.0 if program is by_states else 0.9
     draws = {"slope": backend.array(np.full(number, slope))}
