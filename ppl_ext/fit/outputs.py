@@ -92,7 +92,10 @@ class Outputs:
         }
         args, kwargs = self.rows[rows]
         for site in self.problem.target.observed_sites:
-            yield site, self.problem.views.distribution(draws, *args, site=site, **kwargs)
+            yield (
+                site,
+                self.problem.views.distribution(draws, *args, site=site, return_sites=(), **kwargs),
+            )
 
     def columns(self, positions: Positions) -> Columns:
         """Numbers without bounds that stand for the outputs, by site, kind and rows.

@@ -445,6 +445,7 @@ class _Rows:
         together = {name for terms in marginals.values() for name in terms.sites}
         for name, fn in (linear or {}).items():
             sites[name] = {**sites[name], "fn": without_validation(fn), "mask": None}
+        new = sites
         own = [site.name for site in recorder.observed_sites]
         for name in (*(site.name for site in recorder.computed_sites), *own):
             if "log_likelihood" in groups and name not in together:
@@ -458,6 +459,9 @@ class _Rows:
             for name in own:
                 value = new[name]["value"] if apart else _new_observation(new[name])
                 found["predictive", name] = value
+        at = given if "discrete" in groups else new
+        for site in recorder.alongside_sites if "alongside" in groups else ():
+            found["alongside", site.name] = at[site.name]["value"]
         return found, outside
 
 
@@ -522,9 +526,11 @@ def _record(
                 _tell_of_time((time.perf_counter() - began) * num_draws, left, why)
     for draw in range(num_draws if recorder.uncertain else 0):
         one = {name: value[draw] for name, value in values.items()}
-        sites = _run(target, data, one, target.all_rows())
-        for name in recorder.uncertain:
-            recorder.correct(name, draw, _host(sites[name]["value"]))
+        _seed([*seeds[draw], chunk + 1])
+        own = [name for group, name in recorder.to_correct if group == "predictive"]
+        sites = _run(target, data, one, target.all_rows(), resample=own)
+        for group, name in recorder.to_correct:
+            recorder.correct(group, name, draw, _host(sites[name]["value"]))
 
 
 def _seed(numbers: list[int]) -> None:
@@ -556,15 +562,18 @@ def _put_together(
 
     ``values`` are those of all draws, ``seeds`` those of the process's own, with their places.
 
-    Where new values cannot be drawn so, the other groups still are.
+    Where new values cannot be drawn so, the other groups still are, but for what is computed of
+    these.
     """
     num_draws = len(next(iter(values.values())))
     places = np.array([place for _, place in seeds])
-    tiers = [groups, groups - {"predictive"}]
+    new = {"predictive", "alongside"} if "predictive" in groups else set()
+    tiers = [groups, groups - new]
     if at_draw.target.bound.enumerated:
         # What depends on values of discrete sites is of one run with them.
         with_values = {"discrete", "deterministic", "prediction"}
-        tiers = [groups, groups - with_values, groups - with_values - {"predictive"}]
+        with_values |= set() if new else {"alongside"}
+        tiers = [groups, groups - with_values, groups - with_values - new]
     why = ""
     for wanted in tiers:
         if not wanted:
@@ -617,7 +626,9 @@ def _is_same(
     together = every({name: value[places] for name, value in values.items()})
     drawn = {"predictive", "discrete"}
     if at_draw.target.bound.enumerated:
-        drawn |= {"deterministic", *TERMS}
+        drawn |= {"deterministic", "alongside", *TERMS}
+    if "predictive" in groups and at_draw.recorder.apart:
+        drawn |= {"alongside"}
     for number, place in enumerate(places):
         own = at_draw({name: value[place] for name, value in values.items()}, groups)
         pairs: Any = zip(own, together, strict=True)

@@ -127,7 +127,15 @@ def test_arviz_and_predictions_take_the_arguments_of_the_fit(backend: Any, fit: 
 def test_predictions_have_the_distribution_of_new_rows(backend: Any, fit: Any) -> None:
     new = np.array([10.0, -3.0, 0.0])
     found = fit.predict(backend.array(new))
-    assert list(found) == ["y"] and found["y"].shape == (len(fit["slope"]), 3)
+    assert list(found) == ["mean", "y"] and found["y"].shape == (len(fit["slope"]), 3)
+    np.testing.assert_allclose(found["mean"], fit["slope"][:, None] * new, rtol=1e-5)
+    some = fit.predict(backend.array(new), return_sites=["slope", "y"])
+    np.testing.assert_array_equal(some["slope"], fit["slope"])
+    np.testing.assert_array_equal(some["y"], found["y"])
+    with pytest.raises(ArgumentError, match=r"return_sites=\['mean'\]"):
+        fit.predict(return_sites="mean")
+    with pytest.raises(ArgumentError, match=r"return_sites of \['mean', 'slope', 'y'\], found"):
+        fit.predict(return_sites=["slop"])
     mean, sd = of_slope()
     spread, number = np.hypot(0.5, new * sd), len(found["y"])
     error = np.sqrt(spread**2 / number + (new * sd) ** 2 / 400)
