@@ -338,8 +338,7 @@ def _by_chains(
             known=known,
             metric=begun.metric,
         )
-        kept = sampled.window.transitions
-        notes.append(f"{kept * CHAINS:,} draws, {kept:,} of each of {CHAINS} chains")
+        notes.append(f"{_told_of_draws(sampled)}, from starts at the approximation")
     if sampled is None or sampled.kernel.goes_nowhere or not may_go_on():
         return sampled, coupled
     with stage("pairs of chains") as notes:
@@ -355,8 +354,13 @@ def _by_chains(
         missing = max(number - len(sampled.draws), number // 8) if is_bounded else None
         with stage("more chains") as notes:
             sampled = _longer(sampled, is_sure, None, generator, meter, missing)
-            notes.append(f"{sampled.window.transitions} transitions kept")
+            notes.append(_told_of_draws(sampled))
     return sampled, coupled
+
+
+def _told_of_draws(sampled: Sampled) -> str:
+    number, chains = sampled.draws.shape[:2]
+    return f"{number * chains:,} draws of {chains} chains"
 
 
 def _modes(search: Search, notes: list[str], generator: np.random.Generator) -> policy.Modes:

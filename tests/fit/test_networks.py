@@ -131,7 +131,7 @@ def check_right(found: np.ndarray, x: np.ndarray, *, worst: float, sd: float) ->
 def test_adjusted_chains_whose_outputs_agree_are_exact() -> None:
     draws, verdict = sampled(problem())
     assert verdict.level == "exact" and verdict.trusted
-    assert verdict.headline == "exact: 16 chains agree in outputs"
+    assert verdict.headline == "exact: 16 chains agree in predictions"
     # Four errors of 400 effective draws.
     check_right(draws @ features(HELD_OUT[0]).T, HELD_OUT[0], worst=0.2, sd=0.15)
 
