@@ -166,7 +166,8 @@ class Verdict:
     Attributes
     ----------
     level : str
-        "exact", "corrected", "approximate" or "not trusted"; see ``MEANING``.
+        "exact", "corrected", "approximate" or "not trusted"; see ``MEANING``. "exact" claims that
+        the draws have no error but that of their number, given the modes that were found.
     reasons : tuple of str
         Why, in words, with figures, and what to do.
     by_site : dict of str to SiteFigures

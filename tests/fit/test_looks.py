@@ -282,7 +282,7 @@ def test_the_table_has_quantiles_and_fits_a_line() -> None:
     draws = np.random.default_rng(2).normal(3.0, 0.2, (4_000, 3))
     (value, *_) = site_figures("b", draws, 4, 1.0).values
     assert (value.lower, value.upper) == tuple(np.quantile(draws[:, 0], [0.05, 0.95]))
-    wide = site_figures("coefficients_of_towns", 1e-3 * np.tile(draws, (1, 400)), 4, 1.0)
+    wide = site_figures("coefficients_of_towns", np.tile(draws, (1, 400)), 4, 1.0)
     table = Verdict("exact", (), {"coefficients_of_towns": wide}, num_chains=4).table()
     assert table is not None and table.header[3:5] == ("5%", "95%")
     assert max(map(len, str(table).splitlines())) <= 100

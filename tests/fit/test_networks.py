@@ -67,7 +67,9 @@ def problem(bend: float = 1.0, apart: float = 0.0) -> Problem:
         value, score = one(moved)
         return value, bend * score
 
-    def distribution(draws: Any, x: Any, y: Any = None, *, site: str) -> xarray.Dataset:
+    def distribution(
+        draws: Any, x: Any, y: Any = None, *, site: str, return_sites: tuple[str, ...]
+    ) -> xarray.Dataset:
         mean = draws["w"] @ features(x).T
         spread = np.full_like(mean, NOISE**2)
         found: dict[str, Any] = {
