@@ -7,6 +7,7 @@ it: where it branches on values, say. Results go to host memory, see
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
@@ -69,7 +70,7 @@ from pyro_ext.density.layout import Data
 from pyro_ext.density.linearized import MOVES, linearized
 from pyro_ext.density.log_density import LogDensity
 from pyro_ext.density.prediction import prediction_of
-from pyro_ext.density.sampling import sampled
+from pyro_ext.density.sampling import FilledApart, sampled
 from pyro_ext.density.spaces import check_values, constrain, unconstrain
 from pyro_ext.graphs import as_arguments
 from pyro_ext.sharding import Sharding
@@ -575,11 +576,12 @@ def _put_together(
         with_values |= set() if new else {"alongside"}
         tiers = [groups, groups - with_values, groups - with_values - new]
     why = ""
-    for wanted in tiers:
+    for wanted, run in itertools.product(tiers, (_as_it_is, _with_tensors_apart)):
         if not wanted:
             continue
         try:
-            every = _quiet(torch.func.vmap(partial(at_draw, groups=wanted), randomness="different"))
+            at_one = partial(run, at_draw, wanted)
+            every = _quiet(torch.func.vmap(at_one, randomness="different"))
             if not _is_same(at_draw, every, values, wanted):
                 continue
             for begin in range(0, num_draws, size):
@@ -601,6 +603,18 @@ def _put_together(
             continue
         return groups - wanted, why
     return groups, why
+
+
+def _as_it_is(at_draw: _Rows, groups: Collection[str], one: Mapping[str, Tensor]) -> Found:
+    return at_draw(one, groups)
+
+
+def _with_tensors_apart(
+    at_draw: _Rows, groups: Collection[str], one: Mapping[str, Tensor]
+) -> Found:
+    """Of a model that fills tensors of its own, as an ordered logistic does with probabilities."""
+    with FilledApart(next(iter(one.values()))):
+        return at_draw(one, groups)
 
 
 def _quiet(function: Callable[..., Found]) -> Callable[..., Found]:
