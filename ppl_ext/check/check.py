@@ -289,7 +289,7 @@ def _conclusion(verdict: Verdict) -> str:
         return "So these draws may be trusted."
     if verdict.level == "not trusted":
         return "So do not trust these draws."
-    return "So nothing speaks against these draws, and nothing has confirmed them."
+    return "So these draws are neither refuted nor confirmed."
 
 
 def _heard(

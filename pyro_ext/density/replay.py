@@ -453,7 +453,10 @@ class _Rows:
                 found["log_likelihood", name] = _log_prob(sites[name])
         for name in own if "prediction" in groups else ():
             at = given[name] if "discrete" in groups else sites[name]
-            found |= {(term, name): value for term, value in prediction_of(at).items()}
+            terms = prediction_of(at)
+            if name in self.missing:  # its value only stands in for one
+                terms.pop("cdf", None)
+            found |= {(term, name): value for term, value in terms.items()}
         if "predictive" in groups and own:
             apart = recorder.apart
             new = _run(target, data, one, indices, resample=own) if apart else sites
@@ -641,7 +644,7 @@ def _is_same(
     drawn = {"predictive", "discrete"}
     if at_draw.target.bound.enumerated:
         drawn |= {"deterministic", "alongside", *TERMS}
-    if "predictive" in groups and at_draw.recorder.apart:
+    if at_draw.missing or ("predictive" in groups and at_draw.recorder.apart):
         drawn |= {"alongside"}
     for number, place in enumerate(places):
         own = at_draw({name: value[place] for name, value in values.items()}, groups)

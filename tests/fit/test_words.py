@@ -177,7 +177,7 @@ SENTENCES: dict[str, Callable[[], str]] = {
         lambda: _conclusion(Verdict("approximate", (), confirmed=True))
     ),
     "So do not trust these draws.": lambda: _conclusion(Verdict("not trusted", ())),
-    "So nothing speaks against these draws, and nothing has confirmed them.": (
+    "So these draws are neither refuted nor confirmed.": (
         lambda: _conclusion(Verdict("approximate", ()))
     ),
     "finding a mode": lambda: STAGES["start"],

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyro_ext.density import replay as replays
 from pyro_ext.density.sampling import sampled
-from pyro_ext.diagnostics.predictive import predictions
+from pyro_ext.diagnostics.predictive import predictions, predictive_distribution
 
 NUMBER = 4000
 ONE = torch.ones(3)
@@ -103,6 +103,24 @@ def test_a_program_that_fills_a_tensor_is_run_at_many_draws_at_once(
     below = torch.sigmoid(torch.tensor([[-1.0], [1.0]]) - x)
     for value, share in enumerate([below[0], below[1] - below[0], 1.0 - below[1]]):
         assert np.allclose((found["y"] == value).mean(0), share, atol=4.5 * 0.5 / NUMBER**0.5)
+
+
+def test_distributions_at_new_rows_are_those_of_many_draws_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replays, "_tell_of_time", lambda *told: pytest.fail(str(told)))
+
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            mean = pyro.deterministic("mu", slope * x)
+            new = pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+            pyro.deterministic("excess", new - mean)
+
+    x, slope = torch.tensor([-1.0, 0.0, 2.0]), torch.linspace(0.9, 1.1, 9)
+    found = predictive_distribution(model, {"slope": slope}, x)
+    assert set(found) == {"mean", "variance", "mu"}
+    assert np.allclose(found["mean"], slope[:, None] * x)
 
 
 def test_what_a_users_own_family_fills_is_left_to_it() -> None:
