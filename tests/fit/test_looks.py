@@ -254,6 +254,8 @@ def test_a_verdict_says_what_was_found_and_what_to_do_apart() -> None:
     page = VERDICT._repr_html_()
     assert page.count("<table") == 2 and "<ol" in page and "All &lt;is&gt; well." in page
     assert "<pre" not in page and "color:#" not in page
+    # On a phone texts are wrapped between words, and a table that is wider scrolls by itself.
+    assert "white-space:normal" in page and page.count("overflow-x:auto") == 2
 
 
 def test_errors_are_shown_only_where_they_are_known() -> None:
