@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ppl_ext.sgmcmc.energies import Energies
 from ppl_ext.sgmcmc.schedules import warn_of_broken_draws
 from tests.models import zoo
 from tests.sgmcmc_support import (
@@ -76,15 +77,19 @@ def test_a_warm_up_that_has_not_settled_is_told(chains: Any) -> None:
         return chains.sample(kernel, num_samples=2000, warmup=warmup, initial=start).draws["z"]
 
     words = r"on their way in . of 2 coordinates, most in site 'z'.* is (0\.9|1\.0)"
-    with pytest.warns(public.ConvergenceWarning, match=words):
+    with (
+        pytest.warns(public.DoubtfulFitWarning, match="still on their way"),
+        pytest.warns(public.ConvergenceWarning, match=words),
+    ):
         away = run(200)
     # The draws take the rest of the way.
     assert np.abs((away.mean((0, 1)) - MEAN) / STD).max() > 1.0
-    # Warnings are errors here: neither a warm-up that has settled gives one, nor one that holds
-    # nothing.
+    # Warnings are errors here: a warm-up that has settled gives none, and one that holds nothing
+    # none of its own.
     settled = run(4000, 0.1)
     assert np.all(np.abs(settled.mean((0, 1)) - MEAN) < 0.5 * STD)
-    run(10, adapt="always")
+    with pytest.warns(public.DoubtfulFitWarning, match="still on their way"):
+        run(10, adapt="always")
 
 
 @short_warm_up
@@ -127,7 +132,8 @@ def test_friction_takes_out_the_heat_of_noisy_scores(chains: Any) -> None:
     assert 1.5 < expected / 0.25 < 3.0
     require_moments(chains, run.draws["z"], MEAN[:1], expected)
     naive = chains.public.SGHMC(model, step, friction=1e-6, estimator=chains.noisy(noise))
-    run = chains.sample(naive, num_samples=3000, num_chains=20)
+    with pytest.warns(chains.public.DoubtfulFitWarning, match="have run off"):
+        run = chains.sample(naive, num_samples=3000, num_chains=20)
     heated = run.draws["z"][:, -500:].var()
     assert heated > 100 * 0.25
 
@@ -220,6 +226,8 @@ def test_cycles_find_both_modes_where_langevin_dynamics_finds_one(chains: Any) -
     assert np.sum(run.draws["z"].min(1) < -3) <= 1
 
 
+# The first draws of a cycle still have the heat of the steps that explore.
+@pytest.mark.filterwarnings("ignore:The answer of CyclicalSGHMC is doubtful")
 def test_cycles_with_momentum_find_both_modes(chains: Any) -> None:
     """Momentum does not heat up at long steps, so that the exploring noise is made hotter."""
     model, start = chains.two_modes(5.0), {"z": np.full(10, 5.0, np.float32)}
@@ -349,6 +357,52 @@ def test_a_chain_that_runs_off_is_told(chains: Any) -> None:
     found = {"scale": run.draws["scale"].reshape(-1)}
     with pytest.warns(chains.public.DoubtfulFitWarning, match=f"{broken.sum()} of 20 draws"):
         warn_of_broken_draws("SGLD", found)
+
+
+def test_draws_that_spread_beyond_a_posterior_are_told(chains: Any) -> None:
+    """A chain on its way from 600 standard deviations; from near, warnings are errors here."""
+    kernel = chains.public.SGHMC(chains.normal(MEAN, STD), 0.02)
+    away, near = np.array([[300.0, -2.0], MEAN]), np.stack([MEAN, MEAN])
+    with pytest.warns(chains.public.DoubtfulFitWarning, match="1 of 2 chains have run off"):
+        run = chains.sample(kernel, num_samples=300, num_chains=2, initial={"z": away})
+    found = _judgement(chains, kernel, run)
+    assert found.doubtful and found.draws == 600
+    run = chains.sample(kernel, num_samples=300, num_chains=2, initial={"z": near})
+    found = _judgement(chains, kernel, run)
+    assert not found.doubtful and "standard deviation of" in found.told[0]
+    # The same chain is right once its warm-up takes the way, and few draws are not judged.
+    chains.sample(kernel, num_samples=300, warmup=2000, num_chains=2, initial={"z": away})
+    run = chains.sample(kernel, num_samples=20, num_chains=2, initial={"z": near})
+    assert "Not judged" in _judgement(chains, kernel, run).told[0]
+
+
+def _judgement(chains: Any, kernel: Any, run: Any) -> Any:
+    return kernel.judge() if chains.backend.is_pyro else kernel.judge(run.mcmc)
+
+
+def test_the_noise_of_minibatches_is_no_spread(backend: Any) -> None:
+    """Sums that go with the chain are those over all draws, in each package's arrays."""
+    generator = np.random.default_rng(0)
+    values = generator.normal(50.0, 1.0, (3, 400)) + np.array([0.0, 30.0, 0.0])[
+        :, None
+    ] * generator.normal(size=(3, 400))
+    values[2] += np.linspace(0.0, 100.0, 400)
+    energies = Energies.none(backend.array(np.zeros(3)))
+    cycle = backend.array(np.array([False] * 3))
+    for energy in np.concatenate([np.full((3, 50), 1e6), values], 1).T:
+        energies = energies.after(backend.array(energy), 100)
+        energies = energies.after(backend.array(energy + 1e6), 100, cycle)
+    whole = Energies.of(values)
+    assert float(np.asarray(energies.seen)[0]) == 900.0
+    for one, two in zip(energies[1:], whole[1:], strict=True):
+        np.testing.assert_allclose(np.asarray(one), two, rtol=1e-3)
+    # Independent draws differ by no more than noise would; those of a trend by 29 nats.
+    assert whole.variance()[0] < 0.0 and whole.variance()[1] < 0.0
+    assert np.sqrt(whole.variance()[2]) == pytest.approx(100.0 / np.sqrt(12.0), rel=0.02)
+    np.testing.assert_array_equal(np.asarray(energies.beyond(20)), [False, False, True])
+    np.testing.assert_array_equal(np.asarray(energies.beyond(60)), [False] * 3)
+    values[1, 7] = np.inf
+    np.testing.assert_array_equal(Energies.of(values).beyond(20), [False, True, True])
 
 
 def told(chains: Any, words: str) -> Any:

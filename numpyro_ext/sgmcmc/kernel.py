@@ -28,7 +28,9 @@ from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.programs import concretely
 from numpyro_ext.sharding import Sharding
 from numpyro_ext.start import GIVEN, is_given, started, without_engine
+from ppl_ext.engines.judgement import Judgement
 from ppl_ext.errors import ArgumentError
+from ppl_ext.sgmcmc.energies import Energies
 from ppl_ext.sgmcmc.kernels import StochasticGradientShell
 from ppl_ext.sgmcmc.schedules import check_first_step_size, warn_of_first_broken_step
 
@@ -59,6 +61,8 @@ class KernelState(NamedTuple):
         began where the density is not.
     num_diverging : int array () or (C,)
         Number of steps that were not finite.
+    energies : Energies
+        Sums over the potential energies of the draws after the warm-up.
     replicas : dict
         ``z`` (C, R - 1, D), positions of replicas at higher temperatures, and what their exchanges
         keep; empty without.
@@ -76,6 +80,7 @@ class KernelState(NamedTuple):
     cycle: Int[Array, "*C"]
     diverging: Bool[Array, "*C"]
     num_diverging: Int[Array, "*C"]
+    energies: Energies
     replicas: dict[str, Any]
     rng_key: Array
 
@@ -87,8 +92,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     _guide_form = GIVEN
     _sharding_class = Sharding
 
-    #: Whether it was said of these chains that a step was not finite.
-    _told = False
+    #: What was said of these chains.
+    _told: frozenset[str] = frozenset()
 
     # -- hooks --------------------------------------------------------------------------------
 
@@ -164,7 +169,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         ArgumentError
             The arguments or ``init_params`` do not fit the model, or hold one batch alone.
         """
-        self._told = False
+        self._told = frozenset()
         single = is_prng_key(rng_key)
         keys = rng_key[None] if single else rng_key
         num_chains = keys.shape[0]
@@ -201,6 +206,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             cycle=jnp.zeros(chains, jnp.int32),
             diverging=jnp.zeros(chains, bool),
             num_diverging=jnp.zeros(chains, jnp.int32),
+            energies=Energies.none(jnp.zeros(chains, target.dtype)),
             replicas=self._init_replicas(z, data, random.fold_in(estimator_key, 1)),
             rng_key=chain_keys[0] if single else chain_keys,
         )
@@ -226,8 +232,9 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         data = self.target.bind(*model_args, **dict(model_kwargs or {}))
         single = is_prng_key(state.rng_key)
         count = self._steps_to_next_draw(state.step)
+        cycle = state.cycle
         state = state._replace(
-            cycle=jnp.broadcast_to(self._cycle(state.step), state.cycle.shape),
+            cycle=jnp.broadcast_to(self._cycle(state.step), cycle.shape),
             diverging=jnp.zeros_like(state.diverging),
         )
         if isinstance(count, int) and count == 1:
@@ -236,22 +243,41 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             state = lax.fori_loop(
                 0, count, lambda _, state: self._advance(state, data, single), state
             )
+        before = state.energies
+        counts = state.cycle == cycle
+        energies = before.after(state.potential_energy, state.num_warmup, counts)
+        state = state._replace(energies=energies)
         if self.sharding is None:
-            # A draw waits for the host only where a step was not finite; under vmap, which computes
-            # both branches, at each draw.
+            # A draw waits for the host only where there is something to tell; under vmap, which
+            # computes both branches, at each draw.
+            dim = self.target.dim
             broken = state.diverging.any()
+            beyond = (energies.beyond(dim) & ~before.beyond(dim)).any()
             lax.cond(
-                broken,
-                lambda: jax.debug.callback(self._tell, broken, state.step),
+                broken | beyond,
+                lambda: jax.debug.callback(self._tell, broken, beyond, state.step, energies),
                 lambda: None,
             )
         return self._after_steps(state, data, single)
 
-    def _tell(self, broken: bool, step: int) -> None:
-        """Say once that a step was not finite: the host's ``MCMC`` asks its kernel for nothing."""
-        if broken and not self._told:
-            self._told = True
+    def _tell(self, broken: bool, beyond: bool, step: int, energies: Energies) -> None:
+        """Say once what speaks against draws: the host's ``MCMC`` asks its kernel for nothing."""
+        if broken and "broken" not in self._told:
+            self._told |= {"broken"}
             warn_of_first_broken_step(type(self).__name__, int(step))
+        if beyond and "beyond" not in self._told:
+            self._told |= {"beyond"}
+            energies.judged(type(self).__name__, self.target.dim).warn()
+
+    def judge(self, mcmc: Any) -> Judgement:
+        """What the chains of a run say of its draws.
+
+        Parameters
+        ----------
+        mcmc : numpyro.infer.MCMC
+            Whose kernel this is, after ``run``.
+        """
+        return mcmc.last_state.energies.judged(type(self).__name__, self.target.dim)
 
     def postprocess_fn(
         self, model_args: tuple[Any, ...], model_kwargs: Mapping[str, Any] | None

@@ -200,10 +200,12 @@ class Judgement:
         if self.doubtful:
             names = ", ".join(f"'{name}'" for name in self.centred)
             other = f"write {names} non-centred (`reparameterise=True`), " if names else ""
+            # Kernels of the hosts' MCMC return no result.
+            place = "The kernel's `judge`" if self.of_chains else "`result.judgement`"
             warnings.warn(
                 f"The answer of {self.engine} is doubtful: {' '.join(self.reasons)} Look at it by "
                 f"`check`, run longer, {other}or use `fit`, which chooses by itself. "
-                "`result.judgement` holds the figures.",
+                f"{place} has the figures.",
                 DoubtfulFitWarning,
                 stacklevel=_level_of_the_caller(),
             )

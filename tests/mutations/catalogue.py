@@ -1131,6 +1131,20 @@ def _sgmcmc() -> Iterator[Mutation]:
         "sgmcmc dynamics",
     )
     yield from neutral(
+        "energies of the warm-up count",
+        "sgmcmc/energies.py",
+        "1.0 * (self.seen >= num_warmup) * counts",
+        "1.0 * counts",
+        "test_sgmcmc",
+    )
+    yield from neutral(
+        "the noise of minibatches counts as spread",
+        "sgmcmc/energies.py",
+        "(self.squares - NOISE * math.pi / 4.0 * self.changes**2 / steps)",
+        "self.squares",
+        "test_sgmcmc",
+    )
+    yield from neutral(
         "PSGLD: no word of chains on their way",
         "sgmcmc/kernels.py",
         "if not (worst > ON_THE_WAY).any():",
