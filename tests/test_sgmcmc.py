@@ -370,10 +370,49 @@ def test_draws_that_spread_beyond_a_posterior_are_told(chains: Any) -> None:
     run = chains.sample(kernel, num_samples=300, num_chains=2, initial={"z": near})
     found = _judgement(chains, kernel, run)
     assert not found.doubtful and "standard deviation of" in found.told[0]
+    assert "minibatches make" not in str(found)
     # The same chain is right once its warm-up takes the way, and few draws are not judged.
     chains.sample(kernel, num_samples=300, warmup=2000, num_chains=2, initial={"z": away})
     run = chains.sample(kernel, num_samples=20, num_chains=2, initial={"z": near})
     assert "Not judged" in _judgement(chains, kernel, run).told[0]
+
+
+@pytest.mark.parametrize("name", ["SGLD", "PSGLD", "SGHMC"])
+def test_the_heat_of_minibatches_is_told(chains: Any, name: str) -> None:
+    """A mean of 200 rows by 5: the scores' noise is known, and the variance that it makes."""
+    backend, public = chains.backend, chains.public
+    y = np.random.default_rng(1).normal(1.0, 2.0, 200)
+
+    def model(y: Any) -> None:
+        mean = backend.host.sample("mean", backend.dist.Normal(0.0, 10.0))
+        with backend.host.plate("rows", len(y), subsample_size=5) as rows:
+            backend.host.sample("y", backend.dist.Normal(mean, 2.0), obs=y[rows])
+
+    noise = (200.0**2 / 5.0 - 200.0) * y.var() / 2.0**4  # of sums without replacement
+    steps = {"SGLD": (0.002, 0.0002), "PSGLD": (0.1, 0.01), "SGHMC": (0.02, 0.001)}[name]
+    friction = {"friction": 3.0} if name == "SGHMC" else {}
+    heats = []
+    for step, doubtful in zip(steps, (True, False), strict=True):
+        kernel = getattr(public, name)(model, step, **friction, start={"mean": np.float32(1.0)})
+        options = {"num_samples": 300, "warmup": 400, "num_chains": 30}
+        if doubtful:
+            with pytest.warns(public.DoubtfulFitWarning, match="noise of minibatches.*'mean'"):
+                run = chains.sample(kernel, (backend.array(y),), **options)
+            widened = run.draws["mean"].var() * (200.0 / 4.0 + 0.01)
+        else:
+            run = chains.sample(kernel, (backend.array(y),), **options)
+        found = _judgement(chains, kernel, run)
+        assert found.doubtful == doubtful
+        line = next(each for each in found.reasons + found.told if "'mean'" in each)
+        heats.append(float(line.split("some ")[1].split(" times")[0]) - 1.0)
+    # Of so many scores the variance is known to a tenth or so.
+    per_step = {
+        "SGLD": 0.5 * noise,
+        "PSGLD": 0.5 * noise / np.sqrt(noise + 200.0 / 4.0),
+        "SGHMC": noise / (2.0 * 3.0),
+    }[name]
+    np.testing.assert_allclose(heats, per_step * np.array(steps), rtol=0.35)
+    assert widened == pytest.approx(1.0 + heats[0], rel=0.35)
 
 
 def _judgement(chains: Any, kernel: Any, run: Any) -> Any:
@@ -390,9 +429,9 @@ def test_the_noise_of_minibatches_is_no_spread(backend: Any) -> None:
     energies = Energies.none(backend.array(np.zeros(3)))
     cycle = backend.array(np.array([False] * 3))
     for energy in np.concatenate([np.full((3, 50), 1e6), values], 1).T:
-        energies = energies.after(backend.array(energy), 100)
+        energies = energies.after(backend.array(energy), 100, noisy=True)
         energies = energies.after(backend.array(energy + 1e6), 100, cycle)
-    whole = Energies.of(values)
+    whole = Energies.of(values, noisy=True)
     assert float(np.asarray(energies.seen)[0]) == 900.0
     for one, two in zip(energies[1:], whole[1:], strict=True):
         np.testing.assert_allclose(np.asarray(one), two, rtol=1e-3)
@@ -401,8 +440,10 @@ def test_the_noise_of_minibatches_is_no_spread(backend: Any) -> None:
     assert np.sqrt(whole.variance()[2]) == pytest.approx(100.0 / np.sqrt(12.0), rel=0.02)
     np.testing.assert_array_equal(np.asarray(energies.beyond(20)), [False, False, True])
     np.testing.assert_array_equal(np.asarray(energies.beyond(60)), [False] * 3)
-    values[1, 7] = np.inf
+    # Exact energies have no noise that could explain the second chain's.
     np.testing.assert_array_equal(Energies.of(values).beyond(20), [False, True, True])
+    values[0, 7] = np.inf
+    assert Energies.of(values, noisy=True).beyond(20)[0]
 
 
 def told(chains: Any, words: str) -> Any:
@@ -435,6 +476,7 @@ def test_the_potential_energy_is_that_of_the_tempered_density(chains: Any) -> No
     np.testing.assert_allclose(energy, [-(log_prior + log_likelihood / 2.0)], rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:The answer of SGLD is doubtful")
 def test_chains_draw_rows_of_their_own(chains: Any) -> None:
     """From one start and without noise, chains differ by their minibatches alone."""
     public = chains.public

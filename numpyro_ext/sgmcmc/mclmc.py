@@ -131,12 +131,14 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
         if due:
             self._warn_of_variance(np.asarray(squares, float), float(moves))
 
-    def _tell(self, broken: bool, beyond: bool, step: int, energies: Energies) -> None:
+    def _tell(
+        self, broken: bool, doubtful: bool, step: int, energies: Energies, heat: Array
+    ) -> None:
         # Adjusted moves that diverge are refused as others are.
         if broken and "broken" not in self._told and not self.adjusted:
             self._told |= {"broken"}
             self._warn_of_divergences(1)
-        super()._tell(False, beyond, step, energies)
+        super()._tell(False, doubtful, step, energies, heat)
 
     def judge(self, mcmc: Any) -> Judgement:
         """What the chains of a run say of its draws.

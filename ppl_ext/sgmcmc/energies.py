@@ -12,8 +12,10 @@ from ppl_ext.engines.judgement import SPREAD, Judgement
 
 #: Draws of a chain from which on their spread tells.
 ENOUGH = 100
-#: Share by which the variance that minibatches add is taken to be larger than it is estimated.
-NOISE = 1.2
+#: Standard errors by which the variance that minibatches add is taken to be larger than it is
+#: estimated. Relative to the draws' variance the error is 1 / sqrt(n), whatever the noise's tails
+#: (J. von Neumann, 1941).
+ERRORS = 5.0
 
 
 class Energies(NamedTuple):
@@ -34,7 +36,7 @@ class Energies(NamedTuple):
     squares : array () or (C,)
         Sum of squared differences from the mean.
     changes : array () or (C,)
-        Sum of absolute differences between one draw and the next.
+        Sum of squared differences between one draw and the next, where energies are noisy.
     last : array () or (C,)
         Energy of the last draw that counts.
     """
@@ -52,7 +54,7 @@ class Energies(NamedTuple):
         return cls(*(zeros,) * len(cls._fields))
 
     @classmethod
-    def of(cls, energies: Float[np.ndarray, "C S"]) -> Self:
+    def of(cls, energies: Float[np.ndarray, "C S"], noisy: bool = False) -> Self:
         """The sums of C chains over S draws that count."""
         number, energies = np.full(len(energies), float(energies.shape[1])), energies.astype(float)
         if not energies.shape[1]:
@@ -60,10 +62,12 @@ class Energies(NamedTuple):
         mean = energies.mean(1)
         with np.errstate(invalid="ignore"):
             squares = ((energies - mean[:, None]) ** 2).sum(1)
-            changes = np.abs(np.diff(energies)).sum(1)
+            changes = noisy * (np.diff(energies) ** 2).sum(1)
         return cls(number, number, mean, squares, changes, energies[:, -1])
 
-    def after(self, energy: Float[Any, "*C"], num_warmup: Any, counts: Any = 1.0) -> Self:
+    def after(
+        self, energy: Float[Any, "*C"], num_warmup: Any, counts: Any = 1.0, noisy: bool = False
+    ) -> Self:
         """The same with the energy of one more draw.
 
         Parameters
@@ -73,6 +77,8 @@ class Energies(NamedTuple):
             Draws that do not count.
         counts : bool array () or (C,)
             Whether this one does after these.
+        noisy : bool
+            Whether it is an estimate from a minibatch.
         """
         counted = 1.0 * (self.seen >= num_warmup) * counts
         number = self.number + counted
@@ -83,17 +89,17 @@ class Energies(NamedTuple):
             number,
             mean,
             self.squares + counted * off * (energy - mean),
-            self.changes + counted * (self.number > 0.0) * abs(energy - self.last),
+            self.changes + noisy * counted * (self.number > 0.0) * (energy - self.last) ** 2,
             self.last + counted * (energy - self.last),
         )
 
     def variance(self) -> Float[Any, "*C"]:
         """Variance of the energies (), (C,), in nats squared, less that of minibatches.
 
-        Of Normal noise the mean absolute difference is 2 / sqrt(pi) standard deviations.
+        Half the mean squared difference of independent numbers is their variance.
         """
         steps = self.number - 1.0 + (self.number < 2.0)
-        return (self.squares - NOISE * math.pi / 4.0 * self.changes**2 / steps) / steps
+        return (self.squares - 0.5 * (1.0 + ERRORS / steps**0.5) * self.changes) / steps
 
     def beyond(self, dim: int) -> Bool[Any, "*C"]:
         """Whether energies spread farther than those of a posterior of D dimensions.
@@ -113,11 +119,13 @@ class Energies(NamedTuple):
         beyond = np.ravel(np.asarray(self.beyond(dim)))
         # Noise that is taken off may be more than there is.
         spread = float(np.sqrt(np.maximum(variance, 0.0)).max())
-        line = (
-            f"Log densities of the draws of a chain have a standard deviation of {spread:.3g} "
-            f"nats beside the noise of minibatches; a Normal posterior of {dim:,} dimensions has "
-            f"{math.sqrt(dim / 2.0):.3g}"
-        )
+        line = "Log densities of the draws differ by no more than the noise of minibatches"
+        if spread != 0.0:
+            line = (
+                f"Log densities of the draws of a chain have a standard deviation of {spread:.3g} "
+                "nats beside the noise of minibatches; a Normal posterior of "
+                f"{dim:,} dimensions has {math.sqrt(dim / 2.0):.3g}"
+            )
         if not beyond.any():
             return Judgement(kernel, (), (f"{line}.",), int(number.sum()), of_chains=True)
         doubt = (

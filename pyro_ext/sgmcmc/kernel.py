@@ -12,6 +12,7 @@ A subclass fills in two hooks, and may fill in a third:
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -29,11 +30,12 @@ from ppl_ext.engines.judgement import Judgement
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import describe
 from ppl_ext.sgmcmc.energies import Energies
+from ppl_ext.sgmcmc.heat import heat_by_site, scores_each
 from ppl_ext.sgmcmc.kernels import StochasticGradientShell
 from ppl_ext.sgmcmc.schedules import Schedule, check_first_step_size, warn_of_broken_steps
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.fingerprint import digest_of_arguments
-from pyro_ext.gradients import GradientEstimator, default_estimator
+from pyro_ext.gradients import Full, GradientEstimator, default_estimator
 from pyro_ext.sharding import Sharding
 from pyro_ext.start import GUIDE_FORM, is_guide, started
 
@@ -108,6 +110,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         self._warmup_draws = 0
         self._draws = 0
         self._figures: dict[str, list[Any]] = {}
+        self._site_heat: Float[np.ndarray, "C sites"] | None = None
 
     # -- hooks -------------------------------------------------------------------------------
 
@@ -177,7 +180,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         self._generator.manual_seed(int(seed))
         check_first_step_size(self.step_size(0))
         self._warmup_draws, self._draws, self._figures = warmup_steps, 0, {"divergences": []}
-        self._figures["potential_energy"], self.judgement = [], None
+        self._figures["potential_energy"], self._site_heat, self.judgement = [], None, None
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self._restore(pending, num_chains)
@@ -255,6 +258,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
                 state = self._advance(state)
             state = self._after_steps(state)
         self._state = state
+        if self._draws == self._warmup_draws and self._noisy:
+            self._site_heat = self._measured_heat(state)
         if self._draws >= self._warmup_draws:
             self._record(state, self._draws - self._warmup_draws)
         self._draws += 1
@@ -269,8 +274,34 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
 
     def judge(self) -> Judgement:
         """What the chains of the last run say of their draws."""
-        energies = self._energies()
-        return Energies.of(energies).judged(type(self).__name__, self.target.dim)
+        none = np.zeros((1, len(self.target.layout.names)))
+        heat = none if self._site_heat is None else self._site_heat
+        return self._judgement(Energies.of(self._energies(), self._noisy), heat)
+
+    @property
+    def _noisy(self) -> bool:
+        return not isinstance(self._score_estimator, Full)
+
+    def _measured_heat(self, state: KernelState) -> Float[np.ndarray, "C sites"]:
+        """``heat_by_site`` where the chains are, by scores of other rows.
+
+        Its random numbers are its own, so that chains go on as without it.
+        """
+        generator = torch.Generator().manual_seed(self._generator.initial_seed())
+        assert self._data is not None
+        z, number = self._positions(state), scores_each(len(state.z))
+        scores, before = [], copy.deepcopy(state.estimator)
+        with torch.no_grad():
+            for _ in range(number):
+                estimate, before = self._score_estimator.estimate(
+                    self.target, before, z, self._data, generator
+                )
+                scores.append(estimate.score[:: self.num_replicas])
+            off = torch.stack(scores) - scores[0]
+            heat = self._heat(state.dynamics, state.step_size)
+            slices = self.target.layout.slices
+            found = heat_by_site(off.sum(0), off.square().sum(0), number, heat, slices)
+        return torch.stack(found, -1).double().cpu().numpy()
 
     def _energies(self) -> Float[np.ndarray, "C S"]:
         """Energies of the draws after the warm-up that an exploring step does not go before."""
