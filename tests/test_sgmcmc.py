@@ -415,6 +415,18 @@ def test_the_heat_of_minibatches_is_told(chains: Any, name: str) -> None:
     assert widened == pytest.approx(1.0 + heats[0], rel=0.35)
 
 
+def test_pyros_own_chains_are_judged_once() -> None:
+    import pyro.infer
+
+    chains = chains_of("pyro")
+    kernel = chains.public.SGHMC(chains.normal(MEAN, STD), 0.02, start={"z": MEAN + 300.0})
+    mcmc = pyro.infer.MCMC(kernel, 200, 0, disable_progbar=True)
+    with pytest.warns(chains.public.DoubtfulFitWarning, match="still on their way") as said:
+        mcmc.run()
+    assert len(said) == 1
+    assert kernel.judgement.doubtful
+
+
 def _judgement(chains: Any, kernel: Any, run: Any) -> Any:
     return kernel.judge() if chains.backend.is_pyro else kernel.judge(run.mcmc)
 

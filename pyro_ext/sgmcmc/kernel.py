@@ -314,7 +314,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     def cleanup(self) -> None:
         """Say at the end of a run what speaks against its draws; ``MCMC`` calls it."""
         state = self._state
-        if state is None:
+        if state is None or self.judgement is not None:  # Pyro's own MCMC calls it twice.
             return
         broken, steps = int(state.num_diverging.sum()), state.step * len(state.num_diverging)
         self._warn_of_divergences(broken, steps)
