@@ -62,6 +62,11 @@ class ObserveMissing(Missing, Messenger):
         return value
 
 
+def _log_prob(site: Site) -> Array:
+    density: Array = site["fn"].log_prob(site["value"])
+    return density
+
+
 def run_at(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Mapping[str, Any], int], Run]:
@@ -75,7 +80,7 @@ def run_at(
         observing = ObserveMissing(model, values, seed)
         seeded = handlers.seed(handlers.substitute(observing, data=dict(values)), 0)
         return {
-            name: (site["value"], 0.0 if is_value else site["fn"].log_prob(site["value"]))
+            name: (site["value"], jnp.zeros(()) if is_value else _log_prob(site))
             for name, site in run_trace(seeded, args, kwargs).items()
             if (is_value := is_array(site)) or site["type"] == "sample"
         }

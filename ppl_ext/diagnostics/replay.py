@@ -667,8 +667,8 @@ class Recorder:
         self.apart = len(self.observed_sites) > 1 or any(
             names.index(site.name) > first for site in self.alongside_sites
         )
-        at_draws = self.deterministic_sites or self.alongside_sites
-        at_draws = at_draws or ("discrete" in groups and self.discrete_sites)
+        at_draws = self.deterministic_sites + self.alongside_sites
+        at_draws += self.discrete_sites if "discrete" in groups else []
         self.per_draw = bool(at_draws) or bool(
             self.observed_sites and {"predictive", "log_likelihood", "prediction"} & self.groups
         )

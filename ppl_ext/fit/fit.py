@@ -450,8 +450,9 @@ class Fit:
             The fit was loaded without its program, the arguments do not fit it, or, without
             arguments, the data were changed in place since.
         """
-        options = {"num_samples": num_samples, "seed": seed, "return_sites": return_sites}
-        return predicted(self, args, kwargs, **options)
+        return predicted(
+            self, args, kwargs, num_samples=num_samples, seed=seed, return_sites=return_sites
+        )
 
     def plot(self, kind: str = "posterior", **options: Any) -> Any:
         """A picture, by ArviZ.

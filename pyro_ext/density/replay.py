@@ -453,10 +453,10 @@ class _Rows:
                 found["log_likelihood", name] = _log_prob(sites[name])
         for name in own if "prediction" in groups else ():
             at = given[name] if "discrete" in groups else sites[name]
-            terms = prediction_of(at)
+            said = prediction_of(at)
             if name in self.missing:  # its value only stands in for one
-                terms.pop("cdf", None)
-            found |= {(term, name): value for term, value in terms.items()}
+                said.pop("cdf", None)
+            found |= {(term, name): value for term, value in said.items()}
         if "predictive" in groups and own:
             apart = recorder.apart
             new = _run(target, data, one, indices, resample=own) if apart else sites

@@ -129,7 +129,7 @@ def _drawn_as_batch(family: type[Any], parameters: _Parameters) -> Callable[...,
             value: Tensor = family(**named, **options, validate_args=False).sample(sample_shape)
             return value
 
-        found: Tensor = _Batch.apply(draw, torch.Size(sample_shape), *tensors)  # type: ignore[no-untyped-call]
+        found: Tensor = _Batch.apply(draw, torch.Size(sample_shape), *tensors)
         return found
 
     return sample
