@@ -78,7 +78,7 @@ def calibrate(
     >>> print(narrow.is_uniform)
     False
     """
-    check_key(rng_key)
+    check_key(rng_key, "calibrate")
     shared.check_options(fit_function, num_data_sets, num_draws, observed, progress_bar)
     keys = random.split(rng_key, 5)
 

@@ -76,7 +76,7 @@ def check(
     >>> print(verdict.level)
     not trusted
     """
-    check_key(rng_key)
+    check_key(rng_key, "check", "draws")
     of_source, rng_key = random.split(rng_key)
     some, named, passes = rows_of_loader(batches, args, kwargs, place)
     first = some or (), dict(named or {})

@@ -16,8 +16,8 @@ from numpyro.util import is_prng_key
 from ppl_ext.errors import ArgumentError
 
 
-def check_key(rng_key: Any, verb: str = "") -> None:
-    """See that a key is one, which comes first in a call of ``verb``.
+def check_key(rng_key: Any, verb: str = "", then: str = "model") -> None:
+    """See that a key is one, which comes first in a call of ``verb``, before ``then``.
 
     Raises
     ------
@@ -25,8 +25,8 @@ def check_key(rng_key: Any, verb: str = "") -> None:
         It is something else.
     """
     if not is_prng_key(rng_key):
-        first = verb and callable(rng_key)
-        more = f" The key comes first: {verb}(jax.random.key(0), model, ...)." if first else ""
+        first = verb and not isinstance(rng_key, int | str | None)
+        more = f" The key comes first: {verb}(jax.random.key(0), {then}, ...)." if first else ""
         raise ArgumentError(
             "Expected rng_key to be a JAX key, such as jax.random.key(0), found "
             f"{type(rng_key).__name__}.{more}"

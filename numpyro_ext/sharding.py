@@ -358,7 +358,9 @@ def on_own_axes(verb: Verb) -> Verb:
     @functools.wraps(verb)
     def on_axes(*args: Any, **kwargs: Any) -> Any:
         check_not_forked()
-        sharding = kwargs.get("sharding") or getattr(args[0], "sharding", None)
+        # The first parameter may be given by keyword as well, as all of them may.
+        first = next(iter((*args, *kwargs.values())), None)
+        sharding = kwargs.get("sharding") or getattr(first, "sharding", None)
         if not isinstance(sharding, Sharding):
             with between_steps():
                 return verb(*args, **kwargs)

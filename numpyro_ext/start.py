@@ -84,7 +84,7 @@ def find_start(rng_key: Array, model: Callable[..., Any], *args: Any, **kwargs: 
     >>> engine = nx.SVGD(model, numpyro.optim.Adam(0.3), num_particles=20)
     >>> result = engine.run(jax.random.key(1), 100, y, start=start)
     """
-    check_key(rng_key)
+    check_key(rng_key, "find_start")
     target_key, key = random.split(rng_key)
     target = LogDensity(model, target_key, args, kwargs, engine="find_start")
     return start_of(target, key, target.bind(*args, **kwargs))

@@ -61,6 +61,9 @@ class Calibration:
     plates: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     plate_sizes: Mapping[str, int] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"Calibration({str(self).partition(chr(10))[0]})"
+
     @property
     def num_data_sets(self) -> int:
         """N, the number of data sets."""

@@ -134,7 +134,7 @@ class Comparison:
         name = max(large, key=lambda each: large[each])
         return (
             f"Not confirmed: the sd of '{name}' may be off by {large[name]:.0%}, as far as these "
-            "draws and chains tell. Take more draws."
+            "draws and chains tell. Take more draws, of particles by num_particles=."
         )
 
 

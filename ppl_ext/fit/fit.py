@@ -539,6 +539,8 @@ class Fit:
         is_network = isinstance(climbed, networks.Networked)
         if generator is None or not (is_network or climbed.sampled):
             advice = "Fit again with exact=True and a larger budget."
+            if self._again is None and "engine" in {stage.name for stage in climbed.stages}:
+                advice = "An engine or guide made its draws: fit without engine= and guide=."
             if isinstance(climbed, Reweighted):
                 advice = "Give refit a larger target_ess."
             if self.verdict.of_outputs:

@@ -32,11 +32,11 @@ WORDS: dict[str, str] = {
         ),
         _TUNES,
     ),
-    **dict.fromkeys(("num_steps", "steps", "n_steps", "iterations", "n_iter", "n"), _EVALUATIONS),
+    **dict.fromkeys(("num_steps", "steps", "n_steps", "iterations", "n_iter", "max_iter", "n"), _EVALUATIONS),
     **dict.fromkeys(("cores", "n_jobs", "chain_method"), "Leave {name}= out."),
     **dict.fromkeys(("timeout", "max_time"), "Write seconds=..."),
     **dict.fromkeys(
-        ("method", "sampler", "algorithm", "inference", "nuts_sampler"),
+        ("method", "sampler", "algorithm", "inference", "inference_method", "nuts_sampler"),
         'Write engine="SVGD", or engine=SVGD(model, optim), for an engine of this package; '
         "warm_chains gives the host's own NUTS.",
     ),

@@ -446,6 +446,10 @@ def _of_engine(evidence: Evidence, engine: Engine) -> tuple[Level, tuple[str, ..
     return "approximate" if is_near else "not trusted", (words_of(engine), *left)
 
 
+#: What to do where a fit's engine or guide is wrong and its chains are right.
+OWN_CHAINS = "Fit without engine= and guide=, for draws of the chains, or try another engine."
+
+
 def judge_engine(engine: Engine, chains: Verdict, wrong: int) -> tuple[Level, tuple[str, ...]]:
     """The level of an engine's draws beside chains, so many of whose marginals they do not have."""
     told = (words_of(engine),)
@@ -456,7 +460,7 @@ def judge_engine(engine: Engine, chains: Verdict, wrong: int) -> tuple[Level, tu
             *chains.reasons,
         )
     if wrong:
-        return "not trusted", (*told, words_of_wrong(wrong))
+        return "not trusted", (*told, f"{words_of_wrong(wrong)} {OWN_CHAINS}")
     return "approximate", told
 
 

@@ -210,6 +210,9 @@ class Verdict:
     def __getattr__(self, name: str) -> NoReturn:
         no_attribute(self, name, "verdict", WORDS)
 
+    def __repr__(self) -> str:
+        return f"Verdict({self.headline})"
+
     @property
     def trusted(self) -> bool:
         """Whether the level is "exact" or "corrected", or something confirmed the draws."""

@@ -9,6 +9,7 @@ import pytest
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.habits import WORDS
+from ppl_ext.fit.policy import OWN_CHAINS
 
 
 def normal(backend: Any) -> Any:
@@ -110,3 +111,40 @@ def test_columns_of_a_data_frame_are_arrays(backend: Any) -> None:
     assert abs(fit["mean"].mean() - 8.0 / 4.01) < 0.15
     np.testing.assert_allclose(fit.to_arviz()["observed_data"]["y"].values, Y)
     assert fit.predict(frame["y"])["y"].shape[1:] == (4,)
+
+
+@pytest.mark.parametrize("name", ["max_iter", "inference_method"])
+def test_more_keywords_of_other_libraries(backend: Any, name: str) -> None:
+    with pytest.raises(ArgumentError, match=f"found {name}=, which is neither"):
+        fit_of(backend, normal(backend), backend.array(Y), **{name: 4})
+
+
+def test_a_fit_by_keywords_alone(backend: Any) -> None:
+    keys = {} if backend.is_pyro else {"rng_key": backend.key()}
+    fit = backend.public.fit(
+        **keys, model=normal(backend), y=backend.array(Y), exact=False, progress_bar=False
+    )
+    assert abs(fit["mean"].mean() - 8.0 / 4.01) < 0.15
+
+
+def test_a_key_that_was_forgotten_before_draws(backend: Any) -> None:
+    if backend.is_pyro:
+        pytest.skip("Pyro has no keys")
+    draws = {"mean": backend.array(Y)}
+    with pytest.raises(ArgumentError, match=r"comes first: check\(jax\.random\.key\(0\), draws"):
+        backend.public.check(draws, normal(backend), backend.array(Y))
+
+
+def test_an_engine_that_is_wrong_names_the_chains(backend: Any) -> None:
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        rate = host.sample("rate", dist.Exponential(backend.array(1.0)))
+        host.sample("y", dist.Poisson(rate), obs=y)
+
+    # The posterior is exponential, whose logarithm is far from Normal.
+    fit = fit_of(backend, model, backend.array(0.0), engine="LaplaceGGN")
+    assert fit.verdict.level == "not trusted"
+    assert fit.verdict.advice == (OWN_CHAINS,)
+    with pytest.raises(ArgumentError, match="fit without engine= and guide="):
+        fit.more(10)

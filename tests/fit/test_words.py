@@ -141,7 +141,7 @@ SENTENCES: dict[str, Callable[[], str]] = {
     "of the probability lies elsewhere (Kolmogorov distance), and its tails are 1.4% and 1.6% "
     "where theirs are 1.5% each.": lambda: OFF.told,
     "Not confirmed: the sd of 'theta' may be off by 108%, as far as these draws and chains tell. "
-    "Take more draws.": (
+    "Take more draws, of particles by num_particles=.": (
         lambda: Comparison([], {"theta": SiteFigures(4.0, 4.0, 1.0, deviation_error=1.084)}).unsure
     ),
     "Stein's identities, of slopes of the log density at the draws: the mean slope is +0.02 ± 0.01 "
