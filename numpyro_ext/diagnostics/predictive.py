@@ -6,8 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import random
+from numpyro.infer import Predictive
+from numpyro.util import is_prng_key
 
 from numpyro_ext.density.batches import place
 from numpyro_ext.density.prediction import ObserveMissing, run_at
@@ -189,11 +192,19 @@ def predictions(
     ArgumentError
         The draws or the arguments do not fit the model, or there is no such site.
     """
+    if args and is_prng_key(args[0]) and not is_prng_key(next(iter(like[0]), None)):
+        raise ArgumentError(
+            "Expected the model's arguments, found a key before them. Type fit.predict(*args), or "
+            "fit.predict(*args, seed=0): a whole number takes the place of a key."
+        )
     args, kwargs = columns_as_arrays(args, kwargs, place)
     args, kwargs = as_fitted(model, args, kwargs, like, place)
     draws = {name: np.asarray(value) for name, value in draws.items()}
     observing = ObserveMissing(model, draws)
-    target, data = target_of_model(observing, args, kwargs, all_rows=False, owner="predict")
+    try:
+        target, data = target_of_model(observing, args, kwargs, all_rows=False, owner="predict")
+    except AssertionError:
+        return _forecasts(model, draws, args, kwargs, seed, return_sites)
     options: dict[str, Any] = {
         "missing": observing.missing,
         "all_rows": False,
@@ -203,3 +214,23 @@ def predictions(
     return returned_sites(
         replay(target, draws, data, groups=groups, **options), draws, return_sites
     )
+
+
+def _forecasts(
+    model: Callable[..., Any],
+    draws: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    seed: int,
+    return_sites: Collection[str] | None,
+) -> dict[str, np.ndarray]:
+    """The host's own predictions, of a ``scan`` that goes on beyond the values it is given.
+
+    Such a site is observed in its first steps and drawn in the others, which no density has.
+    """
+    found = Predictive(
+        model,
+        posterior_samples={name: jnp.asarray(value) for name, value in draws.items()},
+        return_sites=None if return_sites is None else list(return_sites),
+    )(random.key(seed), *args, **kwargs)
+    return {name: np.asarray(value) for name, value in found.items()}

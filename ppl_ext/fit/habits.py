@@ -32,7 +32,9 @@ WORDS: dict[str, str] = {
         ),
         _TUNES,
     ),
-    **dict.fromkeys(("num_steps", "steps", "n_steps", "iterations", "n_iter", "max_iter", "n"), _EVALUATIONS),
+    **dict.fromkeys(
+        ("num_steps", "steps", "n_steps", "iterations", "n_iter", "max_iter", "n"), _EVALUATIONS
+    ),
     **dict.fromkeys(("cores", "n_jobs", "chain_method"), "Leave {name}= out."),
     **dict.fromkeys(("timeout", "max_time"), "Write seconds=..."),
     **dict.fromkeys(
