@@ -456,14 +456,20 @@ def named_arrays(
     model: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
     """The arrays among a model's arguments, also those inside of containers, with their names."""
+    return _arrays_in(_by_name(model, args, kwargs))
+
+
+def _by_name(
+    model: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """A model's arguments by its own names, where it takes them."""
     signature = _signature(model)
-    named = _by_position(args, kwargs)
     if signature is not None:
         try:
-            named = signature.bind(*args, **kwargs).arguments
+            return signature.bind(*args, **kwargs).arguments
         except TypeError:
             pass
-    return _arrays_in(named)
+    return _by_position(args, kwargs)
 
 
 def _by_position(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -544,6 +550,11 @@ def named_if_foreign(
             name: f"{type(each).__module__.partition('.')[0]}.{type(each).__name__}"
             for name, each in named_arrays(model, args, kwargs)
             if not isinstance(each, own)
+        }
+        others |= {
+            name: "list of numbers"
+            for name, each in _by_name(model, args, kwargs).items()
+            if isinstance(each, list) and each and all(isinstance(n, int | float) for n in each)
         }
         if not others:
             raise

@@ -178,8 +178,10 @@ def columns_as_arrays(
 
     def each(value: Any) -> Any:
         owner = type(value).__module__.partition(".")[0]
-        is_column = owner in ("pandas", "polars") and type(value).__name__ == "Series"
-        return place(value.to_numpy()) if is_column and value.dtype != object else value
+        if owner not in ("pandas", "polars") or type(value).__name__ != "Series":
+            return value
+        array = value.to_numpy()
+        return place(array) if array.dtype.kind in "biufc" else value
 
     return tuple(map(each, args)), {name: each(value) for name, value in kwargs.items()}
 

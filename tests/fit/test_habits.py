@@ -148,3 +148,19 @@ def test_an_engine_that_is_wrong_names_the_chains(backend: Any) -> None:
     assert fit.verdict.advice == (OWN_CHAINS,)
     with pytest.raises(ArgumentError, match="fit without engine= and guide="):
         fit.more(10)
+
+
+def test_lists_and_columns_of_text_are_named(backend: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    host, dist = backend.host, backend.dist
+
+    def model(x: Any, y: Any) -> None:
+        slope = host.sample("slope", dist.Normal(backend.array(0.0), 1.0))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(slope * x, 1.0), obs=y)
+
+    with pytest.raises(ArgumentError, match="Argument 'x' is a list of numbers.* Pass"):
+        fit_of(backend, model, Y.tolist(), backend.array(Y))
+    names = pandas.Series(list("abcd"))
+    with pytest.raises(ArgumentError, match=r"Argument 'x' is a pandas\.Series.* Pass"):
+        fit_of(backend, model, names, backend.array(Y))
