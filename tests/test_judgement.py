@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import Any
 
@@ -229,6 +230,23 @@ def test_a_mode_of_the_search_without_draws_is_told() -> None:
     found = judge(run_of(drawn(64) + shift, density=alike, modes=same))
     assert not found.doubtful
     assert "50% of the mass, are others with labels exchanged" in found.told[0]
+
+
+def test_all_orders_of_labels_without_draws_are_told_together() -> None:
+    shift, orders = np.array([0.0, 8.0, 16.0]), list(itertools.permutations(range(3)))
+    modes = tuple(Mode((1.0 + shift)[list(order)], SD, 0.0, 0.0) for order in orders)
+
+    def alike(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        ways = [np.argsort(order) for order in orders]
+        parts = [normal(z[:, way] - shift) for way in ways]
+        values = np.logaddexp.reduce([part[0] for part in parts])
+        nearest = np.argmax([part[0] for part in parts], 0)
+        scores = [part[1][:, list(order)] for part, order in zip(parts, orders, strict=True)]
+        return values, np.stack(scores)[nearest, np.arange(len(z))]
+
+    found = judge(run_of(drawn(64) + shift, density=alike, modes=modes))
+    assert not found.doubtful
+    assert "about 83% of the mass, are others with labels exchanged" in found.told[0]
 
 
 def test_what_is_not_looked_at_is_said() -> None:

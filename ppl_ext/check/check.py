@@ -23,6 +23,7 @@ from ppl_ext.check.source import Source
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
 from ppl_ext.fit import policy
 from ppl_ext.fit.comparison import (
+    MORE_DRAWS,
     Columns,
     Comparison,
     column_values,
@@ -374,6 +375,9 @@ def _heard(
     if len(rows) < LEAST_DRAWS:
         worst = columns.names[int(numbers.argmin())]
         few = f"The draws are worth {worth:.0f} independent ones, in '{worst}': too few to tell."
+        if not is_chain:
+            few = f"{len(rows):,} draws are too few to tell: {LEAST_DRAWS} are the least."
+            few = f"{few} {MORE_DRAWS}"
         return hearing.verdict(sites, few)
     with hearing.stage("drift"):
         suspicious = witness.stein is not None and witness.stein.is_off

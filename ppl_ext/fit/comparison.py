@@ -16,6 +16,8 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.verdict import MOST_SHOWN, SiteFigures, Value
 from ppl_ext.statistics.effective import distinct_number, effective_number
 
+#: What to do where draws are too few.
+MORE_DRAWS = "Take more draws, of particles by num_particles=."
 #: Errors that nobody minds: of a mean in standard deviations, of the logarithm of a standard
 #: deviation, the Kolmogorov distance of a marginal, and the mass of a tail as a share of what it
 #: should be, or the other way round.
@@ -134,7 +136,7 @@ class Comparison:
         name = max(large, key=lambda each: large[each])
         return (
             f"Not confirmed: the sd of '{name}' may be off by {large[name]:.0%}, as far as these "
-            "draws and chains tell. Take more draws, of particles by num_particles=."
+            f"draws and chains tell. {MORE_DRAWS}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -162,7 +163,11 @@ def _classes(base: type) -> list[type]:
     found: list[type] = []
     below: list[type] = base.__subclasses__()
     for each in below:
-        if not inspect.isabstract(each) and not each.__name__.startswith("_"):
+        package = each.__module__.partition(".")[0]
+        # Of this package those that it exports: others are what these stand on.
+        is_own = package == base.__module__.partition(".")[0]
+        is_open = not is_own or hasattr(sys.modules[package], each.__name__)
+        if is_open and not inspect.isabstract(each) and not each.__name__.startswith("_"):
             found.append(each)
         found += _classes(each)
     return found

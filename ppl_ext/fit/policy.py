@@ -468,8 +468,9 @@ def words_of(engine: Engine) -> str:
     """Whether an engine settled."""
     if engine.settled:
         return f"{engine.name} settled after {engine.steps:,} steps."
+    by = "by " if engine.figure[:1].isdigit() else ""  # Else words, such as "too early to tell".
     return (
-        f"{engine.name} was still moving when it ended after {engine.steps:,} steps (by "
+        f"{engine.name} was still moving when it ended after {engine.steps:,} steps ({by}"
         f"{engine.figure}). Give a larger budget or more seconds."
     )
 

@@ -97,6 +97,10 @@ def test_an_engine_that_there_is_not(backend: Any) -> None:
         fit_of(backend, model, y, engine="NUTS")
     with pytest.raises(ArgumentError, match="to be an engine of this package"):
         fit_of(backend, model, y, engine=3)
+    # What engines stand on is none.
+    with pytest.raises(ArgumentError, match="one of the engines") as told:
+        fit_of(backend, model, y, engine="ParticleEngine")
+    assert "KernelEngine" not in str(told.value)
 
 
 def test_engines_get_what_they_have_no_default_of(backend: Any) -> None:
@@ -164,3 +168,12 @@ def test_lists_and_columns_of_text_are_named(backend: Any) -> None:
     names = pandas.Series(list("abcd"))
     with pytest.raises(ArgumentError, match=r"Argument 'x' is a pandas\.Series.* Pass"):
         fit_of(backend, model, names, backend.array(Y))
+
+
+def test_too_few_draws_of_particles_are_counted_by_one_number(backend: Any) -> None:
+    model, y, keys = normal(backend), backend.array(Y), () if backend.is_pyro else (backend.key(),)
+    engine = backend.public.SVGD(model, backend.adam(0.05), num_particles=16)
+    result = engine.run(*keys, 20, y, progress_bar=False)
+    told = backend.public.check(*keys, result, model, y, progress_bar=False)
+    assert told.reasons[0].startswith("16 draws are too few to tell: 20 are the least.")
+    assert told.advice == ("Take more draws, of particles by num_particles=.",)

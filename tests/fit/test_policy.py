@@ -27,6 +27,7 @@ from ppl_ext.fit.policy import (
     judge,
     may_adapt,
     next_rung,
+    words_of,
 )
 
 PROGRAM = Program(dim=10, is_whole=True, seconds_per_evaluation=1e-5, rounding=1e-9)
@@ -298,3 +299,10 @@ def test_a_density_that_is_no_number_is_told_where_a_fit_is_refused() -> None:
 def test_ways_that_were_dropped_are_told_and_do_not_speak_against_a_fit() -> None:
     level, reasons = judge(replace(EVIDENCE, chains=RESTED, dropped=("Not fitted so: it fails.",)))
     assert level == "exact" and reasons[-1] == "Not fitted so: it fails."
+
+
+@pytest.mark.parametrize(
+    ("figure", "told"), [("72 sd", "(by 72 sd)"), ("too early to tell", "(too early to tell)")]
+)
+def test_how_far_an_engine_still_moved_is_said(figure: str, told: str) -> None:
+    assert told in words_of(replace(SETTLED, settled=False, figure=figure))
