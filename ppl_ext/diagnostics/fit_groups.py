@@ -355,6 +355,9 @@ def arviz_of(
     called = inspect.signature(model), args, kwargs
     given = wanted.constant_data
     constants = constant_group(given, *called, replayed, host.as_array, passes)
+    # Constants have names of axes also where their group is left out.
+    named = {} if passes is not None else named_arguments(*called)
+    arguments = [name for name, value in named.items() if host.as_array(value) is not None]
     arrays = {name: np.asarray(host.as_array(value)) for name, value in draws.items()}
     groups = site_groups(replayed, arrays, engine.target.parameter_sites)
     if not wanted.observed_data:
@@ -370,7 +373,7 @@ def arviz_of(
         coords=wanted.coords,
         attributes=fit_attributes(engine, *host.names),
         num_chains=getattr(engine, "num_chains", 1),
-        sites=replayed.sites,
+        sites=(*replayed.sites, *arguments),
     )
 
 

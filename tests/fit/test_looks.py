@@ -51,7 +51,7 @@ def fit(backend: Any, kept: dict[str, Any]) -> Any:
             backend.array(X),
             backend.array(Y),
             progress_bar=False,
-            dims={"mean": ["town"]},
+            dims={"mean": ["town"], "x": ["town"]},
             coords={"town": TOWNS, "of another model": [1, 2]},
         )
     return kept[backend.name]
@@ -77,6 +77,8 @@ def test_the_summary_has_a_row_for_each_number_by_its_label(fit: Any) -> None:
     assert row["mcse_mean"] == pytest.approx(row["sd"] / np.sqrt(row["ess_bulk"]))
     assert row["r_hat"] < 1.01
     np.testing.assert_allclose(table["mean"].iloc[1:], row["mean"] * X, rtol=1e-5, atol=1e-6)
+    # The axes of a constant are named too, where it is and where it is left out, as in tables.
+    assert fit.to_arviz()["constant_data"]["x"].dims == ("town",)
     narrow = fit.summary(["slope"], probability=0.5)
     assert list(narrow.index) == ["slope"] and {"25%", "75%"} <= set(narrow.columns)
     with pytest.raises(ArgumentError, match=r"Expected some of the sites .*'slope'.*found \['b'\]"):
