@@ -41,7 +41,7 @@ from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.networks.random_module import note
 from ppl_ext.process import swapped
 from ppl_ext.target.families import family_of, is_improper
-from ppl_ext.target.scores import check_observations
+from ppl_ext.target.scores import check_each_once, check_observations
 
 InitStrategy = Callable[..., Any]
 
@@ -119,6 +119,8 @@ def first_run(
             if is_observation(site):
                 shape, frames = jnp.shape(site["value"]), site["cond_indep_stack"]
                 check_observations(site["name"], site["fn"], shape, frames)
+                if not site.get("_control_flow_done", False):  # steps are of no plate
+                    check_each_once(site["name"], site["fn"], shape, frames)
     return FirstRun(getattr(tracer, "trace", {}), plates, states.states, kept.error)
 
 

@@ -141,3 +141,37 @@ def check_observations(name: str, fn: Any, shape: Sequence[int], plates: Sequenc
         f"data of shape {observed} make {together}, more observations than either has. Expected "
         "shapes that agree; look for an axis of length one, as in y[:, None]."
     )
+
+
+def check_each_once(name: str, fn: Any, shape: Sequence[int], plates: Sequence[Any]) -> None:
+    """See that no datum of an observed site in a plate counts several times without a word.
+
+    A plate expands what stands in it: with a column of means its rows make a square.
+
+    Parameters
+    ----------
+    name, fn, shape, plates
+        As :func:`check_observations` takes them.
+
+    Raises
+    ------
+    ModelCheckError
+        Data are repeated, and there is an axis without a plate, by which nobody means it.
+    """
+    batch, observed = tuple(fn.batch_shape), tuple(shape[: len(shape) - fn.event_dim])
+    together = np.broadcast_shapes(batch, observed)
+    axes = {frame.dim for frame in plates}
+    unplated = [
+        axis for axis in range(-len(together), 0) if together[axis] > 1 and axis not in axes
+    ]
+    times = math.prod(together) // max(1, math.prod(observed))
+    if not axes or not unplated or times < 2 or math.prod(observed) < 2:
+        return
+    names = ", ".join(repr(frame.name) for frame in plates)
+    raise ModelCheckError(
+        f"Site '{name}' has an invalid log_prob shape: inside of plate {names} its distribution "
+        f"has batch shape {batch} and its data {observed}, so that each datum counts {times} "
+        f"times: axis {unplated[-1]} is of no plate. Expected each datum once: drop an axis of "
+        "length one, as in mean[:, 0] or y[:, 0], or say what the axis is, by a plate with "
+        "dim=... or to_event."
+    )

@@ -28,7 +28,7 @@ from ppl_ext.errors import ModelCheckError
 from ppl_ext.networks.random_module import note
 from ppl_ext.target.discrete import check_plated, infinite_support_error, joint_values_error
 from ppl_ext.target.families import innermost
-from ppl_ext.target.scores import check_observations
+from ppl_ext.target.scores import check_each_once, check_observations
 from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.failed_factors import FailedFactors
 from pyro_ext.density.handlers import (
@@ -161,7 +161,9 @@ class CheckHandler(DiscoveryHandler):
                 f"with {tuple(msg['fn'].shape())}; check the data and the shapes at this site."
             ) from error
         if msg["is_observed"] and not site_is_subsample(msg):
-            check_observations(msg["name"], msg["fn"], msg["value"].shape, plate_frames(msg))
+            site = msg["name"], msg["fn"], msg["value"].shape, plate_frames(msg)
+            check_observations(*site)
+            check_each_once(*site)
 
 
 def _is_discrete(fn: Any) -> bool:

@@ -62,6 +62,30 @@ def crossed_without_a_plate(backend: Any) -> Callable[[Any], None]:
     return model
 
 
+def columns(backend: Any) -> Callable[[Any], None]:
+    """A column of data and one of means, in a plate, which makes each column a square."""
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        mu = host.sample("mu", dist.Normal(0.0, 10.0))
+        with host.plate("rows", 40):
+            host.sample("y", dist.Normal(mu * backend.xp.ones((40, 1)), 1.0), obs=y[:, None])
+
+    return model
+
+
+def column_of_means(backend: Any) -> Callable[[Any], None]:
+    """A column of means above a row of data, in a plate."""
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        mu = host.sample("mu", dist.Normal(0.0, 10.0))
+        with host.plate("rows", 40):
+            host.sample("y", dist.Normal(mu * backend.xp.ones((40, 1)), 1.0), obs=y)
+
+    return model
+
+
 PROGRAMS: dict[str, tuple[Callable[[Any], Callable[..., None]], str]] = {
     "`subsample_size=0`": (lambda b: mean(b, 0), r"subsample_size=0\. Expected from 1 to 40"),
     "`subsample_size=-3`": (lambda b: mean(b, -3), r"subsample_size=-3\. Expected from 1 to 40"),
@@ -69,6 +93,8 @@ PROGRAMS: dict[str, tuple[Callable[[Any], Callable[..., None]], str]] = {
     "two plates of one name": (same_plates, "Multiple plates are named.*rows"),
     "`obs=y[:, None]` under a row of means": (crossed, r"invalid log_prob shape.*\(40, 40\)"),
     "the same without a plate": (crossed_without_a_plate, r"invalid log_prob shape.*\(40, 40\)"),
+    "a column of means in a plate": (column_of_means, "each datum counts 40 times"),
+    "columns of means and of data in a plate": (columns, "each datum counts 40 times"),
 }
 
 
