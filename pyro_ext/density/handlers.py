@@ -396,8 +396,12 @@ class SiteHandler(Messenger):
         self.values[msg["name"]] = msg["value"]
 
     def _add_jacobian(self, msg: Any, log_det: Tensor) -> None:
-        log_det = scale_and_mask(log_det, msg["scale"], msg["mask"])
-        self.log_prior = self.log_prior + log_det.sum()
+        # Rows of a plate stand for others. Scales and masks of handlers do not change how values
+        # are parameterised: with them the posterior would depend on the transform.
+        scale = math.prod(
+            (frame.full_size or frame.size) / frame.size for frame in msg["cond_indep_stack"]
+        )
+        self.log_prior = self.log_prior + (log_det if scale == 1.0 else scale * log_det).sum()
 
     def sum_out(self) -> None:
         """Add what factors with discrete sites sum to, after the model's run."""
