@@ -455,10 +455,7 @@ class _WithoutMask(Messenger):
 
     def process_message(self, msg: Site) -> None:
         """Take the outermost mask off."""
-        # The log determinant of its transform is a site beside it, `_NAME_log_det`, here and in the
-        # host's own potentials.
-        name = msg["name"].removeprefix("_") if msg["type"] == "sample" else ""
-        if name.startswith(self.name):
+        if msg["type"] == "sample" and msg["name"].startswith(self.name):
             msg["fn"] = msg["fn"].base_dist
 
 

@@ -401,7 +401,9 @@ class SiteHandler(Messenger):
         scale = math.prod(
             (frame.full_size or frame.size) / frame.size for frame in msg["cond_indep_stack"]
         )
-        self.log_prior = self.log_prior + (log_det if scale == 1.0 else scale * log_det).sum()
+        if scale != 1.0:
+            log_det = scale * log_det
+        self.log_prior = self.log_prior + log_det.sum()
 
     def sum_out(self) -> None:
         """Add what factors with discrete sites sum to, after the model's run."""
