@@ -138,7 +138,8 @@ class _ReplayHandler(Messenger):
     @property
     def ties_latents(self) -> bool:
         """Whether a latent site is summed out with discrete ones."""
-        return any(not each.observed and each.own is None for each in self.factors)
+        latent = {name for name, site in self.sites.items() if not site["is_observed"]}
+        return any(each.own is None and each.site in latent for each in self.factors)
 
 
 def _missing_observations(name: str) -> ArgumentError:
