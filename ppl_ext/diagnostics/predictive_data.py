@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,8 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from numpy.typing import NDArray
 
-from ppl_ext.diagnostics.replay import DISCRETE, Replay, told_of_outside
-from ppl_ext.errors import ArgumentError
+from ppl_ext.diagnostics.replay import DISCRETE, Replay, told_of_filled, told_of_outside
+from ppl_ext.errors import ArgumentError, DataWarning
 from ppl_ext.options import check_choice, described
 
 if TYPE_CHECKING:
@@ -242,6 +243,8 @@ def predicted_site(
             f"of its own. Name another by site=..., of {list(target.observed_sites)}, or rewrite "
             "the model so that the site's observations are data."
         )
+    if filled := told_of_filled({site: replayed.sites[site]}):
+        warnings.warn(filled, DataWarning, stacklevel=2)
     if replayed.outside:
         raise ArgumentError(
             f"{told_of_outside(replayed.outside)} Pass constrained values, as get_samples returns "
