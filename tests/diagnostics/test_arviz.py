@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ppl_ext.errors import DataWarning, ArgumentError
+from ppl_ext.errors import ArgumentError, DataWarning
 from tests import arviz_support as support
 from tests.backends import from_zoo, use_float64
 from tests.diagnostics.conftest import FixedEngine, StatisticsEngine
