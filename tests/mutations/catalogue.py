@@ -98,6 +98,13 @@ def _density() -> Iterator[Mutation]:
         'log_prob = scale_and_mask(log_prob, 1.0, msg["mask"]).sum()',
         tests,
     )
+    yield from pyro(
+        "points that stand for a site have no density",
+        "density/handlers.py",
+        "if not has_density(msg):",
+        "if True:",
+        "test_target",
+    )
     yield from neutral(
         "data that count several times in a plate are accepted",
         "target/scores.py",
