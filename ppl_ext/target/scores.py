@@ -175,3 +175,58 @@ def check_each_once(name: str, fn: Any, shape: Sequence[int], plates: Sequence[A
         "length one, as in mean[:, 0] or y[:, 0], or say what the axis is, by a plate with "
         "dim=... or to_event."
     )
+
+
+def check_weights(name: str, what: str, weights: Sequence[int], log_prob: Sequence[int]) -> None:
+    """See that a scale or a mask of a handler has an entry for each log density, and no more.
+
+    Parameters
+    ----------
+    name : str
+        The site.
+    what : str
+        "scale" or "mask".
+    weights, log_prob : sequence of int
+        Shapes of it, and of the site's log density.
+
+    Raises
+    ------
+    ModelCheckError
+        With it a log density would count several times.
+    """
+    try:
+        together = np.broadcast_shapes(tuple(weights), tuple(log_prob))
+    except ValueError:
+        return  # the host says it
+    if together == tuple(log_prob):
+        return
+    raise ModelCheckError(
+        f"The {what} around site '{name}' has shape {tuple(weights)}, and its log density "
+        f"{tuple(log_prob)}: together they make {together}, so that each log density counts "
+        f"several times. Expected a {what} with one entry for each: drop an axis of length one, "
+        f"as in {what}[:, 0], take to_event off the site's distribution, or leave the site out of "
+        "the handler."
+    )
+
+
+def check_masks(name: str, fn: Any, shape: Sequence[int], plates: Sequence[Any]) -> None:
+    """The same of masks that are part of an observed joint density, of which they make several.
+
+    Parameters
+    ----------
+    name, fn, shape, plates
+        As :func:`check_observations` takes them.
+    """
+    if not fn.event_dim:
+        return
+    observed = tuple(shape[: len(shape) - fn.event_dim])
+    axes = {frame.dim for frame in plates}
+    masks = []
+    while hasattr(fn, "base_dist") and not hasattr(fn, "reinterpreted_batch_ndims"):
+        masks.append(tuple(getattr(getattr(fn, "_mask", None), "shape", ())))
+        fn = fn.base_dist
+    for mask in masks:
+        # Entries of the mask that no plate has, against those of the density and the data.
+        free = [1 if axis - len(mask) in axes else size for axis, size in enumerate(mask)]
+        own = np.broadcast_shapes(tuple(fn.batch_shape), observed, (1,) * len(mask))
+        check_weights(name, "mask", free, own)
