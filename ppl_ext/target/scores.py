@@ -198,7 +198,7 @@ def check_weights(name: str, what: str, weights: Sequence[int], log_prob: Sequen
         together = np.broadcast_shapes(tuple(weights), tuple(log_prob))
     except ValueError:
         return  # the host says it
-    if together == tuple(log_prob):
+    if together == (1,) * (len(together) - len(log_prob)) + tuple(log_prob):
         return
     raise ModelCheckError(
         f"The {what} around site '{name}' has shape {tuple(weights)}, and its log density "
@@ -221,12 +221,16 @@ def check_masks(name: str, fn: Any, shape: Sequence[int], plates: Sequence[Any])
         return
     observed = tuple(shape[: len(shape) - fn.event_dim])
     axes = {frame.dim for frame in plates}
-    masks = []
-    while hasattr(fn, "base_dist") and not hasattr(fn, "reinterpreted_batch_ndims"):
-        masks.append(tuple(getattr(getattr(fn, "_mask", None), "shape", ())))
+    masks, joined = [], 0
+    # To what stands below all that hosts expand for a mask.
+    while hasattr(fn, "base_dist") and fn.event_dim + joined:
+        if not joined:
+            masks.append(tuple(getattr(getattr(fn, "_mask", None), "shape", ())))
+        joined += getattr(fn, "reinterpreted_batch_ndims", 0)
         fn = fn.base_dist
+    batch = tuple(fn.batch_shape)
+    batch = batch[: max(0, len(batch) - joined)]
     for mask in masks:
         # Entries of the mask that no plate has, against those of the density and the data.
         free = [1 if axis - len(mask) in axes else size for axis, size in enumerate(mask)]
-        own = np.broadcast_shapes(tuple(fn.batch_shape), observed, (1,) * len(mask))
-        check_weights(name, "mask", free, own)
+        check_weights(name, "mask", free, np.broadcast_shapes(batch, observed))
