@@ -214,12 +214,21 @@ def test_a_mode_of_the_search_without_draws_is_told() -> None:
     )
     (reason,) = judge(run_of(drawn(64), density=two, modes=modes)).reasons
     assert "50% of the mass has 0% of the draws" in reason
-    # Labels that are exchanged mean nothing.
+    # Labels that are exchanged are told, and do not speak against draws in one order.
     same = (
         Mode(np.array([1.0, 9.0, 1.0]), SD, 0.0, 0.0),
         Mode(np.array([9.0, 1.0, 1.0]), SD, 0, 0),
     )
-    assert not judge(run_of(drawn(64), modes=same)).doubtful
+    shift, other = np.array([0.0, 8.0, 0.0]), [1, 0, 2]
+
+    def alike(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        near, far = normal(z - shift), normal(z[:, other] - shift)
+        values = np.logaddexp(near[0], far[0])
+        return values, np.where((z[:, 0] < z[:, 1])[:, None], near[1], far[1][:, other])
+
+    found = judge(run_of(drawn(64) + shift, density=alike, modes=same))
+    assert not found.doubtful
+    assert "50% of the mass, are others with labels exchanged" in found.told[0]
 
 
 def test_what_is_not_looked_at_is_said() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ppl_ext.sgmcmc.energies import Energies
 from ppl_ext.sgmcmc.schedules import warn_of_broken_draws
 from tests.models import zoo
 from tests.sgmcmc_support import (
@@ -76,15 +77,19 @@ def test_a_warm_up_that_has_not_settled_is_told(chains: Any) -> None:
         return chains.sample(kernel, num_samples=2000, warmup=warmup, initial=start).draws["z"]
 
     words = r"on their way in . of 2 coordinates, most in site 'z'.* is (0\.9|1\.0)"
-    with pytest.warns(public.ConvergenceWarning, match=words):
+    with (
+        pytest.warns(public.DoubtfulFitWarning, match="still on their way"),
+        pytest.warns(public.ConvergenceWarning, match=words),
+    ):
         away = run(200)
     # The draws take the rest of the way.
     assert np.abs((away.mean((0, 1)) - MEAN) / STD).max() > 1.0
-    # Warnings are errors here: neither a warm-up that has settled gives one, nor one that holds
-    # nothing.
+    # Warnings are errors here: a warm-up that has settled gives none, and one that holds nothing
+    # none of its own.
     settled = run(4000, 0.1)
     assert np.all(np.abs(settled.mean((0, 1)) - MEAN) < 0.5 * STD)
-    run(10, adapt="always")
+    with pytest.warns(public.DoubtfulFitWarning, match="still on their way"):
+        run(10, adapt="always")
 
 
 @short_warm_up
@@ -127,7 +132,8 @@ def test_friction_takes_out_the_heat_of_noisy_scores(chains: Any) -> None:
     assert 1.5 < expected / 0.25 < 3.0
     require_moments(chains, run.draws["z"], MEAN[:1], expected)
     naive = chains.public.SGHMC(model, step, friction=1e-6, estimator=chains.noisy(noise))
-    run = chains.sample(naive, num_samples=3000, num_chains=20)
+    with pytest.warns(chains.public.DoubtfulFitWarning, match="have run off"):
+        run = chains.sample(naive, num_samples=3000, num_chains=20)
     heated = run.draws["z"][:, -500:].var()
     assert heated > 100 * 0.25
 
@@ -220,6 +226,8 @@ def test_cycles_find_both_modes_where_langevin_dynamics_finds_one(chains: Any) -
     assert np.sum(run.draws["z"].min(1) < -3) <= 1
 
 
+# The first draws of a cycle still have the heat of the steps that explore.
+@pytest.mark.filterwarnings("ignore:The answer of CyclicalSGHMC is doubtful")
 def test_cycles_with_momentum_find_both_modes(chains: Any) -> None:
     """Momentum does not heat up at long steps, so that the exploring noise is made hotter."""
     model, start = chains.two_modes(5.0), {"z": np.full(10, 5.0, np.float32)}
@@ -351,6 +359,105 @@ def test_a_chain_that_runs_off_is_told(chains: Any) -> None:
         warn_of_broken_draws("SGLD", found)
 
 
+def test_draws_that_spread_beyond_a_posterior_are_told(chains: Any) -> None:
+    """A chain on its way from 600 standard deviations; from near, warnings are errors here."""
+    kernel = chains.public.SGHMC(chains.normal(MEAN, STD), 0.02)
+    away, near = np.array([[300.0, -2.0], MEAN]), np.stack([MEAN, MEAN])
+    with pytest.warns(chains.public.DoubtfulFitWarning, match="1 of 2 chains have run off"):
+        run = chains.sample(kernel, num_samples=300, num_chains=2, initial={"z": away})
+    found = _judgement(chains, kernel, run)
+    assert found.doubtful and found.draws == 600
+    run = chains.sample(kernel, num_samples=300, num_chains=2, initial={"z": near})
+    found = _judgement(chains, kernel, run)
+    assert not found.doubtful and "standard deviation of" in found.told[0]
+    assert "minibatches make" not in str(found)
+    # The same chain is right once its warm-up takes the way, and few draws are not judged.
+    chains.sample(kernel, num_samples=300, warmup=2000, num_chains=2, initial={"z": away})
+    run = chains.sample(kernel, num_samples=20, num_chains=2, initial={"z": near})
+    assert "Not judged" in _judgement(chains, kernel, run).told[0]
+
+
+@pytest.mark.parametrize("name", ["SGLD", "PSGLD", "SGHMC"])
+def test_the_heat_of_minibatches_is_told(chains: Any, name: str) -> None:
+    """A mean of 200 rows by 5: the scores' noise is known, and the variance that it makes."""
+    backend, public = chains.backend, chains.public
+    y = np.random.default_rng(1).normal(1.0, 2.0, 200)
+
+    def model(y: Any) -> None:
+        mean = backend.host.sample("mean", backend.dist.Normal(0.0, 10.0))
+        with backend.host.plate("rows", len(y), subsample_size=5) as rows:
+            backend.host.sample("y", backend.dist.Normal(mean, 2.0), obs=y[rows])
+
+    noise = (200.0**2 / 5.0 - 200.0) * y.var() / 2.0**4  # of sums without replacement
+    steps = {"SGLD": (0.002, 0.0002), "PSGLD": (0.1, 0.01), "SGHMC": (0.02, 0.001)}[name]
+    friction = {"friction": 3.0} if name == "SGHMC" else {}
+    heats = []
+    for step, doubtful in zip(steps, (True, False), strict=True):
+        kernel = getattr(public, name)(model, step, **friction, start={"mean": np.float32(1.0)})
+        options = {"num_samples": 300, "warmup": 400, "num_chains": 30}
+        if doubtful:
+            with pytest.warns(public.DoubtfulFitWarning, match="noise of minibatches.*'mean'"):
+                run = chains.sample(kernel, (backend.array(y),), **options)
+            widened = run.draws["mean"].var() * (200.0 / 4.0 + 0.01)
+        else:
+            run = chains.sample(kernel, (backend.array(y),), **options)
+        found = _judgement(chains, kernel, run)
+        assert found.doubtful == doubtful
+        line = next(each for each in found.reasons + found.told if "'mean'" in each)
+        heats.append(float(line.split("some ")[1].split(" times")[0]) - 1.0)
+    # Of so many scores the variance is known to a tenth or so.
+    per_step = {
+        "SGLD": 0.5 * noise,
+        "PSGLD": 0.5 * noise / np.sqrt(noise + 200.0 / 4.0),
+        "SGHMC": noise / (2.0 * 3.0),
+    }[name]
+    np.testing.assert_allclose(heats, per_step * np.array(steps), rtol=0.35)
+    assert widened == pytest.approx(1.0 + heats[0], rel=0.35)
+
+
+def test_pyros_own_chains_are_judged_once() -> None:
+    import pyro.infer
+
+    chains = chains_of("pyro")
+    kernel = chains.public.SGHMC(chains.normal(MEAN, STD), 0.02, start={"z": MEAN + 300.0})
+    mcmc = pyro.infer.MCMC(kernel, 200, 0, disable_progbar=True)
+    with pytest.warns(chains.public.DoubtfulFitWarning, match="still on their way") as said:
+        mcmc.run()
+    assert len(said) == 1
+    assert kernel.judgement.doubtful
+
+
+def _judgement(chains: Any, kernel: Any, run: Any) -> Any:
+    return kernel.judge() if chains.backend.is_pyro else kernel.judge(run.mcmc)
+
+
+def test_the_noise_of_minibatches_is_no_spread(backend: Any) -> None:
+    """Sums that go with the chain are those over all draws, in each package's arrays."""
+    generator = np.random.default_rng(0)
+    values = generator.normal(50.0, 1.0, (3, 400)) + np.array([0.0, 30.0, 0.0])[
+        :, None
+    ] * generator.normal(size=(3, 400))
+    values[2] += np.linspace(0.0, 100.0, 400)
+    energies = Energies.none(backend.array(np.zeros(3)))
+    cycle = backend.array(np.array([False] * 3))
+    for energy in np.concatenate([np.full((3, 50), 1e6), values], 1).T:
+        energies = energies.after(backend.array(energy), 100, noisy=True)
+        energies = energies.after(backend.array(energy + 1e6), 100, cycle)
+    whole = Energies.of(values, noisy=True)
+    assert float(np.asarray(energies.seen)[0]) == 900.0
+    for one, two in zip(energies[1:], whole[1:], strict=True):
+        np.testing.assert_allclose(np.asarray(one), two, rtol=1e-3)
+    # Independent draws differ by no more than noise would; those of a trend by 29 nats.
+    assert whole.variance()[0] < 0.0 and whole.variance()[1] < 0.0
+    assert np.sqrt(whole.variance()[2]) == pytest.approx(100.0 / np.sqrt(12.0), rel=0.02)
+    np.testing.assert_array_equal(np.asarray(energies.beyond(20)), [False, False, True])
+    np.testing.assert_array_equal(np.asarray(energies.beyond(60)), [False] * 3)
+    # Exact energies have no noise that could explain the second chain's.
+    np.testing.assert_array_equal(Energies.of(values).beyond(20), [False, True, True])
+    values[0, 7] = np.inf
+    assert Energies.of(values, noisy=True).beyond(20)[0]
+
+
 def told(chains: Any, words: str) -> Any:
     """See that steps that are not finite are told: by NumPyro the first, since its MCMC tells
     kernels of no end, by Pyro their number."""
@@ -381,6 +488,7 @@ def test_the_potential_energy_is_that_of_the_tempered_density(chains: Any) -> No
     np.testing.assert_allclose(energy, [-(log_prior + log_likelihood / 2.0)], rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:The answer of SGLD is doubtful")
 def test_chains_draw_rows_of_their_own(chains: Any) -> None:
     """From one start and without noise, chains differ by their minibatches alone."""
     public = chains.public

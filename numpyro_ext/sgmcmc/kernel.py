@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,11 +25,14 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_ext.density import Data, LogDensity
-from numpyro_ext.gradients import GradientEstimator, default_estimator
+from numpyro_ext.gradients import Full, GradientEstimator, default_estimator
 from numpyro_ext.programs import concretely
 from numpyro_ext.sharding import Sharding
 from numpyro_ext.start import GIVEN, is_given, started, without_engine
+from ppl_ext.engines.judgement import Judgement
 from ppl_ext.errors import ArgumentError
+from ppl_ext.sgmcmc.energies import Energies
+from ppl_ext.sgmcmc.heat import LET_PASS, heat_by_site, scores_each
 from ppl_ext.sgmcmc.kernels import StochasticGradientShell
 from ppl_ext.sgmcmc.schedules import check_first_step_size, warn_of_first_broken_step
 
@@ -59,6 +63,11 @@ class KernelState(NamedTuple):
         began where the density is not.
     num_diverging : int array () or (C,)
         Number of steps that were not finite.
+    energies : Energies
+        Sums over the potential energies of the draws after the warm-up.
+    heat : array (sites,) or (C, sites)
+        What the noise of minibatches adds to the variance of each site, relative to it; 0 during
+        the warm-up and for exact scores.
     replicas : dict
         ``z`` (C, R - 1, D), positions of replicas at higher temperatures, and what their exchanges
         keep; empty without.
@@ -76,6 +85,8 @@ class KernelState(NamedTuple):
     cycle: Int[Array, "*C"]
     diverging: Bool[Array, "*C"]
     num_diverging: Int[Array, "*C"]
+    energies: Energies
+    heat: Float[Array, "*C sites"]
     replicas: dict[str, Any]
     rng_key: Array
 
@@ -87,8 +98,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     _guide_form = GIVEN
     _sharding_class = Sharding
 
-    #: Whether it was said of these chains that a step was not finite.
-    _told = False
+    #: What was said of these chains.
+    _told: frozenset[str] = frozenset()
 
     # -- hooks --------------------------------------------------------------------------------
 
@@ -164,7 +175,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         ArgumentError
             The arguments or ``init_params`` do not fit the model, or hold one batch alone.
         """
-        self._told = False
+        self._told = frozenset()
         single = is_prng_key(rng_key)
         keys = rng_key[None] if single else rng_key
         num_chains = keys.shape[0]
@@ -201,6 +212,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             cycle=jnp.zeros(chains, jnp.int32),
             diverging=jnp.zeros(chains, bool),
             num_diverging=jnp.zeros(chains, jnp.int32),
+            energies=Energies.none(jnp.zeros(chains, target.dtype)),
+            heat=jnp.zeros((*chains, len(target.layout.names)), target.dtype),
             replicas=self._init_replicas(z, data, random.fold_in(estimator_key, 1)),
             rng_key=chain_keys[0] if single else chain_keys,
         )
@@ -226,8 +239,9 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         data = self.target.bind(*model_args, **dict(model_kwargs or {}))
         single = is_prng_key(state.rng_key)
         count = self._steps_to_next_draw(state.step)
+        cycle = state.cycle
         state = state._replace(
-            cycle=jnp.broadcast_to(self._cycle(state.step), state.cycle.shape),
+            cycle=jnp.broadcast_to(self._cycle(state.step), cycle.shape),
             diverging=jnp.zeros_like(state.diverging),
         )
         if isinstance(count, int) and count == 1:
@@ -236,22 +250,73 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             state = lax.fori_loop(
                 0, count, lambda _, state: self._advance(state, data, single), state
             )
+        before = state.energies
+        counts = state.cycle == cycle
+        noisy = not isinstance(self._estimator_for(1), Full)
+        energies = before.after(state.potential_energy, state.num_warmup, counts, noisy)
+        first, heat = jnp.any(before.seen == state.num_warmup), state.heat
+        if noisy:
+            measured = partial(self._measured_heat, state, data, single)
+            heat = lax.cond(first, measured, lambda: state.heat)
+        state = state._replace(energies=energies, heat=heat)
         if self.sharding is None:
-            # A draw waits for the host only where a step was not finite; under vmap, which computes
-            # both branches, at each draw.
+            # A draw waits for the host only where there is something to tell; under vmap, which
+            # computes both branches, at each draw.
+            dim = self.target.dim
             broken = state.diverging.any()
-            lax.cond(
-                broken,
-                lambda: jax.debug.callback(self._tell, broken, state.step),
-                lambda: None,
-            )
+            hot = first & jnp.any(heat > LET_PASS)
+            doubtful = hot | (energies.beyond(dim) & ~before.beyond(dim)).any()
+            told = broken, doubtful, state.step, energies, heat
+            lax.cond(broken | doubtful, lambda: jax.debug.callback(self._tell, *told), lambda: None)
         return self._after_steps(state, data, single)
 
-    def _tell(self, broken: bool, step: int) -> None:
-        """Say once that a step was not finite: the host's ``MCMC`` asks its kernel for nothing."""
-        if broken and not self._told:
-            self._told = True
+    def _measured_heat(self, state: KernelState, data: Data, single: bool) -> Array:
+        """``heat_by_site`` where the chains are, by scores of other rows."""
+        num_chains = 1 if single else len(state.rng_key)
+        z, every = self._positions(state, num_chains), self.num_replicas
+        estimator, number = self._estimator_for(len(z)), scores_each(num_chains)
+
+        def score(before: Any) -> tuple[Array, Any]:
+            estimate, after = estimator.estimate(self.target, before, z, data)
+            after = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), after, before)
+            return estimate.score[::every], after
+
+        def add(_: int, sums: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
+            total, squares, before = sums
+            found, after = score(before)
+            return total + found - first, squares + (found - first) ** 2, after
+
+        first, following = score(state.estimator)
+        zeros = jnp.zeros_like(first)
+        total, squares, _ = lax.fori_loop(1, number, add, (zeros, zeros, following))
+        heat = self._heat(state.dynamics, jnp.ravel(state.step_size)[0])
+        slices = self.target.layout.slices
+        found = jnp.stack(heat_by_site(total, squares, number, heat, slices), -1)
+        return found[0] if single else found
+
+    def _tell(
+        self, broken: bool, doubtful: bool, step: int, energies: Energies, heat: Array
+    ) -> None:
+        """Say once what speaks against draws: the host's ``MCMC`` asks its kernel for nothing."""
+        if broken and "broken" not in self._told:
+            self._told |= {"broken"}
             warn_of_first_broken_step(type(self).__name__, int(step))
+        if doubtful:
+            found = self._judgement(energies, heat)
+            if not self._told.issuperset(found.reasons):
+                self._told |= set(found.reasons)
+                found.warn()
+
+    def judge(self, mcmc: Any) -> Judgement:
+        """What the chains of a run say of its draws.
+
+        Parameters
+        ----------
+        mcmc : numpyro.infer.MCMC
+            Whose kernel this is, after ``run``.
+        """
+        state = mcmc.last_state
+        return self._judgement(state.energies, state.heat)
 
     def postprocess_fn(
         self, model_args: tuple[Any, ...], model_kwargs: Mapping[str, Any] | None

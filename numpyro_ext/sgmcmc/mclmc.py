@@ -19,6 +19,7 @@ from ppl_ext.microcanonical.chains import Microcanonical
 from ppl_ext.microcanonical.dynamics import Evaluate
 from ppl_ext.microcanonical.functions import Functions
 from ppl_ext.microcanonical.kernel import MCLMCShell
+from ppl_ext.sgmcmc.energies import Energies
 
 #: Moves after the warm-up at which the energy's variance is looked at in a run.
 LOOKED_AT = (100, 1_000, 10_000)
@@ -130,11 +131,14 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
         if due:
             self._warn_of_variance(np.asarray(squares, float), float(moves))
 
-    def _tell(self, broken: bool, step: int) -> None:
+    def _tell(
+        self, broken: bool, doubtful: bool, step: int, energies: Energies, heat: Array
+    ) -> None:
         # Adjusted moves that diverge are refused as others are.
-        if broken and not self._told and not self.adjusted:
-            self._told = True
+        if broken and "broken" not in self._told and not self.adjusted:
+            self._told |= {"broken"}
             self._warn_of_divergences(1)
+        super()._tell(False, doubtful, step, energies, heat)
 
     def judge(self, mcmc: Any) -> Judgement:
         """What the chains of a run say of its draws.

@@ -81,7 +81,6 @@ class PSGLD(PSGLDShell, StochasticGradientKernel):
             adapted = ScoreMoments(
                 *(jnp.where(warmup, new, old) for new, old in zip(adapted, dynamics, strict=True))
             )
-        # Divided by its weight the mean is right from the first step on.
-        preconditioner = 1.0 / (self.damping + jnp.sqrt(adapted.squares / adapted.weight))
+        preconditioner = adapted.preconditioner(self.damping)
         moved = langevin_step(z, score, noise, step_size, preconditioner)
         return moved, adapted

@@ -200,10 +200,12 @@ class Judgement:
         if self.doubtful:
             names = ", ".join(f"'{name}'" for name in self.centred)
             other = f"write {names} non-centred (`reparameterise=True`), " if names else ""
+            # Kernels of the hosts' MCMC return no result.
+            place = "The kernel's `judge`" if self.of_chains else "`result.judgement`"
             warnings.warn(
                 f"The answer of {self.engine} is doubtful: {' '.join(self.reasons)} Look at it by "
                 f"`check`, run longer, {other}or use `fit`, which chooses by itself. "
-                "`result.judgement` holds the figures.",
+                f"{place} has the figures.",
                 DoubtfulFitWarning,
                 stacklevel=_level_of_the_caller(),
             )
@@ -335,8 +337,8 @@ def _judged(run: Run) -> Judgement:
     if parts:
         return _by_rows(run, found, z, rows, parts)
     values, scores = evaluate(z)
-    missed = _missed_mode(run, z, evaluate)
-    found = replace(found, reasons=missed)
+    reasons, told = _missed_modes(run, z, evaluate)
+    found = replace(found, reasons=reasons, told=told)
     found = _by_density(run, found, z, values, scores, log_q, drawn.where)
     if found.doubtful or log_q is not None:
         return found
@@ -353,7 +355,7 @@ def _by_density(
     log_q: Float[np.ndarray, " S"] | None,
     where: Int[np.ndarray, " d"] | None,
 ) -> Judgement:
-    reasons, told = list(found.reasons), list[str]()
+    reasons, told = list(found.reasons), list(found.told)
     finite = np.isfinite(values) & np.isfinite(scores).all(1)
     if not finite.all():
         reasons.append(
@@ -429,30 +431,41 @@ def _variance(z: Float[np.ndarray, "S D"], scores: Float[np.ndarray, "S D"]) -> 
     return float(each.mean()), float(each.std(ddof=1) / math.sqrt(number))
 
 
-def _missed_mode(run: Run, z: Float[np.ndarray, "S D"], evaluate: Evaluate) -> tuple[str, ...]:
-    """What is to be said of a mode of the search for a start that no draws are near."""
+def _missed_modes(
+    run: Run, z: Float[np.ndarray, "S D"], evaluate: Evaluate
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What speaks against draws, and what else is told, of modes of the search without draws."""
     modes = run.modes
     if not 1 < len(modes) <= WIDTH:
-        return ()
+        return (), ()
     # By Laplace's method: the search's own bounds on masses are loose where modes are bent.
     heights = evaluate(np.stack([mode.mean for mode in modes]))[0]
     masses = heights + np.array([mode.log_scale for mode in modes])
     shares = np.exp(masses - masses.max())
     shares = shares / shares.sum()
     held = np.bincount(_nearest_mode(modes, z), minlength=len(modes)) / len(z)
-    most = int(held.argmax())
-    for k, mode in enumerate(modes):
-        # Modes that differ by an exchange of labels, within sites, say the same.
-        apart = max(
-            np.abs(np.sort(mode.mean[where]) - np.sort(modes[most].mean[where])).max()
-            for where in run.coordinates.values()
-        )
-        if held[k] < FEW * shares[k] and apart > mode.deviations.max() and shares[k] > COUNTS:
-            return (
+    most, exchanged = int(held.argmax()), 0.0
+    for k in np.flatnonzero(held < FEW * shares):
+        apart = {
+            name: np.abs(np.sort(modes[k].mean[where]) - np.sort(modes[most].mean[where])).max()
+            for name, where in run.coordinates.items()
+        }
+        if max(apart.values()) <= modes[k].deviations.max():
+            exchanged += shares[k]  # Of labels, within sites.
+        elif shares[k] > COUNTS:
+            doubt = (
                 f"The search for a start found {len(modes)} modes; one with about {shares[k]:.0%} "
-                f"of the mass has {held[k]:.0%} of the draws.",
+                f"of the mass has {held[k]:.0%} of the draws."
             )
-    return ()
+            return (doubt,), ()
+    if exchanged > COUNTS:
+        # Whoever reads figures of one label means them in one order.
+        order = (
+            f"Modes without draws, about {exchanged:.0%} of the mass, are others with labels "
+            "exchanged: figures of one label are those of the order that the draws have."
+        )
+        return (), (order,)
+    return (), ()
 
 
 def _nearest_mode(modes: Sequence[Mode], z: Float[np.ndarray, "S D"]) -> Int[np.ndarray, " S"]:

@@ -18,6 +18,7 @@ from ppl_ext.microcanonical.dynamics import DIVERGED
 from ppl_ext.microcanonical.functions import Functions
 from ppl_ext.microcanonical.tuning import ACCEPTANCE, DOUBTFUL_VARIANCE, ENERGY_VARIANCE
 from ppl_ext.options import check_choice, check_count, check_number
+from ppl_ext.sgmcmc.energies import Energies
 from ppl_ext.sgmcmc.kernels import StochasticGradientShell
 
 #: R-hat of the log density from which on chains do not agree, and draws of a chain from which on it
@@ -160,7 +161,7 @@ class MCLMCShell(StochasticGradientShell):
                 f"{name}=0. Take {name} of some hundred, or give step_size and length."
             )
 
-    def _warn_of_divergences(self, number: int) -> None:
+    def _warn_of_divergences(self, number: int, steps: int = 0) -> None:
         """Say that so many moves have diverged; adjusted ones are refused as others are."""
         if number and not self.adjusted:
             warnings.warn(
@@ -231,6 +232,7 @@ class MCLMCShell(StochasticGradientShell):
             share = diverged.sum() / moves / len(diverged)
             line = f"{share:.2%} of the moves have diverged, and were not taken."
             (reasons if share > OFTEN else told).append(line)
+        reasons += Energies.of(energies).judged(name, self.target.dim).reasons
         if len(energies) > 1 and energies.shape[1] >= LEAST_DRAWS and np.isfinite(energies).all():
             r_hat = float(split_r_hat(energies.T[:, :, None])[0])
             line = f"R-hat of the log density is {r_hat:.3f}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -11,9 +13,12 @@ from jaxtyping import Float
 
 from ppl_ext.arguments import check_callable
 from ppl_ext.documented import documents_subclasses
+from ppl_ext.engines.judgement import Judgement
 from ppl_ext.errors import ArgumentError, ConvergenceWarning
 from ppl_ext.options import check_count, check_number
 from ppl_ext.running.sharding import ShardingShell, check_sharding
+from ppl_ext.sgmcmc.energies import Energies
+from ppl_ext.sgmcmc.heat import judged_heat
 from ppl_ext.sgmcmc.schedules import (
     Schedule,
     as_numbers,
@@ -163,6 +168,19 @@ class StochasticGradientShell:
         """Cycle of the draw that follows when ``step`` steps have been taken."""
         return 0 * step
 
+    def _heat(self, dynamics: Any, step_size: Any) -> Any:
+        """What noise of variance 1 in the scores adds to a variance, relative to the posterior's.
+
+        One number, or an array that broadcasts to (C, D).
+        """
+        raise NotImplementedError
+
+    def _judgement(self, energies: Energies, heat: Any) -> Judgement:
+        """What chains say of their draws by their energies, and by ``heat_by_site`` (C, sites)."""
+        found = energies.judged(type(self).__name__, self.target.dim)
+        reasons, told = judged_heat(heat, self.target.layout.names)
+        return replace(found, reasons=found.reasons + reasons, told=found.told + told)
+
     def _check_not_one_batch(self, estimator: Any, plate: str, advice: str = "") -> None:
         """See that the arguments hold all rows.
 
@@ -210,6 +228,9 @@ class SGLDShell(StochasticGradientShell):
     M. Welling and Y. W. Teh, "Bayesian learning via stochastic gradient Langevin dynamics", ICML
     2011, equation 4.
     """
+
+    def _heat(self, dynamics: Any, step_size: Any) -> Any:
+        return 0.5 * step_size
 
 
 class Cycles(StochasticGradientShell):
@@ -318,6 +339,10 @@ class ScoreMoments(NamedTuple):
     mean_square: Float[Any, "C D"]
     steps: Float[Any, "C 1"]
 
+    def preconditioner(self, damping: float) -> Float[Any, "C D"]:
+        """The diagonal of G: divided by its weight the mean is right from the first step on."""
+        return 1.0 / (damping + (self.squares / self.weight) ** 0.5)
+
     def with_score(self, score: Float[Any, "C D"], decay: float) -> Self:
         """The same with the scores of one more step."""
         share, square = 4.0 / (self.steps + 4.0), score**2
@@ -385,6 +410,10 @@ class PSGLDShell(StochasticGradientShell):
         self.decay = float(decay)
         self.damping = float(damping)
         self.adapt = adapt
+
+    def _heat(self, dynamics: Any, step_size: Any) -> Any:
+        moments = ScoreMoments(**dynamics) if isinstance(dynamics, dict) else dynamics
+        return 0.5 * step_size * moments.preconditioner(self.damping)
 
     def _warn_of_chains_on_their_way(self, mean: Any, mean_square: Any) -> None:
         """Say at the end of the warm-up if the scores (C, D) of a coordinate point one way."""
@@ -465,6 +494,15 @@ class SGHMCShell(StochasticGradientShell):
         self.friction = float(friction)
         self.mass = mass
         self.num_steps = int(num_steps)
+
+    def _mass(self) -> Any:
+        """The diagonal of M (D,)."""
+        raise NotImplementedError
+
+    def _heat(self, dynamics: Any, step_size: Any) -> Any:
+        # Of what friction takes out of the momentum in a step and its noise puts in.
+        forgotten = 1.0 - math.e ** (-2.0 * self.friction * step_size)
+        return step_size**2 / (self._mass() * forgotten)
 
     def _steps_to_next_draw(self, step: Any) -> Any:
         return self.num_steps

@@ -12,11 +12,13 @@ A subclass fills in two hooks, and may fill in a third:
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyro
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,13 +26,16 @@ from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ppl_ext.engines.judgement import Judgement
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import describe
+from ppl_ext.sgmcmc.energies import Energies
+from ppl_ext.sgmcmc.heat import heat_by_site, scores_each
 from ppl_ext.sgmcmc.kernels import StochasticGradientShell
 from ppl_ext.sgmcmc.schedules import Schedule, check_first_step_size, warn_of_broken_steps
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.fingerprint import digest_of_arguments
-from pyro_ext.gradients import GradientEstimator, default_estimator
+from pyro_ext.gradients import Full, GradientEstimator, default_estimator
 from pyro_ext.sharding import Sharding
 from pyro_ext.start import GUIDE_FORM, is_guide, started
 
@@ -84,6 +89,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
 
     #: Draws come out in the supports of their sites: there is nothing for ``MCMC`` to transform.
     transforms: Mapping[str, Any] = {}
+    #: What the last run said of its draws; None before.
+    judgement: Judgement | None = None
 
     def __init__(
         self,
@@ -103,6 +110,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         self._warmup_draws = 0
         self._draws = 0
         self._figures: dict[str, list[Any]] = {}
+        self._site_heat: Float[np.ndarray, "C sites"] | None = None
 
     # -- hooks -------------------------------------------------------------------------------
 
@@ -172,6 +180,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         self._generator.manual_seed(int(seed))
         check_first_step_size(self.step_size(0))
         self._warmup_draws, self._draws, self._figures = warmup_steps, 0, {"divergences": []}
+        self._figures["potential_energy"], self._site_heat, self.judgement = [], None, None
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self._restore(pending, num_chains)
@@ -249,6 +258,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
                 state = self._advance(state)
             state = self._after_steps(state)
         self._state = state
+        if self._draws == self._warmup_draws and self._noisy:
+            self._site_heat = self._measured_heat(state)
         if self._draws >= self._warmup_draws:
             self._record(state, self._draws - self._warmup_draws)
         self._draws += 1
@@ -259,13 +270,60 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             self._figures["divergences"].append((number, state.diverging.clone()))
         self._figures.setdefault("step_size", []).append(state.step_size)
         self._figures.setdefault("cycle", []).append(state.cycle)
+        self._figures["potential_energy"].append(state.potential_energy)
+
+    def judge(self) -> Judgement:
+        """What the chains of the last run say of their draws."""
+        none = np.zeros((1, len(self.target.layout.names)))
+        heat = none if self._site_heat is None else self._site_heat
+        return self._judgement(Energies.of(self._energies(), self._noisy), heat)
+
+    @property
+    def _noisy(self) -> bool:
+        return not isinstance(self._score_estimator, Full)
+
+    def _measured_heat(self, state: KernelState) -> Float[np.ndarray, "C sites"]:
+        """``heat_by_site`` where the chains are, by scores of other rows.
+
+        Its random numbers are its own, so that chains go on as without it.
+        """
+        generator = torch.Generator().manual_seed(self._generator.initial_seed())
+        assert self._data is not None
+        z, number = self._positions(state), scores_each(len(state.z))
+        scores, before = [], copy.deepcopy(state.estimator)
+        with torch.no_grad():
+            for _ in range(number):
+                estimate, before = self._score_estimator.estimate(
+                    self.target, before, z, self._data, generator
+                )
+                scores.append(estimate.score[:: self.num_replicas])
+            off = torch.stack(scores) - scores[0]
+            heat = self._heat(state.dynamics, state.step_size)
+            slices = self.target.layout.slices
+            found = heat_by_site(off.sum(0), off.square().sum(0), number, heat, slices)
+        return torch.stack(found, -1).double().cpu().numpy()
+
+    def _energies(self) -> Float[np.ndarray, "C S"]:
+        """Energies of the draws after the warm-up that an exploring step does not go before."""
+        energies, cycles = self._figures["potential_energy"], self._figures["cycle"]
+        if not energies:
+            return np.zeros((1, 0))
+        same = np.diff(cycles, prepend=cycles[0]) == 0
+        return torch.stack(energies, 1).double().cpu().numpy()[:, same]
 
     def cleanup(self) -> None:
-        """Say at the end of a run how many steps were not finite; ``MCMC`` calls it."""
+        """Say at the end of a run what speaks against its draws; ``MCMC`` calls it."""
         state = self._state
-        if state is not None:
-            broken, steps = int(state.num_diverging.sum()), state.step * len(state.num_diverging)
-            warn_of_broken_steps(type(self).__name__, broken, steps)
+        if state is None or self.judgement is not None:  # Pyro's own MCMC calls it twice.
+            return
+        broken, steps = int(state.num_diverging.sum()), state.step * len(state.num_diverging)
+        self._warn_of_divergences(broken, steps)
+        if self._figures.get("potential_energy"):
+            self.judgement = self.judge()
+            self.judgement.warn()
+
+    def _warn_of_divergences(self, number: int, steps: int) -> None:
+        warn_of_broken_steps(type(self).__name__, number, steps)
 
     def diagnostics(self, chain: int = 0) -> dict[str, Any]:
         """Figures of the draws of a chain after the warm-up.
@@ -274,11 +332,13 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         -------
         dict
             ``divergences``: draws before which a step was not finite and not taken;
-            ``step_size`` and ``cycle`` of each draw.
+            ``step_size``, ``cycle`` and ``potential_energy``, the negative log density, of each
+            draw.
         """
         figures = dict(self._figures)
         broken = [number for number, where in figures.get("divergences", []) if where[chain]]
-        return {**figures, "divergences": broken}
+        energies = [float(each[chain]) for each in figures.get("potential_energy", [])]
+        return {**figures, "divergences": broken, "potential_energy": energies}
 
     def logging(self) -> OrderedDict[str, str]:
         """Step size, and steps that were not finite, for the progress bar."""

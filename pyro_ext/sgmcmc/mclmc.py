@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,9 +56,6 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
 
     _full = Full
 
-    #: What the last run said of its draws; None before.
-    judgement: Judgement | None = None
-
     def setup_chains(self, num_chains: int, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         """Start chains that are run as one; see the base class.
 
@@ -71,9 +67,7 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
         resumed = self._pending is not None
         if not resumed:
             self._check_tuned("warmup_steps", warmup_steps)
-        self.judgement = None
         super().setup_chains(num_chains, warmup_steps, *args, **kwargs)
-        self._figures["potential_energy"] = []
         self._moves_of_chains = moves = self._moves(FUNCTIONS, self.target.epsilon)
         if resumed:
             return
@@ -132,38 +126,13 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
             num_diverging=state.num_diverging + diverged,
         )
 
-    def _record(self, state: KernelState, number: int) -> None:
-        super()._record(state, number)
-        self._figures["potential_energy"].append(state.potential_energy)
-
-    def diagnostics(self, chain: int = 0) -> dict[str, Any]:
-        """Figures of the draws of a chain after the warm-up; see the base class.
-
-        Returns
-        -------
-        dict
-            Also ``potential_energy``, the negative log density at each draw.
-        """
-        figures = super().diagnostics(chain)
-        energies = figures.get("potential_energy", [])
-        return {**figures, "potential_energy": [float(each[chain]) for each in energies]}
-
     def judge(self) -> Judgement:
         """What the chains of the last run say of their draws."""
-        state, energies = self.state, self._figures["potential_energy"]
+        state = self.state
         dynamics = state.dynamics
         return self._judged(
             dynamics.squares.double().cpu().numpy(),
             float(dynamics.moves),
             state.num_diverging.cpu().numpy(),
-            torch.stack(energies, 1).double().cpu().numpy() if energies else np.zeros((1, 0)),
+            self._energies(),
         )
-
-    def cleanup(self) -> None:
-        """Say at the end of a run what its chains say against it; ``MCMC`` calls it."""
-        state = self._state
-        if state is None or not self._figures.get("potential_energy"):
-            return
-        self._warn_of_divergences(int(state.num_diverging.sum()))
-        self.judgement = self.judge()
-        self.judgement.warn()

@@ -64,9 +64,8 @@ class PSGLD(PSGLDShell, StochasticGradientKernel):
         step_size: float,
         warmup: bool,
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        moments = ScoreMoments(**dynamics)
         if warmup or self.adapt == "always":
-            dynamics = ScoreMoments(**dynamics).with_score(score, self.decay)._asdict()
-        # Divided by its weight the mean is right from the first step on.
-        root = (dynamics["squares"] / dynamics["weight"]).sqrt()
-        preconditioner = 1.0 / (self.damping + root)
-        return langevin_step(z, score, noise, step_size, preconditioner), dynamics
+            moments = moments.with_score(score, self.decay)
+        preconditioner = moments.preconditioner(self.damping)
+        return langevin_step(z, score, noise, step_size, preconditioner), moments._asdict()

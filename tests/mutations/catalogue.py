@@ -1167,6 +1167,34 @@ def _sgmcmc() -> Iterator[Mutation]:
         "sgmcmc dynamics",
     )
     yield from neutral(
+        "half the heat of Langevin steps",
+        "sgmcmc/kernels.py",
+        "return 0.5 * step_size\n",
+        "return 0.25 * step_size\n",
+        "test_sgmcmc",
+    )
+    yield from neutral(
+        "heat without the mean of the scores",
+        "sgmcmc/heat.py",
+        "(squares - total**2 / number)",
+        "squares",
+        "test_sgmcmc",
+    )
+    yield from neutral(
+        "energies of the warm-up count",
+        "sgmcmc/energies.py",
+        "1.0 * (self.seen >= num_warmup) * counts",
+        "1.0 * counts",
+        "test_sgmcmc",
+    )
+    yield from neutral(
+        "the noise of minibatches counts as spread",
+        "sgmcmc/energies.py",
+        "(self.squares - 0.5 * (1.0 + ERRORS / steps**0.5) * self.changes)",
+        "self.squares",
+        "test_sgmcmc",
+    )
+    yield from neutral(
         "PSGLD: no word of chains on their way",
         "sgmcmc/kernels.py",
         "if not (worst > ON_THE_WAY).any():",
