@@ -84,6 +84,7 @@ def check(
 
     def predictions() -> str:
         held: dict[str, Any] = {"params": source.held} if source.held else {}
+        held["return_sites"] = ()
         predicted = predictive_distribution(model, source.draws, *held_out or (), **held)
         return told_of_predictions(predicted)
 

@@ -74,7 +74,8 @@ def check(
     source = source_of(draws, lambda found: of_host(found, model, *first, seed, passes))
 
     def predictions() -> str:
-        return told_of_predictions(predictive_distribution(model, source.draws, *held_out or ()))
+        predicted = predictive_distribution(model, source.draws, *held_out or (), return_sites=())
+        return told_of_predictions(predicted)
 
     generator = np.random.default_rng(seed)
     return shared.check(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -388,6 +389,46 @@ def test_the_link_check_tells_a_host_not_reached_from_a_page_that_is_gone(
         if status == "ignored"
         else message == result.message
     )
+
+
+TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.S | re.M)
+#: Entries of the sidebar that a reader has before the eyes at most.
+MOST_ENTRIES = 20
+
+
+def below(page: str) -> list[str]:
+    """The pages below one, as its menus name them; what is no page of the folder has none."""
+    path = DOCS / f"{page}.md"
+    if not path.exists():
+        return []
+    lines = [line for menu in TOCTREE.findall(path.read_text("utf-8")) for line in menu.split("\n")]
+    names = [line.strip() for line in lines if line.strip() and not line.startswith(":")]
+    places = [name.partition("<")[2].rstrip(">") or name for name in names]
+    inside = (path.parent / place for place in places)
+    return [Path(os.path.normpath(each)).relative_to(DOCS).as_posix() for each in inside]
+
+
+def test_a_sidebar_has_few_entries() -> None:
+    """As `pages.css` shows them: of a part inside of a room that part alone."""
+    rooms = below("index")
+    assert len(rooms) <= MOST_ENTRIES // 2 + 2
+    for room in rooms:
+        parts = below(room)
+        assert len(rooms) + len(parts) <= MOST_ENTRIES, room
+        for part in parts:
+            assert len(rooms) + 1 + len(below(part)) <= MOST_ENTRIES, part
+            assert not any(map(below, below(part))), part
+
+
+def test_every_page_is_in_a_menu_once() -> None:
+    def every(page: str) -> Iterator[str]:
+        yield page
+        for each in below(page):
+            yield from every(each)
+
+    found = [*every("index"), "glossary"]  # which is in the reference's menu
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in PAGES}
+    assert pages <= set(found) and len(found) == len(set(found))
 
 
 pytestmark = [

@@ -374,6 +374,27 @@ def page_of_room(room: Room, own: list[Name], inside: list[str]) -> list[str]:
     return lines
 
 
+def part_of(heading: str) -> str:
+    """The page of the rooms below a heading."""
+    return f"part/{heading.lower().replace(' ', '-')}"
+
+
+def tables_of(rooms: list[Room], own: dict[str, list[Name]]) -> list[str]:
+    """Rooms, with their names."""
+    lines: list[str] = []
+    for room in rooms:
+        lines += [f":doc:`/api/{room.name}`", ""]
+        lines += table(own[room.name]) if own[room.name] else indented([room.text, ""])
+    return lines
+
+
+def page_of_part(heading: str, own: dict[str, list[Name]]) -> list[str]:
+    """The page of the rooms below a heading, for the menu at the side."""
+    rooms = GROUPS[heading]
+    places = [f"/api/{room.name}" for room in rooms]
+    return [*titled(heading), *tables_of(rooms, own), *toctree(places)]
+
+
 def first_page(own: dict[str, list[Name]]) -> list[str]:
     """The page that the reference opens with."""
     lines = titled("Reference")
@@ -385,11 +406,8 @@ def first_page(own: dict[str, list[Name]]) -> list[str]:
         "",
     ]
     for heading, rooms in GROUPS.items():
-        lines += titled(heading, "-")
-        for room in rooms:
-            lines += [f":doc:`/api/{room.name}`", ""]
-            lines += table(own[room.name]) if own[room.name] else indented([room.text, ""])
-    return lines + toctree([room.name for room in ROOMS])
+        lines += titled(heading, "-") + tables_of(rooms, own)
+    return lines + toctree([*map(part_of, GROUPS), "/glossary"])
 
 
 def write(path: Path, lines: list[str]) -> None:
@@ -414,6 +432,8 @@ def write_pages(app: Sphinx) -> None:
         inside[room_of(module).name].append(module)
     for room in ROOMS:
         pages[room.name] = page_of_room(room, own[room.name], inside[room.name])
+    for heading in GROUPS:
+        pages[part_of(heading)] = page_of_part(heading, own)
     pages["index"] = first_page(own)
     for page, lines in pages.items():
         write(folder / f"{page}.rst", lines)

@@ -261,6 +261,11 @@ def is_factor(site: Site) -> bool:
     return is_made_of(site["fn"], Unit)
 
 
+def is_array(site: Site) -> bool:
+    """Whether a trace entry is a deterministic site whose value is an array."""
+    return site["type"] == "deterministic" and hasattr(site["value"], "shape")
+
+
 def is_observation(site: Site) -> bool:
     """Whether a trace entry is an observed sample site other than a factor."""
     return site["type"] == "sample" and site["is_observed"] and not is_factor(site)

@@ -22,7 +22,7 @@ from numpyro.distributions import (
 )
 from numpyro.primitives import Messenger
 
-from numpyro_ext.density.handlers import Site, is_enumerated, is_latent, run_trace
+from numpyro_ext.density.handlers import Site, is_array, is_enumerated, is_latent, run_trace
 from numpyro_ext.density.outputs import joint_mask, unwrap
 from numpyro_ext.programs import Program
 from ppl_ext.target.discrete import STANDS_IN, Missing, Run
@@ -62,6 +62,11 @@ class ObserveMissing(Missing, Messenger):
         return value
 
 
+def _log_prob(site: Site) -> Array:
+    density: Array = site["fn"].log_prob(site["value"])
+    return density
+
+
 def run_at(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Mapping[str, Any], int], Run]:
@@ -75,9 +80,9 @@ def run_at(
         observing = ObserveMissing(model, values, seed)
         seeded = handlers.seed(handlers.substitute(observing, data=dict(values)), 0)
         return {
-            name: (site["value"], site["fn"].log_prob(site["value"]))
+            name: (site["value"], jnp.zeros(()) if is_value else _log_prob(site))
             for name, site in run_trace(seeded, args, kwargs).items()
-            if site["type"] == "sample"
+            if (is_value := is_array(site)) or site["type"] == "sample"
         }
 
     compiled = Program(run, rarely=True)

@@ -31,6 +31,7 @@ from numpyro_ext.density.handlers import (
     PlateControl,
     Site,
     Trace,
+    is_array,
     is_enumerated,
     is_factor,
     is_latent,
@@ -257,8 +258,8 @@ def _model_at(
 
 
 def _kind(site: Site) -> str | None:
-    if site["type"] == "deterministic":
-        return "deterministic" if hasattr(site["value"], "shape") else None
+    if is_array(site):
+        return "deterministic"
     if site["type"] != "sample" or is_factor(site):
         return None
     if site["is_observed"]:
@@ -452,6 +453,7 @@ def _record(
     observed = tuple(site.name for site in recorder.observed_sites)
     priors = tuple(site.name for site in recorder.computed_sites)
     deterministic = tuple(site.name for site in recorder.deterministic_sites)
+    alongside = tuple(site.name for site in recorder.alongside_sites)
     quick = is_quick(num_draws, target, data)
     run = _compiled_chunk(
         target,
@@ -459,6 +461,8 @@ def _record(
         observed,
         priors,
         deterministic,
+        alongside,
+        recorder.apart,
         quick,
         most,
         missing,
@@ -488,15 +492,23 @@ def _record(
     if recorder.uncertain:
         everything = {name: np.arange(plate.size) for name, plate in target.plates.items()}
 
-        def recomputed(values: Mapping[str, jax.Array], data: Data) -> dict[str, jax.Array]:
-            trace = _run(target, data, values, everything)
-            return {name: trace[name]["value"] for name in recorder.uncertain}
+        wanted = recorder.to_correct
+        own = [name for group, name in wanted if group == "predictive"]
+
+        def recomputed(
+            values: Mapping[str, jax.Array], data: Data, key: jax.Array
+        ) -> dict[str, jax.Array]:
+            new = key if own else None
+            trace = _run(target, data, values, everything, new, random.fold_in(key, 1), own)
+            return {name: trace[name]["value"] for _, name in wanted}
 
         program = Program(recomputed, rarely=quick)
+        of_all = random.fold_in(rng_key, _STREAM - chunk - 1)
         for draw in range(num_draws):
             at = {name: value[draw] for name, value in values.items()}
-            for name, each in program(at, data).items():
-                recorder.correct(name, draw, np.asarray(each))
+            found = program(at, data, random.fold_in(of_all, draw))
+            for group, name in wanted:
+                recorder.correct(group, name, draw, np.asarray(found[name]))
 
 
 #: Where it is kept which latent sites are outside of their supports.
@@ -514,6 +526,8 @@ def _compiled_chunk(
     observed: tuple[str, ...],
     priors: tuple[str, ...],
     deterministic: tuple[str, ...],
+    alongside: tuple[str, ...],
+    apart: bool,
     quick: bool,
     most: bool,
     missing: frozenset[str],
@@ -568,18 +582,21 @@ def _compiled_chunk(
         # New values of an observed site change what the model computes after it, of one in a scan
         # in later steps.
         in_scan = any(trace[name].get("_control_flow_done", False) for name in observed)
-        apart = len(observed) > 1 or in_scan
+        by_run = apart or in_scan
+        new = trace
         for name in observed:
             site = trace[name]
             if "prediction" in groups:
                 for term, value in prediction_of((given if at_values else trace)[name]).items():
                     computed.setdefault(term, {})[name] = value
-            if "predictive" in groups and not apart:
+            if "predictive" in groups and not by_run:
                 computed["predictive"] = {name: _new_observation(site, key)}
-        if "predictive" in groups and apart:
+        if "predictive" in groups and by_run:
             prior = random.fold_in(key, 1)
-            again = _run(target, data, values, indices, key, prior, observed)
-            computed["predictive"] = {name: again[name]["value"] for name in observed}
+            new = _run(target, data, values, indices, key, prior, observed)
+            computed["predictive"] = {name: new[name]["value"] for name in observed}
+        at = given if at_values else new
+        computed["alongside"] = {name: at[name]["value"] for name in alongside}
         return computed
 
     def chunk(

@@ -21,6 +21,7 @@ from ppl_ext.diagnostics.predictive_data import (
     draws_of_fit,
     observed_at,
     predicted_site,
+    returned_sites,
 )
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
@@ -28,7 +29,6 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.habits import as_fitted, columns_as_arrays
 from ppl_ext.options import check_count, described
 from ppl_ext.running.sharding import check_sharding
-from ppl_ext.target.discrete import dependents
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
         draw_chunk : int, optional
             At most this many draws are evaluated at once. Default: 128.
         """,
-    one_by_one="",
 )
 @entry
 @on_own_axes
@@ -67,6 +66,7 @@ def predictive_distribution(
     site: str | None = None,
     linearize: bool | Mapping[str, Any] = False,
     discrete: str | None = None,
+    return_sites: Collection[str] | None = None,
     state: Any = None,
     num_samples: int | None = None,
     params: Mapping[str, Any] | None = None,
@@ -121,10 +121,8 @@ def predictive_distribution(
         )
         return *found, observing
 
-    dependent_on = partial(dependents, run=run_at(model, args, kwargs))
-    site, target, data, observing, dependent = observed_at(
-        site, draws, observed, computed_sites, dependent_on
-    )
+    run = run_at(model, args, kwargs)
+    site, target, data, unseen = observed_at(site, draws, observed, computed_sites, run)
     if at is not None:
         at = {name: np.asarray(value) for name, value in at.items()}
     at_draws = partial(
@@ -136,7 +134,7 @@ def predictive_distribution(
         around=at,
         rng_key=rng_key,
     )
-    return predicted_site(site, target, observing.missing, draws, discrete, at_draws, dependent)
+    return predicted_site(site, target, unseen, draws, discrete, return_sites, at_draws)
 
 
 def _states(draws: Any, state: Any) -> tuple[Any, ...]:
@@ -164,8 +162,11 @@ def predictions(
     kwargs: Mapping[str, Any],
     seed: int = 0,
     like: tuple[tuple[Any, ...], Mapping[str, Any]] = ((), {}),
+    return_sites: Collection[str] | None = None,
 ) -> dict[str, np.ndarray]:
     """New values of the observed sites of a model at draws, as the host's ``Predictive`` has them.
+
+    And those of deterministic sites in the same runs.
 
     Parameters
     ----------
@@ -176,6 +177,8 @@ def predictions(
     seed : int
     like : tuple of tuple and mapping
         The arguments of the fit: where these are arrays, lists and arrays of NumPy are made such.
+    return_sites : collection of str, optional
+        Sites that are returned, latent ones among them. Default: all others.
 
     Returns
     -------
@@ -184,7 +187,7 @@ def predictions(
     Raises
     ------
     ArgumentError
-        The draws or the arguments do not fit the model.
+        The draws or the arguments do not fit the model, or there is no such site.
     """
     args, kwargs = columns_as_arrays(args, kwargs, place)
     args, kwargs = as_fitted(model, args, kwargs, like, place)
@@ -196,4 +199,7 @@ def predictions(
         "all_rows": False,
         "rng_key": random.key(seed),
     }
-    return replay(target, draws, data, groups=("predictive",), **options).predictive
+    groups = ("predictive", "alongside")
+    return returned_sites(
+        replay(target, draws, data, groups=groups, **options), draws, return_sites
+    )

@@ -93,7 +93,16 @@ class Convergence:
     @property
     def worst_deviation(self) -> float:
         """The largest error of a standard deviation, of those that have a value."""
-        return float(np.where(self.is_heavy, 0.0, self.deviation_error).max())
+        return float(self._deviations.max())
+
+    @property
+    def worst_deviation_at(self) -> int:
+        """Where it is."""
+        return int(self._deviations.argmax())
+
+    @property
+    def _deviations(self) -> Float[np.ndarray, " D"]:
+        return np.where(self.is_heavy, 0.0, self.deviation_error)
 
     @property
     def is_adrift(self) -> bool:

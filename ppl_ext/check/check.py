@@ -278,8 +278,18 @@ def check(
         observed = program.written.observed
         observed.warn()
         found = observed.judged(_heard(source, program, generator, hearing, reference or made))
+        found = replace(found, reasons=(*found.reasons, _conclusion(found)))
         bar.set_description_str("agrees" if found.trusted else found.level)
     return found
+
+
+def _conclusion(verdict: Verdict) -> str:
+    """What follows for the draws."""
+    if verdict.trusted:
+        return "So these draws may be trusted."
+    if verdict.level == "not trusted":
+        return "So do not trust these draws."
+    return "So these draws are neither refuted nor confirmed."
 
 
 def _heard(

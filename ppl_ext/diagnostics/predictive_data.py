@@ -14,6 +14,7 @@ variable            dimensions                    meaning
 ``variance``        draw, row [, output]          its variance
 ``cdf``             draw, row [, output]          distribution function at the observed value
 a discrete site     draw, row, or its own         its values, where they were asked for
+a deterministic     draw, row, or its own         its values, but for ``return_sites=[]``
 ==================  ============================  ============================================
 
 A dataset has either ``probabilities`` (classification) or ``mean`` and ``variance`` (regression);
@@ -28,6 +29,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +37,16 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from numpy.typing import NDArray
 
-from ppl_ext.diagnostics.replay import DISCRETE, Replay, told_of_filled, told_of_outside
+from ppl_ext.diagnostics.replay import (
+    DISCRETE,
+    Replay,
+    SiteDescription,
+    told_of_filled,
+    told_of_outside,
+)
 from ppl_ext.errors import ArgumentError, DataWarning
 from ppl_ext.options import check_choice, described
+from ppl_ext.target.discrete import Run, dependents
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -49,6 +58,9 @@ NAMES = (
     *("log_likelihood", "observed", "probabilities", "mean", "variance", "cdf"),
     *("draw", "row", "output", "class"),
 )
+
+#: Further runs that show whether a value is computed from one that is missing.
+_VALUES_COMPARED = 4
 
 PREDICTIVE_DOCUMENTATION = """
     The model runs with each draw on the rows of its arguments, test rows as a rule, as $host's
@@ -85,13 +97,17 @@ PREDICTIVE_DOCUMENTATION = """
         Draw discrete latent sites jointly from their posterior, or take the most probable values
         together. Distributions are then given these; the log likelihood stays that with discrete
         sites summed out.
+    return_sites : sequence of str, optional
+        Deterministic sites whose values at each draw the dataset has under their names, such as
+        the mean that a program computes of its rows. Default: all that do not depend on sites
+        without values, but for those that bear a name of the dataset.
     $params
     $randomness
     $draw_chunk
     data_chunk : int, optional
         At most this many rows of a subsampled plate are evaluated at once. Default: 2048. Rows of
         a model without one can be passed in parts, and the results joined by
-        ``xarray.concat(parts, "row")``.$one_by_one
+        ``xarray.concat(parts, "row")``.
     sharding : Sharding, optional
         How draws and rows are split over devices.
 
@@ -100,8 +116,8 @@ PREDICTIVE_DOCUMENTATION = """
     Dataset
         With the dimensions draw, row and class, see
         :mod:`ppl_ext.diagnostics.predictive_data`. Rows that a mask hides are left out. With
-        ``discrete`` also every discrete latent site under its name, by row where its plates are
-        those of the predicted site.
+        ``discrete`` also every discrete latent site under its name. Such sites and deterministic
+        ones are by row where their plates are those of the predicted site.
 
     Raises
     ------
@@ -109,12 +125,58 @@ PREDICTIVE_DOCUMENTATION = """
         A latent site has no draws, sites differ in their number of draws, a draw has the wrong
         shape, draws are NaN, infinite or outside of their sites' supports, several sites could be
         meant, the observations are computed from latent sites, the site has neither classes nor
-        moments, a discrete site bears a name of the dataset, or, with ``discrete``, an observed
-        site depends on the one to predict. With ``linearize``: there is no mode, or a parameter of
+        moments, a discrete site bears a name of the dataset, there is no deterministic site of a
+        name in ``return_sites``, or, with ``discrete``, an observed site depends on the one to
+        predict. With ``linearize``: there is no mode, or a parameter of
         an observed distribution has no scale without bounds.
     ModelCheckError
         The model cannot be run with its latent sites set.
 """
+
+
+def returned_sites(
+    replayed: Replay, draws: Mapping[str, Any], names: Collection[str] | None
+) -> dict[str, Array]:
+    """What a prediction returns: values by site, in the order of the program.
+
+    Parameters
+    ----------
+    replayed : Replay
+        With the groups "predictive" and "alongside".
+    draws : mapping of str to array
+        Of the latent sites, which are returned where they are named.
+    names : collection of str, optional
+        Default: sites with new values, and deterministic ones.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such site.
+    """
+    new = {**replayed.predictive, **replayed.alongside}
+    check_return_sites(names, {*new, *draws})
+    if names is None:
+        return {name: new[name] for name in replayed.sites if name in new}
+    of_each = {**{name: np.asarray(value) for name, value in draws.items()}, **new}
+    return {name: of_each[name] for name in names}
+
+
+def check_return_sites(names: Collection[str] | None, sites: Collection[str]) -> None:
+    """See that the sites that are wanted are a list of names that there are.
+
+    Raises
+    ------
+    ArgumentError
+        They are not.
+    """
+    if isinstance(names, str):
+        raise ArgumentError(
+            "Expected return_sites as a list of names, found one name. Write "
+            f"return_sites=[{names!r}]."
+        )
+    unknown = [name for name in names or () if name not in sites]
+    if unknown:
+        raise ArgumentError(f"Expected return_sites of {sorted(sites)}, found {unknown}.")
 
 
 def draws_of_fit(draws: Any, linearize: Any, *given: Any, **options: Any) -> tuple[Any, Any]:
@@ -169,9 +231,9 @@ def observed_at(
     draws: Mapping[str, Any],
     observed: Callable[[Collection[str]], tuple[Any, Any, Any]],
     computed_sites: Callable[..., Any],
-    dependent_on: Callable[..., Any],
-) -> tuple[str, Any, Any, Any, Callable[..., Any]]:
-    """The site to predict, the target and data that show it, what is observed, and dependents.
+    run: Callable[[Mapping[str, Any], int], Run],
+) -> tuple[str, Any, Any, Unseen]:
+    """The site to predict, the target and data that show it, and what is unseen.
 
     Parameters
     ----------
@@ -179,42 +241,89 @@ def observed_at(
         Of the names of sites that have draws: a target, its data, and what it observes.
     computed_sites : callable
         Sites that the target computes of its data and draws.
-    dependent_on : callable
-        What depends on sites, given ``missing=`` and ``values=``.
+    run : callable
+        As :func:`ppl_ext.target.discrete.dependents` takes it.
     """
     target, data, observing = observed(draws)
     few = {0, len(next(iter(draws.values()))) - 1}
     some = [{name: draws[name][place] for name in target.layout.names} for place in few]
-    unseen = list(observing.missing)
-    dependent = partial(dependent_on, missing=unseen, values=some)
+    unseen = Unseen(list(observing.missing), list(observing.missing), some, run)
     computed = partial(computed_sites, target, data, draws)
     site, latents = site_to_predict(
-        site, target.observed_sites, unseen, observing.finite, computed, dependent
+        site, target.observed_sites, unseen.every, observing.finite, computed, unseen.dependents
     )
     if latents:
         target, data, observing = observed({*draws, *latents})
-    return site, target, data, observing, dependent
+        unseen = replace(unseen, missing=list(observing.missing))
+    return site, target, data, unseen
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Sites of a program that have neither draws nor observations.
+
+    Attributes
+    ----------
+    every, missing : list of str
+        All of them, and those that are no discrete latent sites.
+    values : sequence of mapping of str to array
+        Some draws of the latent sites.
+    run : callable
+        As :func:`ppl_ext.target.discrete.dependents` takes it.
+    """
+
+    every: list[str]
+    missing: list[str]
+    values: Sequence[Mapping[str, Any]]
+    run: Callable[[Mapping[str, Any], int], Run]
+
+    def dependents(self, site: str) -> set[str] | None:
+        """Which sites have a density that depends on the value of one of them, if that is known."""
+        return dependents(site, self.every, self.values, self.run)
+
+    def made_of_missing(self, sites: Sequence[SiteDescription]) -> set[str]:
+        """Which deterministic sites are computed from values that are missing."""
+        names = [site.name for site in sites]
+        first = min((names.index(name) for name in self.missing if name in names), default=None)
+        later = [] if first is None else [each for each in sites[first:] if is_value(each)]
+        if not later:
+            return set()
+        at = self.values[0]
+        drawn = self.run(at, 0)
+        at = {**at, **{name: drawn[name][0] for name in self.every if name not in self.missing}}
+        runs = [self.run(at, seed) for seed in range(1 + _VALUES_COMPARED)]
+        return {
+            name
+            for name in (site.name for site in later)
+            for other in runs[1:]
+            if not np.array_equal(runs[0][name][0], other[name][0], equal_nan=True)
+        }
+
+
+def is_value(site: SiteDescription) -> bool:
+    """Whether a site has a value that is computed, and no distribution."""
+    return site.kind == "deterministic"
 
 
 def predicted_site(
     site: str,
     target: Any,
-    missing: list[str],
+    unseen: Unseen,
     draws: Mapping[str, Any],
     discrete: str | None,
+    return_sites: Collection[str] | None,
     replay: Callable[..., Replay],
-    dependents: Callable[[str], set[str] | None],
 ) -> Dataset:
     """The dataset of a site.
 
-    ``replay`` is the package's, of this target, and ``dependents`` tells which sites depend on
-    one without values, as :func:`site_to_predict` takes it.
+    ``replay`` is the package's, of this target.
     """
     check_choice("discrete", discrete, (None, *DISCRETE))
+    missing = unseen.missing
     if discrete is not None and site in missing:
         place = target.observed_sites.index(site)
         later = [name for name in target.observed_sites[place + 1 :] if name not in missing]
-        found = {name: dependents(name) for name in missing} if later else {}
+        found = {name: unseen.dependents(name) for name in missing} if later else {}
         names = [
             name for name in later if any(each is None or name in each for each in found.values())
         ]
@@ -231,6 +340,7 @@ def predicted_site(
             "prediction",
             *(() if site in missing else ("log_likelihood", "observed")),
             *(() if discrete is None else ("discrete",)),
+            *(() if return_sites is not None and not len(return_sites) else ("alongside",)),
         ),
         discrete=discrete or DISCRETE[0],
         missing=missing,
@@ -256,12 +366,41 @@ def predicted_site(
         {term: found[site] for term, found in replayed.prediction.items() if site in found},
         replayed.log_likelihood.get(site),
         replayed.observed.get(site),
-        _in_rows(replayed, site),
+        _in_rows(replayed, site, _alongside(replayed, unseen, return_sites)),
     )
 
 
-def _in_rows(replayed: Replay, site: str) -> dict[str, tuple[tuple[str, ...], Array]]:
-    """Values of discrete latent sites and their dimensions.
+def _alongside(
+    replayed: Replay, unseen: Unseen, return_sites: Collection[str] | None
+) -> dict[str, Array]:
+    """Values of the deterministic sites that are wanted.
+
+    Raises
+    ------
+    ArgumentError
+        There is none of a name, or it is computed from values that are missing.
+    """
+    found = replayed.alongside
+    check_return_sites(return_sites, found)
+    if not found:
+        return {}
+    unknown = unseen.made_of_missing(list(replayed.sites.values()))
+    if return_sites is None:
+        others = {*unknown, *NAMES}
+        return {n: v for n, v in found.items() if n not in others and is_value(replayed.sites[n])}
+    made = sorted(unknown.intersection(return_sites))
+    if made:
+        raise ArgumentError(
+            f"Expected return_sites that do not depend on values to be predicted, found {made}. "
+            "New values, and what is computed from them, are those of fit.predict(*args)."
+        )
+    return {name: found[name] for name in return_sites}
+
+
+def _in_rows(
+    replayed: Replay, site: str, alongside: Mapping[str, Array]
+) -> dict[str, tuple[tuple[str, ...], Array]]:
+    """Values of discrete latent and deterministic sites and their dimensions.
 
     Raises
     ------
@@ -270,12 +409,11 @@ def _in_rows(replayed: Replay, site: str) -> dict[str, tuple[tuple[str, ...], Ar
     """
     found: dict[str, tuple[tuple[str, ...], Array]] = {}
     rows = replayed.sites[site]
-    for name, values in replayed.discrete.items():
+    for name, values in {**replayed.discrete, **alongside}.items():
         if name in NAMES:
             raise ArgumentError(
-                f"Expected discrete latent sites with names of their own, found '{name}', which "
-                "the dataset has for something else. Rename the site, or take its values from "
-                "to_arviz(..., discrete=...)."
+                f"Expected sites with names of their own, found '{name}', which the dataset has "
+                "for something else. Rename the site, or take its values from to_arviz."
             )
         own = replayed.sites[name]
         if own.shape == rows.batch_shape and own.plates == rows.batch_plates and own.shape:

@@ -32,6 +32,7 @@ GROUPS = (
     "deterministic",
     "discrete",
     "predictive",
+    "alongside",
     "log_likelihood",
     "log_prior",
     "observed",
@@ -61,7 +62,8 @@ REPLAY_DOCUMENTATION = """
         Which values the discrete latent sites have in the groups "discrete" and "deterministic",
         given a draw of all others and the data: drawn jointly, or the most probable ones
         together. New observations have values of their prior. So have predictions, unless the
-        group "discrete" is there, whose values they then have.
+        group "discrete" is there, whose values they then have. "alongside" are the deterministic
+        sites of the run that new observations, or else predictions, are of.
     missing : collection of str
         Observed sites whose values are none: discrete sites are to know nothing of them, and they
         are not computed from latent sites.
@@ -187,6 +189,8 @@ class Replay:
     deterministic, discrete, predictive : dict of str to array (S, *site shape)
         Values of the deterministic and of the discrete latent sites, and new values of the
         observed sites. Values of computed sites are among the deterministic.
+    alongside : dict of str to array (S, *site shape)
+        Values of the deterministic sites beside new observations, or beside predictions.
     log_likelihood : dict of str to array (S, *batch shape)
         Log density of each observation, with discrete latent sites summed out; plate scales and
         those of ``scale`` handlers are left out, and observations that are masked out have 0.
@@ -208,6 +212,7 @@ class Replay:
     deterministic: dict[str, Array] = field(default_factory=dict)
     discrete: dict[str, Array] = field(default_factory=dict)
     predictive: dict[str, Array] = field(default_factory=dict)
+    alongside: dict[str, Array] = field(default_factory=dict)
     log_likelihood: dict[str, Array] = field(default_factory=dict)
     log_prior: dict[str, Array] = field(default_factory=dict)
     observed: dict[str, Array] = field(default_factory=dict)
@@ -225,6 +230,7 @@ class Replay:
             deterministic=of_each(self.deterministic),
             discrete=of_each(self.discrete),
             predictive=of_each(self.predictive),
+            alongside=of_each(self.alongside),
             log_likelihood=of_each(self.log_likelihood),
             log_prior=of_each(self.log_prior),
             outside=of_each(self.outside),
@@ -279,6 +285,7 @@ def joined(replays: Sequence[Replay], plates: Mapping[str, int]) -> Replay:
         deterministic=together("deterministic", 1, of_values),
         discrete=together("discrete", 1, of_values),
         predictive=together("predictive", 1, of_values),
+        alongside=together("alongside", 1, of_values),
         log_likelihood=together("log_likelihood", 1, of_likelihoods),
         log_prior=together("log_prior", 1, of_likelihoods),
         observed=together("observed", 0, of_values),
@@ -627,6 +634,7 @@ def check_room(
         "predictive": ("observed",),
         "prediction": ("observed",),
         "deterministic": ("deterministic", "computed"),
+        "alongside": ("deterministic", "computed"),
         "discrete": ("discrete",),
     }
     numbers = {}
@@ -649,7 +657,7 @@ def check_room(
         f"Expected groups that fit into the {free / 2**30:.1f} GiB of memory that may be used, "
         f"found {num_draws * each / 2**30:.1f} GiB for {num_draws:,} draws, most of them for "
         f"{largest}. Pass num_samples={max(1, fitting)} or fewer, or switch off what is not "
-        "needed, such as log_likelihood=False."
+        "needed, such as log_likelihood=False or what return_sites= leaves out."
     )
 
 
@@ -672,14 +680,16 @@ class Recorder:
     ----------
     observed_sites, computed_sites, discrete_sites, deterministic_sites : list of SiteDescription
         The last only if their values are wanted, with the computed ones.
+    alongside_sites : list of SiteDescription
+        The same sites, if their values beside new observations or predictions are wanted.
     apart : bool
-        New observations need a run of their own: with several observed sites, new values of one
+        New observations need a run of their own: where several sites are wanted, new values of one
         change what the model computes after it.
     per_draw : bool
         Something is wanted that depends on the draws.
-    uncertain : set of str
-        Deterministic sites outside the plates that differ between chunks of rows: they are right
-        only with all rows.
+    uncertain : set of tuple of str
+        Group and name of deterministic sites outside the plates that differ between chunks of
+        rows: they are right only with all rows.
     """
 
     def __init__(
@@ -699,18 +709,23 @@ class Recorder:
         }
         self.observed_sites = of_kind["observed"]
         self.computed_sites = of_kind["computed"]
-        self.deterministic_sites = (
-            of_kind["deterministic"] + of_kind["computed"] if "deterministic" in self.groups else []
-        )
+        values = of_kind["deterministic"] + of_kind["computed"]
+        self.deterministic_sites = values if "deterministic" in self.groups else []
+        self.alongside_sites = values if "alongside" in self.groups else []
         self.discrete_sites = of_kind["discrete"]
-        self.apart = len(self.observed_sites) > 1
-        at_draws = self.deterministic_sites or ("discrete" in groups and self.discrete_sites)
+        names = list(sites)
+        first = min((names.index(site.name) for site in self.observed_sites), default=len(names))
+        self.apart = len(self.observed_sites) > 1 or any(
+            names.index(site.name) > first for site in self.alongside_sites
+        )
+        at_draws = self.deterministic_sites + self.alongside_sites
+        at_draws += self.discrete_sites if "discrete" in groups else []
         self.per_draw = bool(at_draws) or bool(
             self.observed_sites and {"predictive", "log_likelihood", "prediction"} & self.groups
         )
         self.per_draw |= "log_prior" in groups
         self.per_draw |= bool(self.computed_sites) and "log_likelihood" in groups
-        self.uncertain: set[str] = set()
+        self.uncertain: set[tuple[str, str]] = set()
         self.outside: dict[str, Array] = {}
 
     @property
@@ -720,6 +735,7 @@ class Recorder:
             return set()
         empty = {"observed"}
         empty |= set() if self.deterministic_sites else {"deterministic"}
+        empty |= set() if self.alongside_sites else {"alongside"}
         empty |= set() if self.discrete_sites else {"discrete"}
         empty |= set() if self.observed_sites else {"predictive", "prediction"}
         return set(self.groups - empty)
@@ -764,14 +780,25 @@ class Recorder:
             ]
             lead_places = [] if draws is None else [np.arange(len(array))]
             array[np.ix_(*lead_places, *places)] = values
-        elif group != "deterministic" or chunk == 0:
+        elif group not in ("deterministic", "alongside") or chunk == 0:
             array[...] = values
         elif not np.allclose(array, values, rtol=1e-6, equal_nan=True):
-            self.uncertain.add(name)
+            self.uncertain.add((group, name))
 
-    def correct(self, name: str, draw: int, value: Shaped[Array, " ..."]) -> None:
+    @property
+    def to_correct(self) -> list[tuple[str, str]]:
+        """Group and name of what is computed again with all rows.
+
+        New observations belong to the values that they were drawn with.
+        """
+        if not any(group == "alongside" for group, _ in self.uncertain):
+            return sorted(self.uncertain)
+        own = self._arrays["predictive"]
+        return sorted(self.uncertain | {("predictive", name) for name in own})
+
+    def correct(self, group: str, name: str, draw: int, value: Shaped[Array, " ..."]) -> None:
         """Replace the value of an uncertain site at a draw by that with all rows."""
-        self._arrays["deterministic"][name][draw] = value
+        self._arrays[group][name][draw] = value
 
     def replayed(self, plate_sizes: Mapping[str, int]) -> Replay:
         """All of it."""

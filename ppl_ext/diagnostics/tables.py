@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: Font and lines of a table in a notebook. Colours are the page's own, light or dark.
-_CELL = "padding:0.15em 0.7em;border:none;text-align:{};font-variant-numeric:tabular-nums"
+_CELL = (
+    "padding:0.15em 0.35em;border:none;text-align:{};vertical-align:top;white-space:normal;"
+    "font-variant-numeric:tabular-nums"
+)
 _HEAD = ";border-bottom:1px solid currentColor;font-weight:600"
 
 
@@ -58,7 +61,9 @@ class Table:
 
         head = f"<tr>{cells(self.header, 'th', _HEAD)}</tr>"
         body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in self.rows)
-        style = "border-collapse:collapse;margin:0.5em 0"
+        # On a phone texts are wrapped, and where that is not enough the table alone scrolls.
+        style = "border-collapse:collapse;margin:0.5em 0;display:block;overflow-x:auto"
+        style += ";font-size:min(1em,3.2vw)"
         return f'<table style="{style}"><thead>{head}</thead><tbody>{body}</tbody></table>'
 
 
@@ -79,4 +84,5 @@ def listed(items: Sequence[str], *, numbered: bool = False) -> str:
 def block(*parts: str) -> str:
     """Parts of a notebook's page as one."""
     text = "".join(part for part in parts if part)
-    return f'<div style="font-family:ui-monospace,monospace">{text}</div>'
+    style = "font-family:ui-monospace,monospace;overflow-wrap:break-word;max-width:100%"
+    return f'<div style="{style}">{text}</div>'

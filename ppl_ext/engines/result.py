@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -184,9 +184,18 @@ class Looks:
         return self.to_arviz(**POSTERIOR_ALONE)["posterior"]
 
     def predict(
-        self, *args: Any, num_samples: int | None = None, seed: int = 0, **kwargs: Any
+        self,
+        *args: Any,
+        num_samples: int | None = None,
+        seed: int = 0,
+        return_sites: Collection[str] | None = None,
+        **kwargs: Any,
     ) -> dict[str, np.ndarray]:
         """New values of the observed sites, one for each draw: the posterior predictive.
+
+        As the host's ``Predictive`` does, it returns beside them the deterministic sites at these
+        rows, such as the mean that a program computes of them, and new values of discrete latent
+        sites, each draw's from one run of the program.
 
         Parameters
         ----------
@@ -196,11 +205,13 @@ class Looks:
             Draws. Default: the engine's own number.
         seed : int
             Of the new values.
+        return_sites : sequence of str, optional
+            Names of the sites that are returned instead, latent ones among them.
 
         Returns
         -------
         dict of str to array (draws, *shape)
-            By observed site.
+            By site, in the order of the program.
 
         Raises
         ------
@@ -217,7 +228,7 @@ class Looks:
             args, kwargs = ran.args, dict(ran.kwargs)
         draws = self.get_samples(num_samples=num_samples)
         like = ran.args, ran.kwargs
-        return self._predictions(ran.engine.model, draws, args, kwargs, seed, like)
+        return self._predictions(ran.engine.model, draws, args, kwargs, seed, like, return_sites)
 
     def plot(self, kind: str = "posterior", **options: Any) -> Any:
         """A picture, by ArviZ.

@@ -12,6 +12,7 @@ from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.sampler import Window
 from ppl_ext.chains.symmetry import Symmetry, ordered_values
 from ppl_ext.fit import policy
+from ppl_ext.fit.figures import label
 from ppl_ext.fit.problem import Problem
 from ppl_ext.start.paths import Evaluate
 
@@ -35,7 +36,7 @@ def chained_of(
     The sites as they are written are judged. A coordinate may have a long tail that is none of its
     site's: the logarithm of a scale that may be 0 has one.
     """
-    names, columns = _columns(problem, window.draws, symmetry)
+    names, numbers, columns = _columns(problem, window.draws, symmetry)
     found = convergence(columns)
     r_hat = float(found.r_hat.max())
     worst = found.r_hat.argmax() if r_hat > policy.R_HAT else found.ess_bulk.argmin()
@@ -56,25 +57,28 @@ def chained_of(
         improper=problem.target.layout.improper,
         coordinate_r_hat=float(coordinates.r_hat[slow]),
         coordinate_site=next(name for name, at in sites if at.start <= slow < at.stop),
+        draws=columns.shape[0] * columns.shape[1],
+        deviation_number=numbers[found.worst_deviation_at],
     )
 
 
 def _columns(
     problem: Problem, draws: Float[np.ndarray, "N M D"], symmetry: Symmetry | None
-) -> tuple[list[str], Float[np.ndarray, "N M K"]]:
-    """The site of every entry that varies, and its draws."""
+) -> tuple[list[str], list[str], Float[np.ndarray, "N M K"]]:
+    """The site of every entry that varies, the entry's own name, and its draws."""
     number, chains, dim = draws.shape
     values = problem.numbers(draws.reshape(-1, dim))
     if symmetry is not None:
         values = ordered_values(symmetry.as_written, values)
-    names, columns = list[str](), []
+    names, numbers, columns = list[str](), list[str](), []
     for name in (_written(problem, each) for each in problem.coordinates):
         flat = values[name].reshape(number, chains, -1)
         # Constants, such as the corner of a Cholesky factor, have no figures.
-        flat = flat[:, :, np.ptp(flat, axis=(0, 1)) > 0.0]
-        names += [name] * flat.shape[2]
-        columns.append(flat)
-    return names, np.concatenate(columns, axis=2)
+        moving = np.flatnonzero(np.ptp(flat, axis=(0, 1)) > 0.0)
+        names += [name] * len(moving)
+        numbers += [label(name, values[name].shape[1:], int(place)) for place in moving]
+        columns.append(flat[:, :, moving])
+    return names, numbers, np.concatenate(columns, axis=2)
 
 
 def _written(problem: Problem, name: str) -> str:

@@ -257,9 +257,9 @@ def column_values(
         mean, sd = float(own.values[:, k].mean()), float(own.values[:, k].std())
         of_mean, of_sd = bounds.get(own.names[k], (math.nan, math.nan))
         worth = float(numbers[k])
-        values.append(
-            Value(own.names[k], mean, sd, sd * of_mean, sd * of_sd, worth, worth, math.nan)
-        )
+        ends = map(float, np.quantile(own.values[:, k], [0.05, 0.95]))
+        figures = mean, sd, sd * of_mean, sd * of_sd, worth, worth, math.nan
+        values.append(Value(own.names[k], *figures, *ends))
     return tuple(values)
 
 

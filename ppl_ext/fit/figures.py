@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float
 
-from ppl_ext.chains.convergence import convergence, in_chains
+from ppl_ext.chains.convergence import TAIL, convergence, in_chains
 from ppl_ext.fit.verdict import MOST_SHOWN, SiteFigures, Value
 
 Numbers = Float[np.ndarray, " K"]
@@ -44,7 +44,8 @@ def site_figures(
     found = convergence(in_chains(flat[:, moves], chains))
     r_hat, errors = unknown.copy(), unknown.copy()
     ess[moves], tail[moves] = found.ess_bulk, found.ess_tail
-    r_hat[moves], errors[moves] = found.r_hat, found.deviation_error
+    r_hat[moves] = found.r_hat
+    errors[moves] = np.where(found.is_heavy, math.inf, found.deviation_error)
     return SiteFigures(
         float(found.ess_bulk.min()),
         float(found.ess_tail.min()),
@@ -86,6 +87,7 @@ def values_of(
         chosen = [int(np.argmin(np.where(moves, ess, math.inf)))]
     with np.errstate(all="ignore"):
         means, deviations = flat.mean(0), flat.std(0)
+        ends = np.quantile(flat[:, list(chosen)], [TAIL, 1.0 - TAIL], axis=0).T
     return tuple(
         Value(
             label(name, shape, k),
@@ -96,8 +98,9 @@ def values_of(
             float(ess[k]),
             float(tail[k]),
             float(r_hat[k]),
+            *map(float, own),
         )
-        for k in chosen
+        for k, own in zip(chosen, ends, strict=True)
     )
 
 

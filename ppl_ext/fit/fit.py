@@ -6,7 +6,7 @@ import copy
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -414,9 +414,18 @@ class Fit:
         return as_arviz(self, **options)
 
     def predict(
-        self, *args: Any, num_samples: int | None = None, seed: int = 0, **kwargs: Any
+        self,
+        *args: Any,
+        num_samples: int | None = None,
+        seed: int = 0,
+        return_sites: Collection[str] | None = None,
+        **kwargs: Any,
     ) -> dict[str, np.ndarray]:
         """New values of the observed sites, one for each draw: the posterior predictive.
+
+        As the host's ``Predictive`` does, it returns beside them the deterministic sites at these
+        rows, such as the mean that a program computes of them, and new values of discrete latent
+        sites, each draw's from one run of the program.
 
         Parameters
         ----------
@@ -427,11 +436,13 @@ class Fit:
             Draws at most, as many of each chain. Default: all.
         seed : int
             Of the new values.
+        return_sites : sequence of str, optional
+            Names of the sites that are returned instead, latent ones among them.
 
         Returns
         -------
         dict of str to array (draws, *shape)
-            By observed site.
+            By site, in the order of the program.
 
         Raises
         ------
@@ -439,7 +450,9 @@ class Fit:
             The fit was loaded without its program, the arguments do not fit it, or, without
             arguments, the data were changed in place since.
         """
-        return predicted(self, args, kwargs, num_samples=num_samples, seed=seed)
+        return predicted(
+            self, args, kwargs, num_samples=num_samples, seed=seed, return_sites=return_sites
+        )
 
     def plot(self, kind: str = "posterior", **options: Any) -> Any:
         """A picture, by ArviZ.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -118,8 +118,9 @@ def predicted(
     *,
     num_samples: int | None,
     seed: int,
+    return_sites: Collection[str] | None,
 ) -> dict[str, np.ndarray]:
-    """New values of the observed sites at the draws of a fit."""
+    """New values of the observed sites at the draws of a fit, and of deterministic ones."""
     views = _views(fit)
     if not args and not kwargs:
         if views.batches is not None:
@@ -130,7 +131,7 @@ def predicted(
         fit.check_data()
         args, kwargs = views.args, views.kwargs
     draws = fit.get_samples(num_samples=num_samples)
-    return views.predict(draws, args, kwargs, seed, (views.args, views.kwargs))
+    return views.predict(draws, args, kwargs, seed, (views.args, views.kwargs), return_sites)
 
 
 def plot(fit: Fit, kind: str, options: Mapping[str, Any]) -> Any:

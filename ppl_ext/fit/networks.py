@@ -345,6 +345,8 @@ class Figures:
             0.0,
             found.is_adrift,
             names[int(worst)],
+            draws=draws.shape[0] * draws.shape[1],
+            deviation_number=names[found.worst_deviation_at],
         )
         return cls(columns, found, chained)
 
@@ -413,7 +415,7 @@ def _cost(run: Run) -> float:
 
 
 def _told_of(run: Run, figures: Figures) -> str:
-    return f"{run.made:,} moves of {CHAINS} chains, R-hat of outputs {figures.r_hat:.3f}"
+    return f"{run.made:,} moves of {CHAINS} chains, R-hat of predictions {figures.r_hat:.3f}"
 
 
 def _rounding(run: Run) -> float:
@@ -432,11 +434,7 @@ def judged(
     chained = figures.chained
     program = policy.Program(outputs.problem.dim, True, 0.0, _rounding(run))
     against = [*_against(chained, run, wanted), *policy.of_rounding(program)]
-    reasons = [
-        f"Outputs are judged, since weights have no identity. Least certain is "
-        f"'{chained.worst_site}': R-hat {chained.r_hat:.3f}, ESS {chained.ess_bulk:.0f} (tails "
-        f"{chained.ess_tail:.0f})."
-    ]
+    reasons = [f"Predictions are judged, since weights have no identity. {chained.words}"]
     level: Level = "exact"
     quality = run.quality
     if run.moves.adjusted:

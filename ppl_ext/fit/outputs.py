@@ -92,7 +92,10 @@ class Outputs:
         }
         args, kwargs = self.rows[rows]
         for site in self.problem.target.observed_sites:
-            yield site, self.problem.views.distribution(draws, *args, site=site, **kwargs)
+            yield (
+                site,
+                self.problem.views.distribution(draws, *args, site=site, return_sites=(), **kwargs),
+            )
 
     def columns(self, positions: Positions) -> Columns:
         """Numbers without bounds that stand for the outputs, by site, kind and rows.
@@ -198,9 +201,10 @@ def _calibration(site: str, found: Dataset, generator: np.random.Generator) -> C
             other = mixture.assign(cdf=mixture["cdf"].copy(data=uniform))
         simulated.append(calibration_error(calibration_curve(other)))
     chance = float(np.quantile(simulated, SURE))
+    most = "which does no harm" if chance < CALIBRATED else "as much as chance may make it"
     told = (
-        f"On {rows} held-out rows of '{site}' the calibration error is {error:.3f}; chance "
-        f"explains up to {chance:.3f}, and {CALIBRATED:g} does no harm."
+        f"On {rows} held-out rows of '{site}' the calibration error is {error:.3f}, expected at "
+        f"most {max(chance, CALIBRATED):.3f}, {most}."
     )
     return Calibration(error, chance, told)
 

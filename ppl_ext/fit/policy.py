@@ -142,12 +142,12 @@ class Chained:
     """Figures of chains, with the site that is worst.
 
     ``deviation_error`` is the standard error of the least certain standard deviation as a share of
-    it, ``heavy`` the sites whose tails are too heavy for
-    one, ``endless`` those whose draws come near the largest numbers there are, ``improper`` those
-    whose prior has no normaliser, and ``flat`` those of them along which the density does not fall
-    far out. ``has_other_form`` tells whether the worst site may be written
-    non-centred and is not. All these are of the sites as written; ``coordinate_r_hat`` is the
-    largest of the unconstrained coordinates.
+    it, and ``deviation_number`` the number that has it; ``heavy`` the sites whose tails are too
+    heavy for one, ``endless`` those whose draws come near the largest numbers there are,
+    ``improper`` those whose prior has no normaliser, and ``flat`` those of them along which the
+    density does not fall far out. ``has_other_form`` tells whether the worst site may be written
+    non-centred and is not, and ``draws`` how many all chains have. All these are of the sites as
+    written; ``coordinate_r_hat`` is the largest of the unconstrained coordinates.
     """
 
     r_hat: float
@@ -165,6 +165,17 @@ class Chained:
     coordinate_site: str = ""
     improper: tuple[str, ...] = ()
     flat: tuple[str, ...] = ()
+    draws: int = 0
+    deviation_number: str = ""
+
+    @property
+    def words(self) -> str:
+        """What is least certain, and how many of the draws of all chains count there."""
+        of_draws = f" of {self.draws:,} draws" if self.draws else ""
+        return (
+            f"Least certain is '{self.worst_site}': R-hat {self.r_hat:.3f}, ESS "
+            f"{self.ess_bulk:,.0f}{of_draws} (tails {self.ess_tail:,.0f})."
+        )
 
 
 @dataclass(frozen=True)
@@ -381,10 +392,7 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
             is_sure=not bounded,
             is_heavy=is_doubtful(found, evidence.correction),
         )
-        figures = (
-            f"Least certain is '{found.worst_site}': R-hat {found.r_hat:.3f}, ESS "
-            f"{found.ess_bulk:.0f} (tails {found.ess_tail:.0f})."
-        )
+        figures = found.words
         if found.deviation_error > 0.0:  # of those that have one
             figures += f" {_words_of_deviations(found)}"
         if found.heavy:
@@ -558,7 +566,8 @@ def _of_undefined(correction: Correction | None) -> list[str]:
 
 
 def _words_of_deviations(found: Chained) -> str:
-    return f"The least certain standard deviation has an error of {found.deviation_error:.1%}."
+    of = f", that of '{found.deviation_number}'," if found.deviation_number else ""
+    return f"The least certain standard deviation{of} has an error of {found.deviation_error:.1%}."
 
 
 def of_chains(

@@ -23,9 +23,9 @@ MEANING: dict[Level, str] = {
 }
 #: What is said of draws that chains confirmed.
 CONFIRMED = "trusted, the draws agree with chains that agree with each other"
-#: The same of outputs, at rows of training and at those that were held out.
+#: The same of predictions, at rows of training and at those that were held out.
 PREDICTIONS_CONFIRMED = (
-    "predictions confirmed: chains that started apart agree in outputs, and held-out rows are "
+    "predictions confirmed: chains that started apart agree in them, and held-out rows are "
     "calibrated"
 )
 #: The number of the schema of :meth:`Verdict.as_dict`, which goes up when a name in it changes.
@@ -102,6 +102,9 @@ class Value:
         on the errors. NaN where they are not known; infinite where tails are so heavy that there is
         no standard deviation.
     ess_bulk, ess_tail, r_hat : float
+    lower, upper : float
+        Between these nine tenths of the draws lie: the 5 % and the 95 % quantile. NaN where they
+        are not known.
     """
 
     name: str
@@ -112,6 +115,8 @@ class Value:
     ess_bulk: float
     ess_tail: float
     r_hat: float
+    lower: float = math.nan
+    upper: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,8 @@ class Verdict:
     Attributes
     ----------
     level : str
-        "exact", "corrected", "approximate" or "not trusted"; see ``MEANING``.
+        "exact", "corrected", "approximate" or "not trusted"; see ``MEANING``. "exact" claims that
+        the draws have no error but that of their number, given the modes that were found.
     reasons : tuple of str
         Why, in words, with figures, and what to do.
     by_site : dict of str to SiteFigures
@@ -176,7 +182,7 @@ class Verdict:
         the posterior that neither starts nor chains reach is not in it. None where there are no
         chains, or pairs did not meet; the reasons say so then.
     of_outputs : bool
-        Whether the draws are judged by the outputs of a network, and not by their sites.
+        Whether the draws are judged by the predictions of a network, and not by their sites.
 
     Examples
     --------
@@ -217,7 +223,7 @@ class Verdict:
         if self.confirmed:
             return f"{self.level}: {CONFIRMED}"
         if self.level == "exact" and self.num_chains > 1:
-            return f"exact: {self.num_chains} chains agree{' in outputs' * self.of_outputs}"
+            return f"exact: {self.num_chains} chains agree{' in predictions' * self.of_outputs}"
         return f"{self.level}: {MEANING[self.level]}"
 
     @property
@@ -338,15 +344,15 @@ class Verdict:
         )
 
     def table(self) -> Table | None:
-        """Mean, standard deviation and their errors; None where there are no figures by site.
+        """Means, standard deviations and quantiles; None where there are no figures by site.
 
-        Errors are standard errors, or bounds ("< 0.1") where draws were held against chains, and
-        left out where the draws are not trusted: nobody knows them then.
+        The errors behind ``±`` are standard errors, or bounds ("± <0.1") where draws were held
+        against chains, and left out where the draws are not trusted: nobody knows them then.
         """
         if not self.by_site:
             return None
         rows = [row for name, site in self.by_site.items() for row in self._rows(name, site)]
-        header = ("site", "mean", "± error", "sd", "± error", "ESS", "tail ESS", "R-hat")
+        header = ("site", "mean", "sd", "5%", "95%", "ESS", "R-hat")
         return Table(header, rows)
 
     def _rows(self, name: str, site: SiteFigures) -> list[tuple[str, ...]]:
@@ -356,21 +362,22 @@ class Verdict:
                 name, unknown, unknown, unknown, unknown, site.ess_bulk, site.ess_tail, site.r_hat
             ),
         )
-        more = f", least certain of {site.size:,}" if site.size > len(values) else ""
-        bound = "< " if site.mean_bound is not None else ""
+        more = f" (worst of {site.size:,})" if site.size > len(values) else ""
+        bound = "<" if site.mean_bound is not None else ""
 
-        def error(figure: float) -> str:
-            return bound + _short(figure) if self.trusted and math.isfinite(figure) else "–"
+        def error(figure: float, infinite: str = "") -> str:
+            if not self.trusted or math.isnan(figure):
+                return ""
+            return infinite if math.isinf(figure) else f" ± {bound}{figure:.2g}"
 
         return [
             (
                 f"{value.name}{more}",
-                _rounded(value.mean, value.sd),
-                error(value.mean_error),
-                _short(value.sd),
-                "heavy tails" if site.is_heavy and self.trusted else error(value.sd_error),
+                _rounded(value.mean, value.sd) + error(value.mean_error),
+                _short(value.sd) + error(value.sd_error, " (heavy tails)"),
+                _rounded(value.lower, value.sd),
+                _rounded(value.upper, value.sd),
                 _whole(value.ess_bulk),
-                _whole(value.ess_tail),
                 "–" if math.isnan(value.r_hat) else f"{value.r_hat:.3f}",
             )
             for value in values

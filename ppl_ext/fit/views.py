@@ -57,8 +57,8 @@ class Views:
     to_arviz : callable
         Of a fit and options of the package's ``to_arviz``: the ArviZ object.
     predict : callable
-        Of draws by site, the model's arguments, a seed and the arguments of the fit, which tell
-        what the others have to be: new values (S, ...) of each observed site.
+        Of draws by site, the model's arguments, a seed, the arguments of the fit, which tell what
+        the others have to be, and the sites that are wanted: values (S, ...) of each.
     names : Names
     batches : iterable, optional
         The loader that the rows came from, in place of ``args``.

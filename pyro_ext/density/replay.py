@@ -7,6 +7,7 @@ it: where it branches on values, say. Results go to host memory, see
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
@@ -71,7 +72,7 @@ from pyro_ext.density.layout import Data
 from pyro_ext.density.linearized import MOVES, linearized
 from pyro_ext.density.log_density import LogDensity
 from pyro_ext.density.prediction import prediction_of
-from pyro_ext.density.sampling import sampled
+from pyro_ext.density.sampling import FilledApart, sampled
 from pyro_ext.density.spaces import check_values, constrain, unconstrain
 from pyro_ext.graphs import as_arguments
 from pyro_ext.sharding import Sharding
@@ -448,19 +449,26 @@ class _Rows:
         together = {name for terms in marginals.values() for name in terms.sites}
         for name, fn in (linear or {}).items():
             sites[name] = {**sites[name], "fn": without_validation(fn), "mask": None}
+        new = sites
         own = [site.name for site in recorder.observed_sites]
         for name in (*(site.name for site in recorder.computed_sites), *own):
             if "log_likelihood" in groups and name not in together:
                 found["log_likelihood", name] = _log_prob(sites[name])
         for name in own if "prediction" in groups else ():
             at = given[name] if "discrete" in groups else sites[name]
-            found |= {(term, name): value for term, value in prediction_of(at).items()}
+            said = prediction_of(at)
+            if name in self.missing:  # its value only stands in for one
+                said.pop("cdf", None)
+            found |= {(term, name): value for term, value in said.items()}
         if "predictive" in groups and own:
             apart = recorder.apart
             new = _run(target, data, one, indices, resample=own) if apart else sites
             for name in own:
                 value = new[name]["value"] if apart else _new_observation(new[name])
                 found["predictive", name] = value
+        at = given if "discrete" in groups else new
+        for site in recorder.alongside_sites if "alongside" in groups else ():
+            found["alongside", site.name] = at[site.name]["value"]
         return found, outside
 
 
@@ -525,9 +533,11 @@ def _record(
                 _tell_of_time((time.perf_counter() - began) * num_draws, left, why)
     for draw in range(num_draws if recorder.uncertain else 0):
         one = {name: value[draw] for name, value in values.items()}
-        sites = _run(target, data, one, target.all_rows())
-        for name in recorder.uncertain:
-            recorder.correct(name, draw, _host(sites[name]["value"]))
+        _seed([*seeds[draw], chunk + 1])
+        own = [name for group, name in recorder.to_correct if group == "predictive"]
+        sites = _run(target, data, one, target.all_rows(), resample=own)
+        for group, name in recorder.to_correct:
+            recorder.correct(group, name, draw, _host(sites[name]["value"]))
 
 
 def _seed(numbers: list[int]) -> None:
@@ -559,21 +569,25 @@ def _put_together(
 
     ``values`` are those of all draws, ``seeds`` those of the process's own, with their places.
 
-    Where new values cannot be drawn so, the other groups still are.
+    Where new values cannot be drawn so, the other groups still are, but for what is computed of
+    these.
     """
     num_draws = len(next(iter(values.values())))
     places = np.array([place for _, place in seeds])
-    tiers = [groups, groups - {"predictive"}]
+    new = {"predictive", "alongside"} if "predictive" in groups else set()
+    tiers = [groups, groups - new]
     if at_draw.target.bound.enumerated:
         # What depends on values of discrete sites is of one run with them.
         with_values = {"discrete", "deterministic", "prediction"}
-        tiers = [groups, groups - with_values, groups - with_values - {"predictive"}]
+        with_values |= set() if new else {"alongside"}
+        tiers = [groups, groups - with_values, groups - with_values - new]
     why = ""
-    for wanted in tiers:
+    for wanted, run in itertools.product(tiers, (_as_it_is, _with_tensors_apart)):
         if not wanted:
             continue
         try:
-            every = _quiet(torch.func.vmap(partial(at_draw, groups=wanted), randomness="different"))
+            at_one = partial(run, at_draw, wanted)
+            every = _quiet(torch.func.vmap(at_one, randomness="different"))
             if not _is_same(at_draw, every, values, wanted):
                 continue
             for begin in range(0, num_draws, size):
@@ -595,6 +609,18 @@ def _put_together(
             continue
         return groups - wanted, why
     return groups, why
+
+
+def _as_it_is(at_draw: _Rows, groups: Collection[str], one: Mapping[str, Tensor]) -> Found:
+    return at_draw(one, groups)
+
+
+def _with_tensors_apart(
+    at_draw: _Rows, groups: Collection[str], one: Mapping[str, Tensor]
+) -> Found:
+    """Of a model that fills tensors of its own, as an ordered logistic does with probabilities."""
+    with FilledApart(next(iter(one.values()))):
+        return at_draw(one, groups)
 
 
 def _quiet(function: Callable[..., Found]) -> Callable[..., Found]:
@@ -620,7 +646,9 @@ def _is_same(
     together = every({name: value[places] for name, value in values.items()})
     drawn = {"predictive", "discrete"}
     if at_draw.target.bound.enumerated:
-        drawn |= {"deterministic", *TERMS}
+        drawn |= {"deterministic", "alongside", *TERMS}
+    if at_draw.missing or ("predictive" in groups and at_draw.recorder.apart):
+        drawn |= {"alongside"}
     for number, place in enumerate(places):
         own = at_draw({name: value[place] for name, value in values.items()}, groups)
         pairs: Any = zip(own, together, strict=True)

@@ -1,15 +1,20 @@
 """Values of distributions at many draws at once.
 
 Families of torch and Pyro fill a new tensor with random numbers in place, which ``vmap`` refuses
-where these have to differ from draw to draw. The same numbers out of place it can make.
+where these have to differ from draw to draw. The same numbers out of place it can make. Families
+that look at their values, or draw by a kernel that ``vmap`` does not know, are drawn as the host
+draws a batch of them: with the draws as one more dimension of their parameters. Programs that fill
+a tensor of zeros with what differs from draw to draw get such tensors for each draw.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import pyro.distributions as dist
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -40,6 +45,14 @@ _OUT_OF_PLACE: Mapping[Any, Callable[..., Tensor]] = {
 }
 
 
+def _binomial(count: Tensor, probs: Tensor) -> Tensor:
+    return torch.binomial(count + torch.zeros_like(probs), probs)
+
+
+def _new_zeros(like: Tensor, *size: Any) -> Tensor:
+    return like.new_zeros(*size)
+
+
 class _OutOfPlace(TorchFunctionMode):
     """Random numbers come in a tensor of their own where they cannot fill the given one."""
 
@@ -48,12 +61,120 @@ class _OutOfPlace(TorchFunctionMode):
     ) -> Any:
         """Call the function, or what stands in for it."""
         kwargs = kwargs or {}
+        # A tensor that is one for all draws cannot be filled with what differs.
+        function = {Tensor.new: _new_zeros, torch.binomial: _binomial}.get(function, function)
         if function not in _OUT_OF_PLACE:
             return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)
         except RuntimeError:
             return _OUT_OF_PLACE[function](*args, **kwargs)
+
+
+class _Parameters(NamedTuple):
+    """Parameters of a family, by the number of their dimensions beyond the batch, and options."""
+
+    tensors: Mapping[str, int]
+    options: tuple[str, ...] = ()
+
+
+#: Families that are drawn as a batch.
+_BATCHED: Mapping[type[Any], _Parameters] = {
+    torch.distributions.Dirichlet: _Parameters({"concentration": 1}),
+    torch.distributions.VonMises: _Parameters({"loc": 0, "concentration": 0}),
+    dist.Stable: _Parameters(dict.fromkeys(("stability", "skew", "scale", "loc"), 0), ("coords",)),
+    dist.ProjectedNormal: _Parameters({"concentration": 1}),
+}
+
+
+class _Batch(torch.autograd.Function):
+    """A value of a family, whose parameters get the draws as their first dimension."""
+
+    @staticmethod
+    def forward(draw: Callable[..., Tensor], sample_shape: torch.Size, *tensors: Tensor) -> Tensor:
+        """The value at one draw."""
+        return draw(sample_shape, *tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: values have no gradient."""
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        draw: Callable[..., Tensor],
+        sample_shape: torch.Size,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, int]:
+        """The values at many draws."""
+        pairs = zip(tensors, in_dims[2:], strict=True)
+        own = [
+            each.expand(info.batch_size, *each.shape) if at is None else each.movedim(at, 0)
+            for each, at in pairs
+        ]
+        return draw(sample_shape, *own), len(sample_shape)
+
+
+def _drawn_as_batch(family: type[Any], parameters: _Parameters) -> Callable[..., Tensor]:
+    """A ``sample`` of a family, by :class:`_Batch`."""
+
+    def sample(self: Any, sample_shape: Any = ()) -> Tensor:
+        options = {name: getattr(self, name) for name in parameters.options}
+        shapes = {n: self.batch_shape + self.event_shape[:k] for n, k in parameters.tensors.items()}
+        tensors = [getattr(self, name).expand(shape) for name, shape in shapes.items()]
+
+        def draw(sample_shape: torch.Size, *tensors: Tensor) -> Tensor:
+            named = dict(zip(shapes, tensors, strict=True))
+            value: Tensor = family(**named, **options, validate_args=False).sample(sample_shape)
+            return value
+
+        found: Tensor = _Batch.apply(draw, torch.Size(sample_shape), *tensors)
+        return found
+
+    return sample
+
+
+def _as_batch(distribution: Any) -> Any:
+    """The distribution with the families in it that are drawn as a batch."""
+    new = copy.copy(distribution)
+    for name, value in vars(distribution).items():
+        if isinstance(value, torch.distributions.Distribution):
+            setattr(new, name, _as_batch(value))
+    for family, parameters in _BATCHED.items():
+        if isinstance(distribution, family):
+            sample = _drawn_as_batch(family, parameters)
+            kind = type(distribution)
+            new.__class__ = type(kind.__name__, (kind,), {"sample": sample, "rsample": sample})
+    return new
+
+
+class FilledApart(TorchFunctionMode):
+    """Tensors that a program makes to fill are made for each of many draws.
+
+    Parameters
+    ----------
+    like : Tensor
+        One that differs from draw to draw.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        super().__init__()
+        self._like = like
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call the function, or what stands in for it."""
+        kwargs = kwargs or {}
+        if function not in (torch.zeros, torch.empty, torch.ones) or kwargs.keys() - _FILLED:
+            return function(*args, **kwargs)
+        value = function(*args, **kwargs)
+        return self._like.new_zeros(value.shape, dtype=value.dtype, device=value.device) + value
+
+
+#: What may be said of a tensor that is made for each draw.
+_FILLED = {"dtype", "device", "size"}
 
 
 def sampled(distribution: Any) -> Tensor:
@@ -68,5 +189,8 @@ def sampled(distribution: Any) -> Tensor:
         value: Tensor = distribution.sample()
         return value
     with _OutOfPlace():
-        value = distribution.sample()
+        try:
+            value = distribution.sample()
+        except RuntimeError:
+            value = _as_batch(distribution).sample()
     return value

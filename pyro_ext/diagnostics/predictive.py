@@ -15,6 +15,7 @@ from ppl_ext.diagnostics.predictive_data import (
     draws_of_fit,
     observed_at,
     predicted_site,
+    returned_sites,
 )
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
@@ -22,7 +23,6 @@ from ppl_ext.fit.habits import as_fitted, columns_as_arrays
 from ppl_ext.options import as_seed, check_count
 from ppl_ext.process import between_steps
 from ppl_ext.running.sharding import check_sharding
-from ppl_ext.target.discrete import dependents
 from pyro_ext.density.batches import placing
 from pyro_ext.density.prediction import ObserveMissing, run_at
 from pyro_ext.density.replay import computed_sites, replay
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
             Seed of the values of discrete sites.
         """,
     draw_chunk="",
-    one_by_one=" Draws are evaluated one after another.",
 )
 @entry
 def predictive_distribution(
@@ -57,6 +56,7 @@ def predictive_distribution(
     site: str | None = None,
     linearize: bool | Mapping[str, Any] = False,
     discrete: str | None = None,
+    return_sites: Collection[str] | None = None,
     num_samples: int | None = None,
     data_chunk: int | None = None,
     seed: int = 0,
@@ -96,15 +96,13 @@ def predictive_distribution(
         known = observing.over(model)
         return *target_of_model(known, args, kwargs, dtype=dtype, all_rows=False), observing
 
-    dependent_on = partial(dependents, run=run_at(model, args, kwargs))
-    site, target, data, observing, dependent = observed_at(
-        site, draws, observed, computed_sites, dependent_on
-    )
+    run = run_at(model, args, kwargs)
+    site, target, data, unseen = observed_at(site, draws, observed, computed_sites, run)
     if at is not None:
         at = {name: torch.as_tensor(value).detach() for name, value in at.items()}
     options = {"data_chunk": data_chunk, "around": at, "seed": seed, "sharding": sharding}
     at_draws = partial(replay, target, data=data, **options)
-    return predicted_site(site, target, observing.missing, draws, discrete, at_draws, dependent)
+    return predicted_site(site, target, unseen, draws, discrete, return_sites, at_draws)
 
 
 @between_steps()
@@ -115,8 +113,11 @@ def predictions(
     kwargs: Mapping[str, Any],
     seed: int = 0,
     like: tuple[tuple[Any, ...], Mapping[str, Any]] = ((), {}),
+    return_sites: Collection[str] | None = None,
 ) -> dict[str, np.ndarray]:
     """New values of the observed sites of a model at draws, as the host's ``Predictive`` has them.
+
+    And those of deterministic sites in the same runs.
 
     Parameters
     ----------
@@ -127,6 +128,8 @@ def predictions(
     seed : int
     like : tuple of tuple and mapping
         The arguments of the fit: where these are arrays, lists and arrays of NumPy are made such.
+    return_sites : collection of str, optional
+        Sites that are returned, latent ones among them. Default: all others.
 
     Returns
     -------
@@ -135,7 +138,7 @@ def predictions(
     Raises
     ------
     ArgumentError
-        The draws or the arguments do not fit the model.
+        The draws or the arguments do not fit the model, or there is no such site.
     """
     args, kwargs = columns_as_arrays(args, kwargs, placing(None))
     args, kwargs = as_fitted(model, args, kwargs, like, placing(None))
@@ -144,10 +147,12 @@ def predictions(
     observing = ObserveMissing(draws)
     known = observing.over(model)
     target, data = target_of_model(known, args, kwargs, dtype=dtype, all_rows=False)
-    groups = ("predictive",)
+    groups = ("predictive", "alongside")
     options: dict[str, Any] = {
         "missing": observing.missing,
         "all_rows": False,
         "seed": as_seed(seed),
     }
-    return replay(target, draws, data, groups=groups, **options).predictive
+    return returned_sites(
+        replay(target, draws, data, groups=groups, **options), draws, return_sites
+    )

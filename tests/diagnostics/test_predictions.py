@@ -89,6 +89,17 @@ def given(host, backend) -> SimpleNamespace:
         with plate("rows", len(x)):
             sample("y", dist.Normal(w + slope * x, 1.0), obs=y)
 
+    def with_values(x: Any, y: Any = None) -> None:
+        w = weights()
+        deterministic = host.host.deterministic
+        deterministic("total", w.sum())
+        with plate("rows", len(x)):
+            mean = deterministic("mu", x @ w)
+            deterministic("mean", 2.0 * mean)
+            new = sample("y", dist.Normal(mean, 1.0), obs=y)
+            deterministic("excess", new - mean)
+            deterministic("half", 0.5 * mean)
+
     def nothing_observed() -> None:
         sample("w", dist.Normal(0.0, 1.0))
 
@@ -245,6 +256,39 @@ def test_the_site_is_chosen_by_name(given, backend) -> None:
     # What comes after the site does not matter.
     found = given.predict(given.two_sites, given.draws, given.x, site="y")
     np.testing.assert_allclose(found["mean"], ETA, rtol=1e-12)
+
+
+def test_deterministic_sites_stand_beside_the_distribution(given) -> None:
+    model, draws = given.with_values, given.draws
+    found = given.predict(model, draws, given.x)
+    # One bears a name of the dataset, and one is computed from values that are not there.
+    assert set(found) == {"mean", "variance", "total", "mu", "half"}
+    np.testing.assert_allclose(found["mean"], ETA, rtol=1e-10)
+    np.testing.assert_allclose(found["mu"], ETA, rtol=1e-10)
+    np.testing.assert_allclose(found["half"], 0.5 * ETA, rtol=1e-10)
+    np.testing.assert_allclose(found["total"], DRAWS["w"].sum(1), rtol=1e-10)
+    assert found["mu"].dims == ("draw", "row") and found["total"].dims == ("draw",)
+    seen = given.predict(model, draws, given.x, given.y)
+    np.testing.assert_allclose(seen["excess"], Y - ETA, rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(given.metrics(seen)["log_likelihood"], seen_score(), rtol=1e-10)
+    assert set(given.predict(model, draws, given.x, return_sites=["half"])) == {
+        *("mean", "variance", "half")
+    }
+    assert set(given.predict(model, draws, given.x, return_sites=())) == {"mean", "variance"}
+    for names, told in (
+        (["excess"], r"do not depend on values to be predicted, found \['excess'\]"),
+        (["mean"], "found 'mean', which the dataset has for something else"),
+        (["w"], r"Expected return_sites of \['excess', 'half', 'mean', 'mu', 'total'\], found"),
+        ("mu", r"Write return_sites=\['mu'\]"),
+    ):
+        with pytest.raises(ArgumentError, match=told):
+            given.predict(model, draws, given.x, return_sites=names)
+
+
+def seen_score() -> float:
+    """The mean log density of the observations under the mixture of unit Normals."""
+    density = special.logsumexp(stats.norm(ETA, 1.0).logpdf(Y), axis=0) - np.log(len(ETA))
+    return float(density.mean())
 
 
 def test_a_prior_that_is_written_as_an_observation_is_not_predicted(given, backend) -> None:

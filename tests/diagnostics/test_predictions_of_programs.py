@@ -72,8 +72,10 @@ def test_new_observations_are_distributed_as_the_hosts(package: str, name: str) 
     at_one = np.repeat(arviz_support.positions(400, 1, 3), NUMBER, axis=0)
     model, args, kwargs, target, _, draws = draws_of(backend, name, lambda dim: at_one[:, :dim])
     own = predicted(backend, model, draws, args, kwargs)
-    assert own.keys() == set(target.observed_sites)
     theirs = of_host(backend, model, args, kwargs, draws) if own else {}
+    assert set(target.observed_sites) <= own.keys() and own.keys() <= theirs.keys()
+    # Factors are sites of the hosts, without values.
+    assert all(theirs[name].size == 0 for name in theirs.keys() - own.keys())
     for site, values in own.items():
         other = theirs[site]
         if target.plates:
@@ -132,6 +134,72 @@ def test_a_model_that_branches_on_values_is_run_draw_by_draw(
     with pytest.warns(backend.public.EvaluationWarning, match="draw by draw.*num_samples="):
         found = predicted(backend, model, draws, (backend.array(np.array(0.0)),), {})
     assert found["y"].shape == (3,)
+
+
+def with_values(backend: Any) -> Any:
+    """A program with deterministic sites of latents, of rows, of what is observed and of states."""
+    host, dist = backend.host, backend.dist
+
+    def model(x: Any, y: Any = None) -> None:
+        slope = host.sample("slope", dist.Normal(0.0, 1.0))
+        host.deterministic("twice", 2.0 * slope)
+        with host.plate("rows", len(x)):
+            state = host.sample("state", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+            mean = host.deterministic("mu", slope * x + 3.0 * state)
+            new = host.sample("y", dist.Normal(mean, 0.1), obs=y)
+            host.deterministic("excess", new - mean)
+        host.deterministic("last", slope + x.sum())
+
+    return model
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_deterministic_sites_are_those_of_the_hosts(backend: Any, is_seen: bool) -> None:
+    model, number = with_values(backend), 2000
+    x = np.array([1.0, -2.0, 0.5])
+    slope = np.linspace(0.5, 1.5, number)
+    args = (backend.array(x), backend.array(np.zeros(3)) if is_seen else None)
+    draws = {"slope": backend.array(slope)}
+    own = predicted(backend, model, draws, args, {})
+    theirs = of_host(backend, model, args[:1], {}, draws)
+    assert list(own) == ["twice", "state", "mu", "y", "excess", "last"]
+    assert own.keys() == theirs.keys() - {"slope"}
+    for name, values in own.items():
+        other = theirs[name].reshape(values.shape)
+        # Of fifteen numbers, each of 2,000 runs.
+        error = np.sqrt((values.var(0) + other.var(0)) / number)
+        assert (abs(values.mean(0) - other.mean(0)) <= 4.5 * error + 1e-12).all(), name
+        assert np.allclose(values.std(0), other.std(0), rtol=4.5 / np.sqrt(number)), name
+    # One run is behind all values of a draw, as of the host.
+    for found in (own, theirs):
+        state, mean, y = (found[name].reshape(number, 3) for name in ("state", "mu", "y"))
+        np.testing.assert_allclose(mean, slope[:, None] * x + 3.0 * state, rtol=1e-9)
+        np.testing.assert_allclose(found["excess"].reshape(number, 3), y - mean, atol=1e-9)
+    np.testing.assert_allclose(own["twice"], 2.0 * slope, rtol=1e-12)
+    np.testing.assert_allclose(own["last"], slope - 0.5, rtol=1e-12)
+
+
+def test_values_of_rows_that_come_in_chunks(backend: Any) -> None:
+    """What is made of all rows is made of the rows that are returned beside it."""
+    host, dist = backend.host, backend.dist
+
+    def model(x: Any, y: Any = None) -> None:
+        slope = host.sample("slope", dist.Normal(0.0, 1.0))
+        with host.plate("rows", len(x), subsample_size=2) as rows:
+            mean = host.deterministic("mu", slope * x[rows])
+            new = host.sample("y", dist.Normal(mean, 0.1), obs=None if y is None else y[rows])
+        host.deterministic("largest", new.max())
+
+    x, slope = np.arange(5.0), np.array([1.0, -1.0, 0.0])
+    args = (backend.array(x), backend.array(np.zeros(5)))
+    draws = {"slope": backend.array(slope)}
+    target, data = backend.target(model, args, {})
+    replay = backend.room("density.replay").replay
+    groups = ("predictive", "alongside")
+    found = replay(target, draws, data, groups=groups, data_chunk=2)
+    np.testing.assert_allclose(found.alongside["mu"], slope[:, None] * x)
+    np.testing.assert_allclose(found.alongside["largest"], found.predictive["y"].max(1))
+    assert (abs(found.predictive["y"] - slope[:, None] * x) < 0.6).all()
 
 
 def in_a_series(backend: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,15 @@ def test_arviz_and_predictions_take_the_arguments_of_the_fit(backend: Any, fit: 
 def test_predictions_have_the_distribution_of_new_rows(backend: Any, fit: Any) -> None:
     new = np.array([10.0, -3.0, 0.0])
     found = fit.predict(backend.array(new))
-    assert list(found) == ["y"] and found["y"].shape == (len(fit["slope"]), 3)
+    assert list(found) == ["mean", "y"] and found["y"].shape == (len(fit["slope"]), 3)
+    np.testing.assert_allclose(found["mean"], fit["slope"][:, None] * new, rtol=1e-5)
+    some = fit.predict(backend.array(new), return_sites=["slope", "y"])
+    np.testing.assert_array_equal(some["slope"], fit["slope"])
+    np.testing.assert_array_equal(some["y"], found["y"])
+    with pytest.raises(ArgumentError, match=r"return_sites=\['mean'\]"):
+        fit.predict(return_sites="mean")
+    with pytest.raises(ArgumentError, match=r"return_sites of \['mean', 'slope', 'y'\], found"):
+        fit.predict(return_sites=["slop"])
     mean, sd = of_slope()
     spread, number = np.hypot(0.5, new * sd), len(found["y"])
     error = np.sqrt(spread**2 / number + (new * sd) ** 2 / 400)
@@ -240,10 +249,13 @@ def test_a_verdict_says_what_was_found_and_what_to_do_apart() -> None:
     ]
     (row,) = (each.split() for each in lines if each.startswith("b "))
     assert float(row[1]) == pytest.approx(3.0, abs=0.02)
-    assert float(row[3]) == pytest.approx(0.2, abs=0.02)
+    assert float(row[4]) == pytest.approx(0.2, abs=0.02)
+    assert [float(each) for each in row[7:9]] == pytest.approx([2.67, 3.33], abs=0.03)
     page = VERDICT._repr_html_()
     assert page.count("<table") == 2 and "<ol" in page and "All &lt;is&gt; well." in page
     assert "<pre" not in page and "color:#" not in page
+    # On a phone texts are wrapped between words, and a table that is wider scrolls by itself.
+    assert "white-space:normal" in page and page.count("overflow-x:auto") == 2
 
 
 def test_errors_are_shown_only_where_they_are_known() -> None:
@@ -256,10 +268,35 @@ def test_errors_are_shown_only_where_they_are_known() -> None:
         return Verdict(**{**vars(VERDICT), **fields})
 
     trusted, refused = shown(VERDICT), shown(changed(level="not trusted"))
-    assert trusted[2] != "–" and refused[2] == refused[4] == "–" and refused[1] == trusted[1]
+    assert [each.split(" ± ")[0] for each in trusted] == refused
+    assert [" ± " in each for each in trusted] == [False, True, True, *[False] * 4]
     site = VERDICT.by_site["b"]
-    bound = {"b": type(site)(**{**vars(site), "mean_bound": 0.1})}
-    assert shown(changed(level="approximate", confirmed=True, by_site=bound))[2].startswith("< ")
+    bound = {"b": replace(site, mean_bound=0.1)}
+    found = shown(changed(level="approximate", confirmed=True, by_site=bound))
+    assert " ± <" in found[1] and " ± <" in found[2]
+    (value,) = site.values
+    heavy = {"b": replace(site, values=(replace(value, sd_error=np.inf),))}
+    assert shown(changed(by_site=heavy))[2] == f"{refused[2]} (heavy tails)"
+    assert shown(changed(by_site=heavy, level="not trusted"))[2] == refused[2]
+
+
+def test_the_table_has_quantiles_and_fits_a_line() -> None:
+    draws = np.random.default_rng(2).normal(3.0, 0.2, (4_000, 3))
+    (value, *_) = site_figures("b", draws, 4, 1.0).values
+    assert (value.lower, value.upper) == tuple(np.quantile(draws[:, 0], [0.05, 0.95]))
+    wide = site_figures("coefficients_of_towns", np.tile(draws, (1, 400)), 4, 1.0)
+    table = Verdict("exact", (), {"coefficients_of_towns": wide}, num_chains=4).table()
+    assert table is not None and table.header[3:5] == ("5%", "95%")
+    assert max(map(len, str(table).splitlines())) <= 100
+
+
+def test_tails_are_heavy_where_they_are() -> None:
+    """And not in all numbers of a site of which one has such tails."""
+    generator = np.random.default_rng(3)
+    draws = np.stack([generator.normal(size=4_000), generator.standard_cauchy(4_000)], 1)
+    found = site_figures("b", draws, 4, 1.0)
+    assert found.is_heavy and np.isinf(found.values[1].sd_error)
+    assert found.values[0].sd_error < 0.1
 
 
 def test_a_verdict_for_programs_is_plain_values() -> None:

@@ -67,7 +67,9 @@ def problem(bend: float = 1.0, apart: float = 0.0) -> Problem:
         value, score = one(moved)
         return value, bend * score
 
-    def distribution(draws: Any, x: Any, y: Any = None, *, site: str) -> xarray.Dataset:
+    def distribution(
+        draws: Any, x: Any, y: Any = None, *, site: str, return_sites: tuple[str, ...]
+    ) -> xarray.Dataset:
         mean = draws["w"] @ features(x).T
         spread = np.full_like(mean, NOISE**2)
         found: dict[str, Any] = {
@@ -131,7 +133,7 @@ def check_right(found: np.ndarray, x: np.ndarray, *, worst: float, sd: float) ->
 def test_adjusted_chains_whose_outputs_agree_are_exact() -> None:
     draws, verdict = sampled(problem())
     assert verdict.level == "exact" and verdict.trusted
-    assert verdict.headline == "exact: 16 chains agree in outputs"
+    assert verdict.headline == "exact: 16 chains agree in predictions"
     # Four errors of 400 effective draws.
     check_right(draws @ features(HELD_OUT[0]).T, HELD_OUT[0], worst=0.2, sd=0.15)
 

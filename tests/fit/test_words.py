@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from ppl_ext.chains.coupling import Coupled
+from ppl_ext.check.check import _conclusion
 from ppl_ext.diagnostics.importance import ParetoKHat
 from ppl_ext.fit import policy
 from ppl_ext.fit.comparison import Comparison, Off
@@ -43,7 +44,7 @@ EVIDENCE = Evidence(
     Wanted(target_ess=400.0, exact=True, seconds=600.0),
     Modes(number=1, last_new=0.0, shares=(1.0,)),
 )
-RESTED = Chained(1.004, 600.0, 500.0, 0.03, (), 0.0, 0.0, False, "mu")
+RESTED = Chained(1.004, 600.0, 500.0, 0.03, (), 0.0, 0.0, False, "mu", draws=5_760)
 BATCH = replace(EVIDENCE.program, is_whole=False, seconds_with_all_rows=0.2)
 STOPPED = Engine("SVGD", 1_320, settled=False, moving=72.0, figure="72 sd")
 MET = Coupled(32, 0, 7, 7, 0.0891)
@@ -76,6 +77,11 @@ def headline(level: Any, **fields: Any) -> str:
 
 SENTENCES: dict[str, Callable[[], str]] = {
     "exact: 16 chains agree": lambda: headline("exact", num_chains=16),
+    "exact: 16 chains agree in predictions": (
+        lambda: headline("exact", num_chains=16, of_outputs=True)
+    ),
+    "approximate, predictions confirmed: chains that started apart agree in them, and held-out "
+    "rows are calibrated": lambda: headline("approximate", confirmed=True, of_outputs=True),
     "corrected: draws of a Normal approximation, reweighted, and the weights are even": (
         lambda: headline("corrected")
     ),
@@ -86,7 +92,9 @@ SENTENCES: dict[str, Callable[[], str]] = {
         lambda: headline("approximate", confirmed=True)
     ),
     "not trusted: do not rely on these draws, they may be wrong": lambda: headline("not trusted"),
-    "Least certain is 'mu': R-hat 1.004, ESS 600 (tails 500).": lambda: reasons(chains=RESTED),
+    "Least certain is 'mu': R-hat 1.004, ESS 600 of 5,760 draws (tails 500).": (
+        lambda: reasons(chains=RESTED)
+    ),
     "Tails of 'scale' are heavy, so that their standard deviations have no reliable error. Read "
     "the quantiles of fit.summary().": (lambda: reasons(chains=replace(RESTED, heavy=("scale",)))),
     "Chains disagree: R-hat 1.200, expected below 1.03. Give a larger budget.": (
@@ -99,8 +107,8 @@ SENTENCES: dict[str, Callable[[], str]] = {
             chains=replace(RESTED, r_hat=1.2), correction=Correction(0.9, 0.02, undefined=0.14)
         )
     ),
-    "The least certain standard deviation has an error of 4.1%.": (
-        lambda: reasons(chains=replace(RESTED, deviation_error=0.0412))
+    "The least certain standard deviation, that of 'theta[2]', has an error of 4.1%.": (
+        lambda: reasons(chains=replace(RESTED, deviation_error=0.0412, deviation_number="theta[2]"))
     ),
     "Importance weights of the approximation: Pareto k-hat 0.20 (good below 0.5), worth 80% of the "
     "draws (good above 30%).": (
@@ -165,6 +173,13 @@ SENTENCES: dict[str, Callable[[], str]] = {
     "Found one mode in 24 searches, 8 of them from draws of the prior.": (
         lambda: reasons(modes=replace(EVIDENCE.modes, paths=24, from_prior=8))
     ),
+    "So these draws may be trusted.": (
+        lambda: _conclusion(Verdict("approximate", (), confirmed=True))
+    ),
+    "So do not trust these draws.": lambda: _conclusion(Verdict("not trusted", ())),
+    "So these draws are neither refuted nor confirmed.": (
+        lambda: _conclusion(Verdict("approximate", ()))
+    ),
     "finding a mode": lambda: STAGES["start"],
     "sampling": lambda: STAGES["chains"],
     "1 mode found": lambda: _counted(1),
@@ -183,6 +198,9 @@ GONE = (
     "mode(s)",
     "evaluated only",
     "chance and tolerance allow",
+    "agree in outputs",
+    "Outputs are judged",
+    "chance explains up to",
 )
 
 
