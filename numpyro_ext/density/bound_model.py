@@ -19,6 +19,7 @@ from numpyro_ext.density.handlers import (
     PlateControl,
     Trace,
     belongs_to_prior,
+    is_changed_by_handlers,
     position_of,
     run_trace,
     site_log_prob,
@@ -107,6 +108,17 @@ class BoundModel(BoundModelShell[Array]):
         if summed:
             likelihood = likelihood + log_marginal(summed).astype(self.dtype)
         return prior, likelihood
+
+    def handlers_change_jacobians(self, data: Data) -> bool:
+        """Whether the host's own potential has Jacobians that handlers scale or mask."""
+        found: list[bool] = []
+
+        def look(position: Array, data: Data) -> None:
+            trace = self.trace(position, data, self.first_rows())
+            found.extend(map(is_changed_by_handlers, trace.values()))
+
+        jax.eval_shape(look, jax.ShapeDtypeStruct((self.layout.dim,), self.dtype), data)
+        return any(found)
 
     def run(self, model: Callable[..., Any], data: Data) -> Trace:
         """The trace of this model under handlers, discrete latent sites with all their values."""

@@ -41,7 +41,12 @@ from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.networks.random_module import note
 from ppl_ext.process import swapped
 from ppl_ext.target.families import family_of, is_improper
-from ppl_ext.target.scores import check_observations
+from ppl_ext.target.scores import (
+    check_each_once,
+    check_masks,
+    check_observations,
+    check_weights,
+)
 
 InitStrategy = Callable[..., Any]
 
@@ -116,9 +121,15 @@ def first_run(
             if site["type"] == "sample":
                 with _classes_named(site):
                     site_log_prob(site)  # shapes that do not go together show here
+                if site["scale"] is not None and jnp.ndim(site["scale"]):
+                    log_prob = jax.eval_shape(site["fn"].log_prob, site["value"])
+                    check_weights(site["name"], "scale", site["scale"].shape, log_prob.shape)
             if is_observation(site):
                 shape, frames = jnp.shape(site["value"]), site["cond_indep_stack"]
+                check_masks(site["name"], site["fn"], shape, frames)
                 check_observations(site["name"], site["fn"], shape, frames)
+                if not site.get("_control_flow_done", False):  # steps are of no plate
+                    check_each_once(site["name"], site["fn"], shape, frames)
     return FirstRun(getattr(tracer, "trace", {}), plates, states.states, kept.error)
 
 

@@ -4,8 +4,8 @@ and the log density's terms with the part (prior or likelihood) that each belong
 Everything is built on ``numpyro.handlers.substitute`` with a function, because that is the one
 handler that ``numpyro.contrib.control_flow.scan`` carries into its body. The log determinant of
 a transform is emitted as an observed ``Delta`` site at the place of the latent site, so that
-plate scales, masks and ``handlers.scale`` apply to it exactly as they do in
-``numpyro.infer.util.potential_energy``.
+plate scales apply to it. What ``handlers.scale`` and ``handlers.mask`` do to it, and in
+``numpyro.infer.util.potential_energy`` leave there, is taken off.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jax import Array, random
 from jaxtyping import Float
 from numpyro import handlers
 from numpyro.distributions import Delta, biject_to, constraints
-from numpyro.distributions.distribution import Unit
+from numpyro.distributions.distribution import ExpandedDistribution, MaskedDistribution, Unit
 from numpyro.distributions.util import is_identically_one, sum_rightmost
 from numpyro.infer.util import helpful_support_errors
 from numpyro.primitives import _PYRO_STACK, Messenger
@@ -361,11 +361,57 @@ def unconstraining(
 
 def site_log_prob(site: Site) -> Float[Array, ""]:
     """Scaled and masked log probability of one trace entry, summed over its batch."""
-    log_prob = site["fn"].log_prob(site["value"])
-    scale = site["scale"]
+    fn, scale = site["fn"], site["scale"]
+    if LOG_DETERMINANT in site["infer"]:
+        fn, scale = _unmasked(fn), _of_plates(site)
+    log_prob = fn.log_prob(site["value"])
     if scale is not None and not is_identically_one(scale):
         log_prob = scale * log_prob
     return jnp.sum(log_prob)
+
+
+# Rows of a plate stand for others. Scales and masks of handlers do not change how values are
+# parameterised: with them, as in the host's potentials, the posterior depends on the transform.
+def _of_plates(site: Site) -> Any:
+    """The scale of a log determinant, without those of handlers."""
+    scale, of_handlers = site["scale"], site.get("plate_to_scale", {}).get(None)
+    if scale is None or of_handlers is None:
+        return scale
+    return jnp.where(of_handlers == 0, 0.0, scale / jnp.where(of_handlers == 0, 1.0, of_handlers))
+
+
+def _unmasked(fn: Any) -> Any:
+    """The distribution of a log determinant, without the masks of handlers."""
+    if isinstance(fn, MaskedDistribution):
+        return _unmasked(fn.base_dist)
+    if isinstance(fn, ExpandedDistribution):
+        return ExpandedDistribution(_unmasked(fn.base_dist), fn.batch_shape)
+    return fn
+
+
+def is_changed_by_handlers(site: Site) -> bool:
+    """Whether a trace entry is a log determinant that handlers scale or mask."""
+    if site["type"] != "sample" or LOG_DETERMINANT not in site["infer"]:
+        return False
+    fn = site["fn"]
+    while isinstance(fn, ExpandedDistribution):
+        fn = fn.base_dist
+    return None in site.get("plate_to_scale", {}) or isinstance(fn, MaskedDistribution)
+
+
+class _OwnDeterminants(Messenger):
+    """Takes off what handlers inside do to the log determinants of the host's potentials."""
+
+    def process_message(self, msg: Site) -> None:
+        """Restore the factor that NumPyro writes beside a latent site."""
+        name = msg["name"] if msg["type"] == "sample" else ""
+        if name.startswith("_") and name.endswith("_log_det") and is_made_of(msg["fn"], Unit):
+            msg["fn"], msg["scale"] = _unmasked(msg["fn"]), _of_plates(msg)
+
+
+def with_own_determinants(model: Callable[..., Any]) -> Callable[..., Any]:
+    """``model`` for the host to run, with log determinants that handlers do not change."""
+    return functools.wraps(model)(_OwnDeterminants(model))
 
 
 def belongs_to_prior(site: Site) -> bool:
@@ -414,10 +460,7 @@ class _WithoutMask(Messenger):
 
     def process_message(self, msg: Site) -> None:
         """Take the outermost mask off."""
-        # The log determinant of its transform is a site beside it, `_NAME_log_det`, here and in the
-        # host's own potentials.
-        name = msg["name"].removeprefix("_") if msg["type"] == "sample" else ""
-        if name.startswith(self.name):
+        if msg["type"] == "sample" and msg["name"].startswith(self.name):
             msg["fn"] = msg["fn"].base_dist
 
 

@@ -57,7 +57,8 @@ class LogDensity(LogDensityShell[Array, Data]):
 
     The prior part holds every latent site with its Jacobian and the factors outside every plate;
     the likelihood part holds the observed sites and the factors inside a plate. Plate scales,
-    masks and ``handlers.scale`` multiply in as in NumPyro's own ``potential_energy``.
+    masks and ``handlers.scale`` multiply in as in NumPyro's own ``potential_energy``, but for
+    Jacobians, which neither of the latter two changes.
 
     The methods are functions of arrays and may be called inside ``jax.jit``; called outside it
     they run compiled programs, which targets that compute the same share. Two caches grow: of

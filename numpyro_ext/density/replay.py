@@ -53,6 +53,7 @@ from ppl_ext.diagnostics.replay import (
     GROUPS,
     PASS_ALL_ROWS,
     REPLAY_DOCUMENTATION,
+    ComputedEntries,
     Recorder,
     Replay,
     SiteDescription,
@@ -62,6 +63,7 @@ from ppl_ext.diagnostics.replay import (
     check_draw_shapes,
     check_draws,
     check_room,
+    computed_entries,
     describe_sites,
     is_outside,
     names_of_computed,
@@ -333,12 +335,20 @@ def _describe(
     }
     probes = {name: _shapes(target, data, values, rows)[0] for name, rows in more.items()}
     full = {name: plate.size for name, plate in owned.items()}
-    computed = computed_sites(target, data, one_draw(values)) - set(missing) if reads else ()
-    return as_computed(describe_sites(sites, probes, full), computed), sizes
+    computed = _computed_of(target, data, one_draw(values)) if reads else {}
+    described = describe_sites(sites, probes, full)
+    return as_computed(described, computed, computed.keys() - set(missing)), sizes
 
 
 def computed_sites(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> frozenset[str]:
     """Observed sites whose values are computed from latent ones: they are priors of these."""
+    return names_of_computed(_computed_of(target, data, draws))
+
+
+def _computed_of(
+    target: LogDensity, data: Data, draws: Mapping[str, Any]
+) -> dict[str, ComputedEntries]:
+    """What of observed sites is computed from latent ones, from runs at a draw and nearby."""
     first = {name: np.arange(plate.subsample_size) for name, plate in target.plates.items()}
 
     def observed(values: Mapping[str, jax.Array], data: Data) -> dict[str, jax.Array]:
@@ -351,7 +361,7 @@ def computed_sites(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> 
     found = {name: value[0] for name, value in target.constrain(other, data).items()}
     program = Program(observed, rarely=True)
     runs = ({n: np.asarray(v) for n, v in program(each, data).items()} for each in (values, found))
-    return names_of_computed(*runs)
+    return computed_entries(*runs)
 
 
 def _reads(program: Jaxpr, number: int) -> bool:

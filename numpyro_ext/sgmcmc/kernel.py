@@ -265,7 +265,9 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             dim = self.target.dim
             broken = state.diverging.any()
             hot = first & jnp.any(heat > LET_PASS)
+            # Whoever takes no warm-up takes draws on their way, or of targets that change.
             doubtful = hot | (energies.beyond(dim) & ~before.beyond(dim)).any()
+            doubtful &= jnp.any(state.num_warmup > 0)
             told = broken, doubtful, state.step, energies, heat
             lax.cond(broken | doubtful, lambda: jax.debug.callback(self._tell, *told), lambda: None)
         return self._after_steps(state, data, single)

@@ -20,8 +20,14 @@ from ppl_ext.diagnostics.inference_data import (
     leading_plate,
     named_arguments,
 )
-from ppl_ext.diagnostics.replay import DISCRETE, Replay, over_batches, told_of_outside
-from ppl_ext.errors import ArgumentError, DivergenceWarning
+from ppl_ext.diagnostics.replay import (
+    DISCRETE,
+    Replay,
+    over_batches,
+    told_of_filled,
+    told_of_outside,
+)
+from ppl_ext.errors import ArgumentError, DataWarning, DivergenceWarning
 from ppl_ext.options import check_choice, check_count, described
 
 Array = NDArray[Any]
@@ -58,10 +64,10 @@ ARVIZ_DOCUMENTATION = """
         engine draws by default. Of a fit and of ``MCMC`` fewer can be taken, as many of each chain.
     posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats : bool
         Groups to include. ``log_likelihood`` is pointwise, without the scales of plates and of
-        ``$scale``; observations that are masked out have 0. ``log_prior`` is the same of the
-        latent sites, as they are written, without Jacobians: ArviZ's sensitivity to priors takes
-        it. There is none of Stan programs, whose density is in one piece, and where a latent site
-        depends on a discrete one.
+        ``$scale``; observations that are masked out have 0, and factors are no part of it.
+        ``log_prior`` is the same of the latent sites, as they are written, without Jacobians:
+        ArviZ's sensitivity to priors takes it. There is none of Stan programs, whose density is in
+        one piece, and where a latent site depends on a discrete one.
     discrete : {"sample", "most probable"}, optional
         Add the discrete latent sites to the posterior, as integers: given each draw of all other
         sites and the data, drawn jointly, or the most probable ones together. They are summed out
@@ -350,6 +356,9 @@ def arviz_of(
         return host.replay(target, draws, data, number=number, all_rows=whole, **options)
 
     replayed = over_batches(on_rows, target, data, passes, host.place)
+    filled = told_of_filled(replayed.sites) if wanted.log_likelihood else ""
+    if filled:
+        warnings.warn(filled, DataWarning, stacklevel=3)
     statistics = statistics_of(target.over(passes)) if wanted.sample_stats else {}
     model = getattr(target.model, "forward", target.model)
     called = inspect.signature(model), args, kwargs

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,8 +37,14 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from numpy.typing import NDArray
 
-from ppl_ext.diagnostics.replay import DISCRETE, Replay, SiteDescription, told_of_outside
-from ppl_ext.errors import ArgumentError
+from ppl_ext.diagnostics.replay import (
+    DISCRETE,
+    Replay,
+    SiteDescription,
+    told_of_filled,
+    told_of_outside,
+)
+from ppl_ext.errors import ArgumentError, DataWarning
 from ppl_ext.options import check_choice, described
 from ppl_ext.target.discrete import Run, dependents
 
@@ -346,6 +353,8 @@ def predicted_site(
             f"of its own. Name another by site=..., of {list(target.observed_sites)}, or rewrite "
             "the model so that the site's observations are data."
         )
+    if filled := told_of_filled({site: replayed.sites[site]}):
+        warnings.warn(filled, DataWarning, stacklevel=2)
     if replayed.outside:
         raise ArgumentError(
             f"{told_of_outside(replayed.outside)} Pass constrained values, as get_samples returns "

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped
@@ -94,6 +94,23 @@ DATA_CHUNK = 2048
 DRAW_CHUNK = 128
 
 
+class ComputedEntries(NamedTuple):
+    """Entries of an observed site that are computed from latent sites, and of how many."""
+
+    entries: int
+    of: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all are."""
+        return 0 < self.entries == self.of
+
+    @property
+    def is_part(self) -> bool:
+        """Whether some are, and others are data."""
+        return 0 < self.entries < self.of
+
+
 @dataclass(frozen=True)
 class SiteDescription:
     """One site of a model on all rows of its data.
@@ -115,6 +132,8 @@ class SiteDescription:
         The same for its log likelihood where discrete latent sites are summed out of that.
     event_dims : tuple of str
         Names that the model gives to the axes of an event, by ``infer={"event_dims": [...]}``.
+    filled : ComputedEntries, optional
+        Where some entries of an observed site are computed from latent ones, how many.
     """
 
     name: str
@@ -126,6 +145,7 @@ class SiteDescription:
     marginal_shape: Shape | None = None
     marginal_plates: Plates = ()
     event_dims: tuple[str, ...] = ()
+    filled: ComputedEntries | None = None
 
     @property
     def likelihood(self) -> tuple[Shape, Plates]:
@@ -393,13 +413,20 @@ def describe_sites(
 
 
 def as_computed(
-    sites: Mapping[str, SiteDescription], computed: Collection[str]
+    sites: Mapping[str, SiteDescription],
+    computed: Mapping[str, ComputedEntries],
+    known: Collection[str],
 ) -> dict[str, SiteDescription]:
-    """The same descriptions, with observed sites at computed values told from the others."""
-    return {
-        name: replace(site, kind="computed") if name in computed else site
-        for name, site in sites.items()
-    }
+    """The same descriptions, with observed sites at computed values told from the others.
+
+    ``computed`` is of all observed sites but those that are not ``known``, which have no values.
+    """
+    found = dict(sites)
+    for name, each in computed.items():
+        if name in known:
+            kind = "computed" if each.is_whole else sites[name].kind
+            found[name] = replace(sites[name], kind=kind, filled=each if each.is_part else None)
+    return found
 
 
 def nearby(position: Shaped[Array, "*D"]) -> Shaped[Array, "*D"]:
@@ -410,22 +437,46 @@ def nearby(position: Shaped[Array, "*D"]) -> Shaped[Array, "*D"]:
     return np.nan_to_num(position, posinf=0.0, neginf=0.0) + steps.astype(position.dtype)
 
 
-def names_of_computed(one: Mapping[str, Array], other: Mapping[str, Array]) -> frozenset[str]:
-    """Which observed sites have values that are computed from latent sites.
-
-    A few entries that are, as where missing observations are filled in, do not make a site one.
+def computed_entries(
+    one: Mapping[str, Array], other: Mapping[str, Array]
+) -> dict[str, ComputedEntries]:
+    """How many entries of each observed site are computed from latent sites.
 
     Parameters
     ----------
     one, other : mapping of str to array
         Values of the observed sites in two runs with other values of the latent sites.
     """
-
-    def changes(before: Array, after: Array) -> bool:
+    found = {}
+    for name, before in one.items():
+        after = other[name]
         same = (before == after) | ((before != before) & (after != after))
-        return before.size > 0 and not same.any()
+        found[name] = ComputedEntries(int(np.size(same) - np.sum(same)), np.size(same))
+    return found
 
-    return frozenset(name for name, value in one.items() if changes(value, other[name]))
+
+def names_of_computed(computed: Mapping[str, ComputedEntries]) -> frozenset[str]:
+    """Which observed sites have values that are computed from latent sites.
+
+    A few entries that are, as where missing observations are filled in, do not make a site one.
+    """
+    return frozenset(name for name, each in computed.items() if each.is_whole)
+
+
+def told_of_filled(sites: Mapping[str, SiteDescription]) -> str:
+    """Which observed sites have some values that are no data, in words; empty where none has."""
+    found = [
+        f"{site.filled.entries} of {site.filled.of} values of '{name}'"
+        for name, site in sites.items()
+        if site.filled is not None
+    ]
+    if not found:
+        return ""
+    return (
+        f"{', '.join(found)} change with the latent sites. Where these fill in what is missing, "
+        "the log likelihood has the density of values that are no data, and LOO, WAIC and scores "
+        "count them as data: leave those rows out, or write sample(..., obs=y, obs_mask=seen)."
+    )
 
 
 def _changed_axes(before: Shape, after: Shape) -> list[int]:

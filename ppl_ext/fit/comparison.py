@@ -161,7 +161,8 @@ def flat_columns(
         if own.ndim == 0 or own.shape[1:] != shape:
             raise ArgumentError(
                 f"Expected draws of '{name}' with shape (draws, {', '.join(map(str, shape))}), "
-                f"found {own.shape}."
+                f"found {own.shape}. Chains are one axis with the draws, as get_samples() gives "
+                "them."
             )
         flat = own.reshape(len(own), -1)
         columns.append(flat)

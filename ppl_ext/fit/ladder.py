@@ -50,6 +50,12 @@ APART, PAIRS, PAIRS_SHARE = 3.0, 32, 0.2
 FORGOTTEN = 0.25
 #: Nats of difference between bounds from which on a way to write the program is the better one.
 BETTER = 0.5
+#: Factor by which the curvature of sites of latent scale may change between two places, so many
+#: standard deviations to either side in any other coordinate. Chains whose steps are tuned to the
+#: widths at one of them do not enter a neck of half of these, and nothing that they see tells.
+NARROW, FAR = 3.5, 3.0
+#: Step of the differences that curvatures are from, in standard deviations.
+STEP = 0.05
 
 
 @dataclass
@@ -531,7 +537,8 @@ def _best(
 ) -> tuple[Problem, Start]:
     """The way to write a program whose Normal has the highest bound on the evidence.
 
-    Those that fail, or are another program, are ``dropped``, with the reason: the program as it is
+    The program as it is written is left where its sites of latent scale make a narrow neck. Ways
+    that fail, or are another program, are ``dropped``, with the reason: the program as it is
     written can do without them. The program as it is written knows which sites have another form.
     """
     problem, start = written, _start_of(written, generator, meter)
@@ -543,7 +550,8 @@ def _best(
                 dropped.append(f"Not fitted {other.name}: {told}.")
                 continue
             other_forms.extend(other.latents)
-            if of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER:
+            is_better = of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER
+            if is_better or (problem is written and _has_neck(written, other, start, meter)):
                 problem, start = other, of_other
     except SpentError:
         dropped.append(
@@ -555,6 +563,26 @@ def _best(
     if problem is written and other_forms:
         problem = replace(written, other_forms=tuple(other_forms))
     return problem, start
+
+
+def _has_neck(written: Problem, other: Problem, start: Start, meter: Meter) -> bool:
+    """Whether widths of the sites that another way has non-centred depend much on other sites."""
+    own = np.zeros(written.dim, bool)
+    for name in other.latents:
+        own[written.coordinates[name]] = True
+    mode, where = start.modes[0], np.flatnonzero(~own)
+    if not own.any() or not len(where):
+        return False
+    direction = np.where(own, mode.deviations, 0.0) * np.resize([1.0, -1.0], written.dim)
+    ends = mode.mean + FAR * np.stack([np.diag(mode.deviations), -np.diag(mode.deviations)])
+    points = ends[:, where, None] + STEP * direction * np.array([[1.0], [-1.0]])
+    _, scores = meter.of(written.evaluate)(points.reshape(-1, written.dim))
+    slopes = (scores @ direction).reshape(points.shape[:-1])
+    curvatures = (slopes[..., 1] - slopes[..., 0]) / (2.0 * STEP)
+    with np.errstate(all="ignore"):
+        ratios = curvatures.max(0) / curvatures.min(0)
+    # Where a density is not finite, or not concave, nothing is said against the way it is written.
+    return bool((ratios > NARROW).any())
 
 
 def _difference(written: Problem, other: Problem, mode: Mode, meter: Meter) -> str:

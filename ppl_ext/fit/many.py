@@ -32,11 +32,13 @@ MANY_DOCUMENTATION = """
     model : callable
         $host program.
     *args, **kwargs
-        Its arguments, in which arrays hold the data sets along an axis. All data sets have one
-        shape: pad those that are shorter, and mask what is padded in the program.
+        Its arguments, in which arrays hold the data sets along an axis, in dictionaries as well.
+        All data sets have one shape: pad those that are shorter, and mask what is padded in the
+        program.
     axis : int or mapping of str to int
         The axis of the data sets: one for all arrays, or by the names of those arguments that hold
-        data sets; the others are then the same for all.
+        data sets; the others are then the same for all. The name of a dictionary stands for all
+        arrays in it, ``"rows['x']"`` for one of them.
     budget, seconds, target_ess, exact
         Of each data set, as in ``fit``.
     progress_bar : bool
@@ -167,19 +169,12 @@ def calls_of(
     """
     check_callable(model, "Pyro or NumPyro")
     arguments = Observations(model, args, kwargs, None)
-    for name, value in arguments.named.items():
-        if isinstance(value, list | tuple) and any(hasattr(each, "shape") for each in value):
-            raise ArgumentError(
-                f"Expected the data sets of argument '{name}' in one array, found a "
-                f"{type(value).__name__} of {len(value)}. Stack them along an axis, and name the "
-                f"arguments that hold data sets: axis={{'{name}': 0}}."
-            )
-    arrays = {
-        name: array
-        for name, value in arguments.named.items()
-        if (array := as_array(value)) is not None
-    }
-    places = dict(axis) if isinstance(axis, Mapping) else dict.fromkeys(arrays, axis)
+    leaves = {name: dict(_leaves(name, each, as_array)) for name, each in arguments.named.items()}
+    arrays = {inner: array for each in leaves.values() for inner, array in each.items()}
+    if isinstance(axis, Mapping):
+        places = {inner: each for name in axis for inner, each in _placed(name, axis, leaves)}
+    else:
+        places = dict.fromkeys(arrays, axis)
     for name, place in places.items():
         if not is_count(place, 0):
             raise ArgumentError(
@@ -189,22 +184,57 @@ def calls_of(
         if name not in arrays or arrays[name].ndim <= place:
             raise ArgumentError(
                 f"Expected argument '{name}' to be an array with data sets along axis {place}, "
-                f"found {_shape(arrays.get(name))}. Name the arguments that hold data sets: "
-                "axis={'name': 0}."
+                f"found {_shape(arrays.get(name))}. {NAME_THEM}"
             )
     sizes = {name: arrays[name].shape[place] for name, place in places.items()}
     if len(set(sizes.values())) != 1 or 0 in sizes.values():
         raise ArgumentError(
-            f"Expected arguments with one number of data sets, found {sizes or 'no arrays'}. Name "
-            "the arguments that hold data sets: axis={'name': 0}."
+            f"Expected arguments with one number of data sets, found {sizes or 'no arrays'}. "
+            f"{NAME_THEM}"
         )
     (number,) = set(sizes.values())
+
+    def of_set(name: str, value: Any, k: int) -> Any:
+        if isinstance(value, Mapping):
+            return {key: of_set(_inner(name, key), each, k) for key, each in value.items()}
+        return arrays[name][(slice(None),) * places[name] + (k,)] if name in places else value
+
+    split = [name for name, inner in leaves.items() if inner.keys() & places.keys()]
     return [
-        arguments.with_values(
-            {name: arrays[name][(slice(None),) * place + (k,)] for name, place in places.items()}
-        )
+        arguments.with_values({name: of_set(name, arguments.named[name], k) for name in split})
         for k in range(number)
     ]
+
+
+#: What to do about arguments that hold no data sets.
+NAME_THEM = "Name the arguments that hold data sets: axis={'name': 0}."
+
+
+def _inner(name: str, key: Any) -> str:
+    return f"{name}[{key!r}]"
+
+
+def _leaves(name: str, value: Any, as_array: Callable[[Any], Any]) -> Iterator[tuple[str, Any]]:
+    """The arrays of an argument, in dictionaries as well, by name."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _leaves(_inner(name, key), each, as_array)
+    elif isinstance(value, list | tuple) and any(hasattr(each, "shape") for each in value):
+        raise ArgumentError(
+            f"Expected the data sets of argument '{name}' in one array, found a "
+            f"{type(value).__name__} of {len(value)}. Stack them along an axis, and name the "
+            f"arguments that hold data sets: axis={{'{name}': 0}}."
+        )
+    elif (array := as_array(value)) is not None:
+        yield name, array
+
+
+def _placed(
+    name: str, axis: Mapping[str, Any], leaves: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, Any]]:
+    """The arrays that one name of ``axis`` stands for: a dictionary's are all in it."""
+    for inner in leaves.get(name) or (name,):
+        yield inner, axis[name]
 
 
 def _shape(array: Any) -> str:

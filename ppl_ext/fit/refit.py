@@ -255,8 +255,9 @@ def _by_draws(
     def look(count: int) -> _Weighed:
         nonlocal taken, old, new
         rows = order[taken:count]
-        own = again(flat[rows])[0] if known is None else known[rows]
-        old, new = np.concatenate([old, own]), np.concatenate([new, evaluate(flat[rows])[0]])
+        if len(rows):
+            own = again(flat[rows])[0] if known is None else known[rows]
+            old, new = np.concatenate([old, own]), np.concatenate([new, evaluate(flat[rows])[0]])
         taken = count
         ratios = np.where(np.isfinite(new), new - old, -np.inf)
         rounding = 4.0 * problem.epsilon * float(np.abs(old).max(initial=1.0))

@@ -141,3 +141,96 @@ def check_observations(name: str, fn: Any, shape: Sequence[int], plates: Sequenc
         f"data of shape {observed} make {together}, more observations than either has. Expected "
         "shapes that agree; look for an axis of length one, as in y[:, None]."
     )
+
+
+def check_each_once(name: str, fn: Any, shape: Sequence[int], plates: Sequence[Any]) -> None:
+    """See that no datum of an observed site in a plate counts several times without a word.
+
+    A plate expands what stands in it: with a column of means its rows make a square.
+
+    Parameters
+    ----------
+    name, fn, shape, plates
+        As :func:`check_observations` takes them.
+
+    Raises
+    ------
+    ModelCheckError
+        Data are repeated, and there is an axis without a plate, by which nobody means it.
+    """
+    batch, observed = tuple(fn.batch_shape), tuple(shape[: len(shape) - fn.event_dim])
+    together = np.broadcast_shapes(batch, observed)
+    axes = {frame.dim for frame in plates}
+    unplated = [
+        axis for axis in range(-len(together), 0) if together[axis] > 1 and axis not in axes
+    ]
+    times = math.prod(together) // max(1, math.prod(observed))
+    if not axes or not unplated or times < 2 or math.prod(observed) < 2:
+        return
+    names = ", ".join(repr(frame.name) for frame in plates)
+    raise ModelCheckError(
+        f"Site '{name}' has an invalid log_prob shape: inside of plate {names} its distribution "
+        f"has batch shape {batch} and its data {observed}, so that each datum counts {times} "
+        f"times: axis {unplated[-1]} is of no plate. Expected each datum once: drop an axis of "
+        "length one, as in mean[:, 0] or y[:, 0], or say what the axis is, by a plate with "
+        "dim=... or to_event."
+    )
+
+
+def check_weights(name: str, what: str, weights: Sequence[int], log_prob: Sequence[int]) -> None:
+    """See that a scale or a mask of a handler has an entry for each log density, and no more.
+
+    Parameters
+    ----------
+    name : str
+        The site.
+    what : str
+        "scale" or "mask".
+    weights, log_prob : sequence of int
+        Shapes of it, and of the site's log density.
+
+    Raises
+    ------
+    ModelCheckError
+        With it a log density would count several times.
+    """
+    try:
+        together = np.broadcast_shapes(tuple(weights), tuple(log_prob))
+    except ValueError:
+        return  # the host says it
+    if together == (1,) * (len(together) - len(log_prob)) + tuple(log_prob):
+        return
+    raise ModelCheckError(
+        f"The {what} around site '{name}' has shape {tuple(weights)}, and its log density "
+        f"{tuple(log_prob)}: together they make {together}, so that each log density counts "
+        f"several times. Expected a {what} with one entry for each: drop an axis of length one, "
+        f"as in {what}[:, 0], take to_event off the site's distribution, or leave the site out of "
+        "the handler."
+    )
+
+
+def check_masks(name: str, fn: Any, shape: Sequence[int], plates: Sequence[Any]) -> None:
+    """The same of masks that are part of an observed joint density, of which they make several.
+
+    Parameters
+    ----------
+    name, fn, shape, plates
+        As :func:`check_observations` takes them.
+    """
+    if not fn.event_dim:
+        return
+    observed = tuple(shape[: len(shape) - fn.event_dim])
+    axes = {frame.dim for frame in plates}
+    masks, joined = [], 0
+    # To what stands below all that hosts expand for a mask.
+    while hasattr(fn, "base_dist") and fn.event_dim + joined:
+        if not joined:
+            masks.append(tuple(getattr(getattr(fn, "_mask", None), "shape", ())))
+        joined += getattr(fn, "reinterpreted_batch_ndims", 0)
+        fn = fn.base_dist
+    batch = tuple(fn.batch_shape)
+    batch = batch[: max(0, len(batch) - joined)]
+    for mask in masks:
+        # Entries of the mask that no plate has, against those of the density and the data.
+        free = [1 if axis - len(mask) in axes else size for axis, size in enumerate(mask)]
+        check_weights(name, "mask", free, np.broadcast_shapes(batch, observed))

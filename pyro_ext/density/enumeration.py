@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from opt_einsum import get_symbol, shared_intermediates
+from pyro.distributions import Unit
 from pyro.distributions.util import scale_and_mask
 from pyro.ops.contract import contract_tensor_tree
 from pyro.ops.packed import pack
@@ -28,6 +29,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from ppl_ext.target.discrete import RowTerms, check_places, joined_name, shared_rows_error
+from ppl_ext.target.families import is_made_of
 from pyro_ext.density.elimination import FEW, without_most
 from pyro_ext.density.log_einsum import picking
 
@@ -94,7 +96,7 @@ class Factor:
     ----------
     site : str
     observed : bool
-        Whether the site is.
+        Whether the site has data; ``pyro.factor`` has none.
     log_prob : tensor
         Masked and scaled, but not by the plates that hold a batch of rows.
     plates : dict of str to float
@@ -153,7 +155,8 @@ def factor_of(msg: Any, log_prob: Tensor, scaled: bool = True) -> Factor | None:
             value = value.sum(dim, keepdim=True)
     sizes = {frame.name: frame.size for frame in frames}
     own = msg["infer"].get("_enumerate_dim") if is_enumerated(msg) else None
-    return Factor(msg["name"], msg["is_observed"], value, plates, sizes, dims, own)
+    observed = msg["is_observed"] and not is_made_of(msg["fn"], Unit)
+    return Factor(msg["name"], observed, value, plates, sizes, dims, own)
 
 
 def _check_rows(factors: list[Factor]) -> None:

@@ -28,7 +28,12 @@ from ppl_ext.errors import ModelCheckError
 from ppl_ext.networks.random_module import note
 from ppl_ext.target.discrete import check_plated, infinite_support_error, joint_values_error
 from ppl_ext.target.families import innermost
-from ppl_ext.target.scores import check_observations
+from ppl_ext.target.scores import (
+    check_each_once,
+    check_masks,
+    check_observations,
+    check_weights,
+)
 from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.failed_factors import FailedFactors
 from pyro_ext.density.handlers import (
@@ -36,6 +41,7 @@ from pyro_ext.density.handlers import (
     SubsampleControl,
     global_generator,
     is_angle,
+    is_deterministic,
     plate_frames,
     plate_shape_error,
     running,
@@ -160,8 +166,18 @@ class CheckHandler(DiscoveryHandler):
                 "Expected values inside the distribution's support and of a shape that broadcasts "
                 f"with {tuple(msg['fn'].shape())}; check the data and the shapes at this site."
             ) from error
+        if not site_is_subsample(msg) and not is_deterministic(msg):
+            value, fn = msg["value"], msg["fn"]
+            own = value.shape[: value.dim() - fn.event_dim]
+            log_prob = torch.broadcast_shapes(fn.batch_shape, own)
+            for what in ("scale", "mask"):
+                if isinstance(msg[what], Tensor):
+                    check_weights(msg["name"], what, msg[what].shape, log_prob)
         if msg["is_observed"] and not site_is_subsample(msg):
-            check_observations(msg["name"], msg["fn"], msg["value"].shape, plate_frames(msg))
+            check_masks(msg["name"], msg["fn"], msg["value"].shape, plate_frames(msg))
+            site = msg["name"], msg["fn"], msg["value"].shape, plate_frames(msg)
+            check_observations(*site)
+            check_each_once(*site)
 
 
 def _is_discrete(fn: Any) -> bool:

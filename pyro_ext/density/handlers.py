@@ -19,7 +19,7 @@ from typing import Any
 import pyro
 import torch
 from jaxtyping import Float
-from pyro.distributions import Delta, Unit
+from pyro.distributions import Delta, MaskedDistribution, Unit
 from pyro.distributions.util import scale_and_mask, sum_rightmost
 from pyro.infer.autoguide.utils import helpful_support_errors
 from pyro.ops.special import _SafeLog
@@ -232,6 +232,22 @@ def is_deterministic(site: Mapping[str, Any]) -> bool:
     return site["is_observed"] and is_made_of(site["fn"], Delta)
 
 
+def has_density(site: Mapping[str, Any]) -> bool:
+    """Whether a site that records a value adds to the density all the same.
+
+    So do some of the host's reparameterisations (``SplitReparam``, ``NeuTraReparam``,
+    ``ConjugateReparam``), which record a site with what its density is beside its parts'.
+    """
+    fn = site["fn"]
+    if site["mask"] is False or (site["infer"] or {}).get("_deterministic"):
+        return False
+    while hasattr(fn, "base_dist"):
+        if isinstance(fn, MaskedDistribution) and fn._mask is False:
+            return False
+        fn = fn.base_dist
+    return True
+
+
 def plate_frames(site: Mapping[str, Any]) -> list[Any]:
     """The vectorized plates around a site."""
     return [frame for frame in site["cond_indep_stack"] if frame.vectorized]
@@ -366,7 +382,8 @@ class SiteHandler(Messenger):
             return
         if is_deterministic(msg):
             self.recorded[msg["name"]] = msg["value"]
-            return
+            if not has_density(msg):
+                return
         if self.leave_normals and self._leave_normal(msg):
             return
         self.has_stand_in |= STANDS_IN in msg["infer"]
@@ -384,7 +401,7 @@ class SiteHandler(Messenger):
             return
         log_prob = scale_and_mask(log_prob, msg["scale"], msg["mask"]).sum()
         if msg["is_observed"]:
-            if is_factor(msg) and not plate_frames(msg):
+            if is_deterministic(msg) or (is_factor(msg) and not plate_frames(msg)):
                 self.log_prior = self.log_prior + log_prob
             else:
                 self.log_likelihood = self.log_likelihood + log_prob
@@ -396,7 +413,13 @@ class SiteHandler(Messenger):
         self.values[msg["name"]] = msg["value"]
 
     def _add_jacobian(self, msg: Any, log_det: Tensor) -> None:
-        log_det = scale_and_mask(log_det, msg["scale"], msg["mask"])
+        # Rows of a plate stand for others. Scales and masks of handlers do not change how values
+        # are parameterised: with them the posterior would depend on the transform.
+        scale = math.prod(
+            (frame.full_size or frame.size) / frame.size for frame in msg["cond_indep_stack"]
+        )
+        if scale != 1.0:
+            log_det = scale * log_det
         self.log_prior = self.log_prior + log_det.sum()
 
     def sum_out(self) -> None:
@@ -485,7 +508,7 @@ class SiteTermsHandler(SiteHandler):
         self.terms: dict[str, Tensor] = {}
 
     def _pyro_post_sample(self, msg: Any) -> None:
-        if site_is_subsample(msg) or is_deterministic(msg):
+        if site_is_subsample(msg) or (is_deterministic(msg) and not has_density(msg)):
             return
         before = self.log_prior + self.log_likelihood
         super()._pyro_post_sample(msg)

@@ -30,6 +30,7 @@ from ppl_ext.diagnostics.replay import (
     REPLAY_DOCUMENTATION,
     TERMS,
     Array,
+    ComputedEntries,
     Recorder,
     Replay,
     SiteDescription,
@@ -39,6 +40,7 @@ from ppl_ext.diagnostics.replay import (
     check_draw_shapes,
     check_draws,
     check_room,
+    computed_entries,
     describe_sites,
     is_outside,
     names_of_computed,
@@ -139,7 +141,8 @@ class _ReplayHandler(Messenger):
     @property
     def ties_latents(self) -> bool:
         """Whether a latent site is summed out with discrete ones."""
-        return any(not each.observed and each.own is None for each in self.factors)
+        latent = {name for name, site in self.sites.items() if not site["is_observed"]}
+        return any(each.own is None and each.site in latent for each in self.factors)
 
 
 def _missing_observations(name: str) -> ArgumentError:
@@ -270,9 +273,9 @@ def _describe(
         rows = torch.arange(plate.subsample_size + 1, device=target.device)
         probes[name] = _look(target, data, values, {**first, name: rows})[1]
     full = {name: plate.size for name, plate in owned.items()}
-    seen = {name: site for name, site in sites.items() if name not in missing}
-    computed = _computed_of(target, data, values, seen)
-    return as_computed(describe_sites(shapes, probes, full), computed), sizes
+    computed = _computed_of(target, data, values, sites)
+    described = describe_sites(shapes, probes, full)
+    return as_computed(described, computed, computed.keys() - set(missing)), sizes
 
 
 def _computed_of(
@@ -280,21 +283,21 @@ def _computed_of(
     data: Data,
     values: Mapping[str, Tensor],
     sites: Mapping[str, Mapping[str, Any]],
-) -> frozenset[str]:
-    """Observed sites whose values are computed from latent ones, from a run at these values."""
+) -> dict[str, ComputedEntries]:
+    """What of observed sites is computed from latent ones, from a run at these values."""
 
     def observed(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Array]:
         return {n: _host(each["value"]) for n, each in sites.items() if _kind(each) == "observed"}
 
     if not observed(sites):
-        return frozenset()
+        return {}
     layout, flat = check_values(target.bound, one_draw(values))
     arguments = as_arguments(data.args, data.kwargs, target.bound.rows_for_values())
     position = unconstrain(target.bound, flat[0], (layout, arguments))
     other = torch.as_tensor(nearby(_host(position))).to(position)
     found = constrain(target.bound, other, arguments)
     again = _run(target, data, found, target.first_rows())
-    return names_of_computed(observed(sites), observed(again))
+    return computed_entries(observed(sites), observed(again))
 
 
 def computed_sites(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> frozenset[str]:
@@ -305,7 +308,7 @@ def computed_sites(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> 
     }
     with torch.no_grad(), without_host_checks(), global_generator(0):
         sites = _run(target, data, values, target.first_rows())
-        return _computed_of(target, data, values, sites)
+        return names_of_computed(_computed_of(target, data, values, sites))
 
 
 def _host(value: Tensor) -> Array:

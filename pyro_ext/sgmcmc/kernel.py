@@ -91,6 +91,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     transforms: Mapping[str, Any] = {}
     #: What the last run said of its draws; None before.
     judgement: Judgement | None = None
+    #: Whoever takes no warm-up takes draws on their way, which are not warned of.
+    _warns_after_warmup = True
 
     def __init__(
         self,
@@ -320,7 +322,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         self._warn_of_divergences(broken, steps)
         if self._figures.get("potential_energy"):
             self.judgement = self.judge()
-            self.judgement.warn()
+            if self._warmup_draws or not self._warns_after_warmup:
+                self.judgement.warn()
 
     def _warn_of_divergences(self, number: int, steps: int) -> None:
         warn_of_broken_steps(type(self).__name__, number, steps)

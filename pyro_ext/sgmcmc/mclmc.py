@@ -55,6 +55,7 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
     """
 
     _full = Full
+    _warns_after_warmup = False
 
     def setup_chains(self, num_chains: int, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         """Start chains that are run as one; see the base class.

@@ -6,12 +6,13 @@ Against the hosts' own potentials, and against each other, they stand in
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, ModelCheckError
 from tests.backends import use_float64
@@ -120,8 +121,8 @@ def test_nested_plates_scale_mask_and_factor(backend: Any) -> None:
     z = positions(target)
     mean, log_spread, effect = z[:, 0], z[:, 1], z[:, 2:]
     prior = stats.norm.logpdf(mean) - mean**4 - np.exp(log_spread) + log_spread
-    # The log normal density of exp(u) with its Jacobian is the normal density of u.
-    prior += 0.5 * stats.norm.logpdf(effect, mean[:, None]).sum(-1)
+    # The log normal density of exp(u) with its Jacobian u is the normal density of u.
+    prior += (0.5 * (stats.norm.logpdf(effect, mean[:, None]) - effect) + effect).sum(-1)
     spread = np.exp(log_spread)[:, None, None]
     likelihood = stats.norm.logpdf(y, np.exp(effect)[..., None], spread)
     likelihood = 0.5 * np.where(y > -0.5, likelihood, 0.0).sum((-1, -2))
@@ -139,17 +140,46 @@ def test_nested_plates_scale_mask_and_factor(backend: Any) -> None:
     np.testing.assert_allclose(total, prior + likelihood, rtol=1e-10)
 
 
-def test_masked_latents_have_masked_jacobians(backend: Any) -> None:
+def test_handlers_leave_jacobians_alone(backend: Any) -> None:
+    """A density that is masked or to a power is that of the site's values, not of positions."""
+    handlers, dist = backend.handlers, backend.dist
     keep = np.array([True, False, True])
 
     def model() -> None:
-        with backend.host.plate("rows", 3), backend.handlers.mask(mask=backend.array(keep)):
-            backend.host.sample("a", backend.dist.LogNormal(0.0, 1.0))
+        with backend.host.plate("rows", 3), handlers.mask(mask=backend.array(keep)):
+            with handlers.scale(scale=2.0):
+                backend.host.sample("a", dist.LogNormal(0.0, 1.0))
 
     target, data = backend.target(model)
     z = np.array([[0.3, -1.0, 2.0]])
-    expected = stats.norm.logpdf(z)[:, keep].sum(-1)
+    expected = 2.0 * stats.lognorm.logpdf(np.exp(z), 1.0)[:, keep].sum(-1) + z.sum(-1)
     close(backend, target.log_density(backend.array(z), data), expected)
+
+
+@pytest.mark.parametrize("how", ["mask", "scale", "distribution"])
+def test_a_flat_prior_is_flat_in_the_values_of_its_site(backend: Any, how: str) -> None:
+    """All ways to write it give the Beta posterior, not one that leans to the ends."""
+    host, dist, handlers = backend.host, backend.dist, backend.handlers
+    array, off = backend.array, backend.array(np.array(False))
+    ways: dict[str, Any] = {
+        "mask": lambda: handlers.mask(mask=off),
+        "scale": lambda: handlers.scale(scale=1e-9),
+    }
+
+    def model(y: Any) -> None:
+        prior = dist.Beta(array(5.0), array(5.0))
+        with ways.get(how, contextlib.nullcontext)():
+            p = host.sample("p", prior.mask(off) if how == "distribution" else prior)
+        with host.plate("rows", 8):
+            host.sample("y", dist.Bernoulli(p), obs=y)
+
+    y = np.array([1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+    target, data = backend.target(model, (array(y),))
+    z = np.linspace(-3.0, 3.0, 7)[:, None]
+    p = special.expit(z)[:, 0]
+    expected = stats.beta.logpdf(p, 8.0, 2.0) + np.log(p * (1.0 - p))
+    found = backend.numpy(target.log_density(array(z), data)) - expected
+    np.testing.assert_allclose(found, found[0], atol=1e-7)
 
 
 def test_minibatches_touch_their_rows_of_local_latents_and_average_to_all(backend: Any) -> None:

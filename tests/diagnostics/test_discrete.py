@@ -322,3 +322,25 @@ def test_steps_with_a_continuous_latent_of_their_own(backend: Any) -> None:
     spread = np.sqrt(4.0 * shares * (1.0 - shares) + u**2)
     off = steps(found.predictive, "y").mean(0) - (0.2 + 2.0 * shares)
     assert (np.abs(off) < 5.0 * spread / np.sqrt(DRAWS)).all(), off / spread
+
+
+def test_a_factor_beside_an_observation_is_part_of_the_prior(backend: Any) -> None:
+    """The log likelihood is that of the data alone, given the factor, as without discrete sites."""
+    host, dist, array = backend.host, backend.dist, backend.array
+    y = np.array([0.3, -1.2, 2.0])
+
+    def model(y: Any) -> None:
+        m = host.sample("m", dist.Normal(array(0.0), 1.0))
+        with host.plate("rows", 3):
+            z = host.sample("z", dist.Bernoulli(array(0.3)), infer={"enumerate": "parallel"})
+            host.sample("y", dist.Normal(m + 2.0 * z, 1.0), obs=y)
+            host.factor("f", -(m**2) * z)
+
+    target, data = backend.target(model, (array(y),))
+    replay = backend.room("density.replay").replay
+    draws = {"m": array(np.array([0.5]))}
+    found = replay(target, draws, data, groups=("log_likelihood", "log_prior"))
+    prior = np.log([0.7, 0.3]) + np.array([0.0, -0.25])
+    terms = stats.norm.logpdf(y[:, None], [0.5, 2.5]) + prior - special.logsumexp(prior)
+    assert set(found.log_likelihood) == {"y"} and set(found.log_prior) == {"m"}
+    np.testing.assert_allclose(found.log_likelihood["y"][0], special.logsumexp(terms, -1))

@@ -62,6 +62,53 @@ def crossed_without_a_plate(backend: Any) -> Callable[[Any], None]:
     return model
 
 
+def columns(backend: Any) -> Callable[[Any], None]:
+    """A column of data and one of means, in a plate, which makes each column a square."""
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        mu = host.sample("mu", dist.Normal(0.0, 10.0))
+        with host.plate("rows", 40):
+            host.sample("y", dist.Normal(mu * backend.xp.ones((40, 1)), 1.0), obs=y[:, None])
+
+    return model
+
+
+def column_of_means(backend: Any) -> Callable[[Any], None]:
+    """A column of means above a row of data, in a plate."""
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        mu = host.sample("mu", dist.Normal(0.0, 10.0))
+        with host.plate("rows", 40):
+            host.sample("y", dist.Normal(mu * backend.xp.ones((40, 1)), 1.0), obs=y)
+
+    return model
+
+
+def weighted(backend: Any, where: str) -> Callable[[Any], None]:
+    """A column of weights, or of a mask, around a row of data, and weights of a joint density."""
+    host, dist, handlers = backend.host, backend.dist, backend.handlers
+    ones = backend.xp.ones(40)
+
+    def model(y: Any) -> None:
+        mu = host.sample("mu", dist.Normal(0.0, 10.0))
+        if where == "scale of a joint density":
+            with handlers.scale(scale=0.5 * ones):
+                host.sample("y", dist.Normal(mu * ones, 1.0).to_event(1), obs=y)
+        elif where == "mask of a joint density":
+            with handlers.mask(mask=ones > 0.0):
+                host.sample("y", dist.Normal(mu * ones, 1.0).to_event(1), obs=y)
+        elif where == "scale":
+            with host.plate("rows", 40), handlers.scale(scale=0.5 * ones[:, None]):
+                host.sample("y", dist.Normal(mu, 1.0), obs=y)
+        else:
+            with host.plate("rows", 40), handlers.mask(mask=ones[:, None] > 0.0):
+                host.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    return model
+
+
 PROGRAMS: dict[str, tuple[Callable[[Any], Callable[..., None]], str]] = {
     "`subsample_size=0`": (lambda b: mean(b, 0), r"subsample_size=0\. Expected from 1 to 40"),
     "`subsample_size=-3`": (lambda b: mean(b, -3), r"subsample_size=-3\. Expected from 1 to 40"),
@@ -69,6 +116,24 @@ PROGRAMS: dict[str, tuple[Callable[[Any], Callable[..., None]], str]] = {
     "two plates of one name": (same_plates, "Multiple plates are named.*rows"),
     "`obs=y[:, None]` under a row of means": (crossed, r"invalid log_prob shape.*\(40, 40\)"),
     "the same without a plate": (crossed_without_a_plate, r"invalid log_prob shape.*\(40, 40\)"),
+    "a column of means in a plate": (column_of_means, "each datum counts 40 times"),
+    "columns of means and of data in a plate": (columns, "each datum counts 40 times"),
+    "a column of weights around rows": (
+        lambda b: weighted(b, "scale"),
+        r"scale around site 'y' has shape \(40, 1\), .* make \(40, 40\)",
+    ),
+    "a column as the mask of rows": (
+        lambda b: weighted(b, "mask"),
+        r"(mask around|log_prob shape).*\(40, 40\)",
+    ),
+    "weights of rows around a joint density": (
+        lambda b: weighted(b, "scale of a joint density"),
+        r"scale around site 'y' has shape \(40,\), .* density \(\): .* take to_event off",
+    ),
+    "a mask of rows around a joint density": (
+        lambda b: weighted(b, "mask of a joint density"),
+        r"mask around site 'y' has shape \(40,\), .* density \(\): .* take to_event off",
+    ),
 }
 
 

@@ -50,6 +50,19 @@ def beta_binomial(backend: Any) -> Case:
     return model, (array(16.0),), betaln(17.0, 2.0) - betaln(1.0, 2.0)
 
 
+def powers_of_a_prior(backend: Any) -> Case:
+    """A Beta prior to the power of four is Beta(5, 9), but for the normaliser."""
+    host, dist, array = backend.host, backend.dist, backend.array
+
+    def model(failed: Any) -> None:
+        with backend.handlers.scale(scale=4.0):
+            share = host.sample("share", dist.Beta(array(2.0), array(3.0)))
+        host.sample("failed", dist.Binomial(total_count=16, probs=share), obs=failed)
+
+    choose = gammaln(17.0) - gammaln(7.0) - gammaln(11.0)
+    return model, (array(6.0),), choose + betaln(11.0, 19.0) - 4.0 * betaln(2.0, 3.0)
+
+
 def exchanged_labels(backend: Any) -> Case:
     """Two alike components whose indicators are summed out, by a grid of their means."""
     host, dist, array = backend.host, backend.dist, backend.array
@@ -130,7 +143,9 @@ def check(found: LogEvidence, known: float) -> None:
     assert 0 < found.evaluations < 6_000
 
 
-@pytest.mark.parametrize("case", [gamma_poisson, beta_binomial, exchanged_labels, two_modes])
+@pytest.mark.parametrize(
+    "case", [gamma_poisson, beta_binomial, powers_of_a_prior, exchanged_labels, two_modes]
+)
 def test_evidence_is_the_integral_of_the_program(backend: Any, case: Any) -> None:
     model, args, known = case(backend)
     fit = fit_of(backend, model, *args)

@@ -88,6 +88,34 @@ def test_arguments_by_data_set() -> None:
             calls_of(model, (np.eye(2),), {"y": np.ones((2, 3))}, axis, as_array)
 
 
+def test_dictionaries_hold_data_sets_as_other_arguments_do() -> None:
+    """An array in one that stayed whole would be broadcast over the data sets."""
+
+    def model(rows: Any, y: Any, n: int = 3) -> None: ...
+
+    def as_array(value: Any) -> Any:
+        return value if isinstance(value, np.ndarray) else None
+
+    x, y, weights = np.arange(6.0).reshape(2, 3), np.ones((2, 3)), np.arange(3.0)
+    *_, (args, _) = calls_of(model, ({"x": x, "more": {"n": 3, "z": -x}}, y), {}, 0, as_array)
+    np.testing.assert_array_equal(args[0]["x"], x[1])
+    np.testing.assert_array_equal(args[0]["more"]["z"], -x[1])
+    assert args[0]["more"]["n"] == 3 and args[1].shape == (3,)
+    of_all = {"x": x.T, "weights": weights}
+    places = {"rows['x']": 1, "y": 0}
+    *_, (args, _) = calls_of(model, (of_all, y), {}, places, as_array)
+    np.testing.assert_array_equal(args[0]["x"], x[1])
+    assert args[0]["weights"] is weights
+    *_, (args, _) = calls_of(model, (of_all, y), {}, {"y": 0}, as_array)
+    assert args[0] is of_all
+    *_, (args, _) = calls_of(model, ({"x": x}, y), {}, {"rows": 0}, as_array)
+    assert args[0]["x"].shape == (3,) and args[1] is y
+    with pytest.raises(ArgumentError, match=r"found \{\"rows\['x'\]\": 3, .*'y': 2\}"):
+        calls_of(model, (of_all, y), {}, 0, as_array)
+    with pytest.raises(ArgumentError, match=r"argument 'rows\['x'\]' in one array, found a list"):
+        calls_of(model, ({"x": [x, x]}, y), {}, 0, as_array)
+
+
 def test_parts_of_a_program_are_made_once() -> None:
     once, made = Programs(), []
     for name in ("a", "b", "a"):

@@ -93,6 +93,20 @@ def test_a_shift_moves_an_approximation(backend: Any, monkeypatch: Any) -> None:
     check_mean(backend, fit, shifted)
 
 
+def test_weights_that_turn_bad_late_lead_to_an_approximation(
+    backend: Any, monkeypatch: Any
+) -> None:
+    """All draws that a proposal is made of have been looked at by then."""
+    model, array = conjugate(backend), backend.array
+    before = fit_of(backend, model, array(ROWS))
+    monkeypatch.setattr(refit, "CHEAP", 0)  # as if it had been dear
+    monkeypatch.setattr(refit, "FIRST", refit.MOST)
+    shifted = ROWS + 2.0 * moments(ROWS)[1]
+    fit = before.refit(array(shifted), progress_bar=False)
+    assert "of an approximation, made of the fit before" in fit.verdict.reasons[0]
+    check_mean(backend, fit, shifted)
+
+
 def test_a_large_shift_is_fitted_from_anew_and_said(backend: Any) -> None:
     model, array = conjugate(backend), backend.array
     before = fit_of(backend, model, array(ROWS))

@@ -603,8 +603,8 @@ _MODELS = (
         "scaled_latent",
         lambda: (normal_rows(),),
         {"s": ()},
-        pyro_potential=False,
-        potential_note="Pyro's potential does not put the Jacobian through the site's scale",
+        numpyro_potential=False,
+        potential_note="NumPyro's potential puts the Jacobian through the site's scale",
     ),
     ZooModel("factor_outside_plate", tuple, {"z": ()}, _factor_outside),
     ZooModel(

@@ -98,6 +98,20 @@ def _density() -> Iterator[Mutation]:
         'log_prob = scale_and_mask(log_prob, 1.0, msg["mask"]).sum()',
         tests,
     )
+    yield from pyro(
+        "points that stand for a site have no density",
+        "density/handlers.py",
+        "if not has_density(msg):",
+        "if True:",
+        "test_target",
+    )
+    yield from neutral(
+        "data that count several times in a plate are accepted",
+        "target/scores.py",
+        "times < 2 or",
+        "times < 99 or",
+        "faults",
+    )
     yield from numpyro(
         "sums over discrete sites without the scale of a batch",
         "density/enumeration.py",
@@ -235,17 +249,39 @@ def _density() -> Iterator[Mutation]:
     yield from both(
         "rows that obs_mask leaves out are flat where they are seen",
         "density/handlers.py",
-        "if name.startswith(self.name):",
-        "if name is None:",
+        'if msg["type"] == "sample" and msg["name"].startswith(self.name):',
+        "if False:",
         "missing_rows",
         pyro=('msg["mask"] = None', 'msg["mask"] = msg["mask"]'),
     )
-    yield from numpyro(
-        "rows that obs_mask leaves out have no Jacobian where they are seen",
+    yield from both(
+        "Jacobians to the power of their sites' densities",
         "density/handlers.py",
-        'name = msg["name"].removeprefix("_") if',
-        'name = msg["name"] if',
-        "missing_rows",
+        "fn, scale = _unmasked(fn), _of_plates(site)",
+        "fn = _unmasked(fn)",
+        "log_density",
+        pyro=("scale = math.prod(", 'scale = msg["scale"] + 0.0 * math.prod('),
+    )
+    yield from numpyro(
+        "Jacobians are masked as their sites are",
+        "density/handlers.py",
+        "fn, scale = _unmasked(fn), _of_plates(site)",
+        "scale = _of_plates(site)",
+        "log_density",
+    )
+    yield from numpyro(
+        "Jacobians of the host's chains are masked as their sites are",
+        "density/handlers.py",
+        'msg["fn"], msg["scale"] = _unmasked(msg["fn"]), _of_plates(msg)',
+        'msg["scale"] = _of_plates(msg)',
+        "warm_chains",
+    )
+    yield from pyro(
+        "Jacobians of a batch of rows count as those of all",
+        "density/handlers.py",
+        "log_det = scale * log_det",
+        "log_det = 1.0 * log_det",
+        "log_density",
     )
     yield from pyro(
         "angles of other turns are left there",
@@ -1129,6 +1165,13 @@ def _sgmcmc() -> Iterator[Mutation]:
         "(functions.cos(angle) + 1.0)",
         "(1.0 - functions.cos(angle))",
         "sgmcmc dynamics",
+    )
+    yield from neutral(
+        "necks are looked for within a tenth of a standard deviation",
+        "fit/ladder.py",
+        "ends = mode.mean + FAR * np.stack",
+        "ends = mode.mean + 0.1 * np.stack",
+        "test_check",
     )
     yield from neutral(
         "half the heat of Langevin steps",

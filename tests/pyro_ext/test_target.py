@@ -5,6 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import initialization
+from pyro.infer.reparam import ConjugateReparam, SplitReparam
 from pyro.nn import PyroModule, PyroSample
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
@@ -288,3 +289,57 @@ def test_inductor_agrees_with_the_graph():
         ):
             torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
     assert target.evaluation == "inductor"
+
+
+def parts_of_a_site(scale):
+    s = pyro.sample("s", dist.Gamma(torch.tensor([2.0, 3.0, 1.0]), 1.0).to_event(1))
+    with pyro.plate("N", 20), pyro.poutine.scale(scale=scale):
+        pyro.sample("y", dist.Normal(s.sum(), 1.0), obs=Y)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_a_site_that_is_split_keeps_its_prior(scale):
+    """The host records such a site as a point whose density is the prior of its parts."""
+    split = pyro.poutine.reparam(parts_of_a_site, config={"s": SplitReparam([1, 2], -1)})
+    written, target = LogDensity(parts_of_a_site, (scale,)), LogDensity(split, (scale,))
+    z = positions(written)
+    expected = written.log_prior_and_likelihood(z, written.bind(scale))
+    found = target.log_prior_and_likelihood(z, target.bind(scale))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    # It is not an observation.
+    assert target.observed_sites == ("y",)
+    values = target.constrain(z, target.bind(scale))
+    joined = torch.cat([values["s_split_0"], values["s_split_1"]], -1)
+    torch.testing.assert_close(joined, written.constrain(z, written.bind(scale))["s"])
+
+
+def test_a_conjugate_update_keeps_the_weight_of_its_draws():
+    counts = torch.tensor([1.0, 2.0, 0.0, 3.0, 1.0, 0.0])
+
+    def model():
+        rate = pyro.sample("rate", dist.Gamma(torch.tensor(2.0), torch.tensor(1.0)))
+        with pyro.plate("N", 6):
+            pyro.sample("y", dist.Poisson(rate), obs=counts)
+
+    about = dist.Gamma(torch.tensor(5.0), torch.tensor(4.0))
+    updated = pyro.poutine.reparam(model, config={"rate": ConjugateReparam(about)})
+    written, target = LogDensity(model), LogDensity(updated)
+    z = positions(written)
+    found, expected = (each.log_density(z, each.bind()) for each in (target, written))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_point_has_the_density_that_it_is_given():
+    def model(density):
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        pyro.sample("d", dist.Delta(2.0 * m, log_density=density(m)), obs=2.0 * m)
+        pyro.deterministic("other", 3.0 * m)
+
+    with_density = LogDensity(model, (lambda m: -(m**2),))
+    without = LogDensity(model, (torch.zeros_like,))
+    z = positions(without)
+    found = with_density.log_density(z, with_density.bind(lambda m: -(m**2)))
+    expected = without.log_density(z, without.bind(torch.zeros_like)) - z[:, 0] ** 2
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(expected + z[:, 0] ** 2, dist.Normal(0.0, 1.0).log_prob(z[:, 0]))
