@@ -36,20 +36,12 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
     ``scale`` count otherwise than once, whose Jacobian would be counted so as well, are left alone,
     and so are those inside a subsampled plate.
     """
-    found = target.constrain(torch.zeros(1, target.dim, dtype=target.dtype), data)
-    # What is computed from latent values wants their gradient.
-    values = {
-        name: found[name][0].detach().clone().requires_grad_()
-        for name in target.layout.names
-        if name not in target.local_sites
-    }
-    rows = target.first_rows() or None
-    with global_generator(0), running(target.bound.held, rows), torch.enable_grad():
-        model = poutine.trace(poutine.condition(target.model, data=values))
-        args, kwargs = with_own_containers(data.args, data.kwargs)
-        nodes = model.get_trace(*args, **kwargs).nodes
     latents, config = dict[str, str](), dict[str, Any]()
-    for name in values:
+    nodes = _nodes(target, data, torch.zeros(target.dim, dtype=target.dtype))
+    elsewhere: dict[str, Any] = {}
+    for name in target.layout.names:
+        if name in target.local_sites:
+            continue
         site, stands_for = nodes[name], name
         is_plain = not isinstance(site["scale"], Tensor) and site["scale"] == 1.0
         if site["mask"] is not None or not is_plain:
@@ -64,10 +56,34 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
         if not {"loc", "scale"} <= parameters or base.support is not constraints.real:
             continue
         if base.scale.requires_grad:
+            # A scale to the power 0, as non-centred programs have, wants a gradient and is none.
+            elsewhere = elsewhere or _nodes(
+                target, data, torch.linspace(0.1, 0.4, target.dim, dtype=target.dtype)
+            )
+            other = _FORMS.unwrapped(elsewhere[name]["fn"])
+            other = _FORMS.unwrapped(other.base_dist) if own else other
+            if torch.equal(base.scale, other.scale):
+                continue
             others = tuple(sorted(parameters - {"loc", "scale"}))
             config |= {**own, stands_for: LocScaleReparam(0.0, shape_params=others)}
             latents[name] = f"{stands_for}_decentered"
     return Moves(latents, config)
+
+
+def _nodes(target: LogDensity, data: Data, position: Tensor) -> dict[str, Any]:
+    """Nodes of a trace at a flat position, where what is computed from latents wants gradients."""
+    found = target.constrain(position[None], data)
+    values = {
+        name: found[name][0].detach().clone().requires_grad_()
+        for name in target.layout.names
+        if name not in target.local_sites
+    }
+    rows = target.first_rows() or None
+    with global_generator(0), running(target.bound.held, rows), torch.enable_grad():
+        model = poutine.trace(poutine.condition(target.model, data=values))
+        args, kwargs = with_own_containers(data.args, data.kwargs)
+        nodes: dict[str, Any] = model.get_trace(*args, **kwargs).nodes
+    return nodes
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +92,17 @@ def test_sites_are_moved_whose_distribution_the_hosts_handlers_take(
     assert found == expected
     if found:
         compare()
+
+
+@pytest.mark.parametrize(("centred", "expected"), [(0.0, LEFT), (0.5, ["e_decentered"])])
+def test_what_the_hosts_handler_has_moved_is_left_alone(
+    backend: Any, centred: float, expected: Any
+) -> None:
+    """A program that is non-centred already has no latent scale; one that is half so has."""
+    module = "pyro.infer.reparam" if backend.is_pyro else "numpyro.infer.reparam"
+    reparam = importlib.import_module(module).LocScaleReparam(centred)
+    model = backend.handlers.reparam(one_site(backend, FAMILIES["Normal"][0]), {"e": reparam})
+    assert list(moved(backend, model)[0]) == list(expected)
 
 
 @pytest.mark.parametrize("name", ["scale", "mask"])
