@@ -305,8 +305,10 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             warn_of_first_broken_step(type(self).__name__, int(step))
         if doubtful:
             found = self._judgement(energies, heat)
-            if not self._told.issuperset(found.reasons):
-                self._told |= set(found.reasons)
+            # Figures change from draw to draw: a doubt is new where there are more than before.
+            doubts = f"{len(found.reasons)} doubts"
+            if doubts not in self._told:
+                self._told |= {doubts}
                 found.warn()
 
     def judge(self, mcmc: Any) -> Judgement:

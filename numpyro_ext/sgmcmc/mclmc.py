@@ -141,13 +141,7 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
         super()._tell(False, doubtful, step, energies, heat)
 
     def judge(self, mcmc: Any) -> Judgement:
-        """What the chains of a run say of its draws.
-
-        Parameters
-        ----------
-        mcmc : numpyro.infer.MCMC
-            Whose kernel this is, after ``run``.
-        """
+        """What the chains of a run say of its draws; see the base class."""
         state = mcmc.last_state
         energies = mcmc.get_extra_fields(group_by_chain=True)["potential_energy"]
         moves = float(np.max(state.dynamics.moves))

@@ -579,10 +579,8 @@ def _has_neck(written: Problem, other: Problem, start: Start, meter: Meter) -> b
     _, scores = meter.of(written.evaluate)(points.reshape(-1, written.dim))
     slopes = (scores @ direction).reshape(points.shape[:-1])
     curvatures = (slopes[..., 1] - slopes[..., 0]) / (2.0 * STEP)
-    with np.errstate(all="ignore"):
-        ratios = curvatures.max(0) / curvatures.min(0)
     # Where a density is not finite, or not concave, nothing is said against the way it is written.
-    return bool((ratios > NARROW).any())
+    return bool((curvatures.max(0) / curvatures.min(0) > NARROW).any())
 
 
 def _difference(written: Problem, other: Problem, mode: Mode, meter: Meter) -> str:

@@ -53,6 +53,13 @@ def _new_zeros(like: Tensor, *size: Any) -> Tensor:
     return like.new_zeros(*size)
 
 
+#: The same value by functions that ``vmap`` can make differ from draw to draw.
+_FOR_EACH_DRAW: Mapping[Any, Callable[..., Tensor]] = {
+    Tensor.new: _new_zeros,
+    torch.binomial: _binomial,
+}
+
+
 class _OutOfPlace(TorchFunctionMode):
     """Random numbers come in a tensor of their own where they cannot fill the given one."""
 
@@ -62,7 +69,7 @@ class _OutOfPlace(TorchFunctionMode):
         """Call the function, or what stands in for it."""
         kwargs = kwargs or {}
         # A tensor that is one for all draws cannot be filled with what differs.
-        function = {Tensor.new: _new_zeros, torch.binomial: _binomial}.get(function, function)
+        function = _FOR_EACH_DRAW.get(function, function)
         if function not in _OUT_OF_PLACE:
             return function(*args, **kwargs)
         try:
