@@ -1,8 +1,8 @@
-"""What the engines share that fit parameters by steps of an optimizer (``DescentEngine``).
+"""Steps of an optimizer down an objective, for the engines that fit parameters by them.
 
 Their plans have ``learning_rate``, the default optimizer's at the start of a run, and
 ``clip_norm``, a limit on the length of the gradient or None. The saved state of their algorithm has
-``total_steps``.
+``total_steps``. Their options are in :mod:`ppl_ext.engines.descent`.
 """
 
 from __future__ import annotations
@@ -15,69 +15,68 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ppl_ext.engines.descent import DescentShell
 from pyro_ext.optim import EngineOptimizer, Undo, check_optimizer
 
 Parameters: TypeAlias = Mapping[str, Tensor]
 
 
-class DescentEngine(DescentShell):
-    # Of the engine that this is a part of.
-    num_steps_taken: int
-    _horizon: int | None
+def checked_optimizer(optim: Any) -> Any:
+    """An optimizer that an engine was given, which is one that it can use."""
+    if optim is not None:
+        check_optimizer(optim)
+    return optim
 
-    @staticmethod
-    def _host_optimizer(optim: Any) -> Any:
-        if optim is not None:
-            check_optimizer(optim)
-        return optim
 
-    @property
-    def _total(self) -> int | None:
-        if self._horizon is None or self.num_steps_taken >= self._horizon:
-            return self.total_steps
-        return self._horizon
+def run_length(engine: Any) -> int | None:
+    """T of the engine's run; outside a run its ``total_steps``."""
+    if engine._horizon is None or engine.num_steps_taken >= engine._horizon:
+        return engine.total_steps
+    return engine._horizon
 
-    def _progress(self) -> float:
-        """Fraction t/T of the run that is done."""
-        total = self._total
-        return min(self.num_steps_taken / total, 1.0) if total else 0.0
 
-    def _set_default_rate(self, plan: Any, optimizer: EngineOptimizer) -> None:
-        rate = plan.learning_rate * 0.5 * (1.0 + math.cos(math.pi * self._progress()))
-        for default in optimizer.defaults:
-            for group in default.param_groups:
-                group["lr"] = rate
+def progress(engine: Any) -> float:
+    """Fraction t/T of the run that is done."""
+    total = run_length(engine)
+    return min(engine.num_steps_taken / total, 1.0) if total else 0.0
 
-    def _descend(
-        self,
-        plan: Any,
-        optimizer: EngineOptimizer,
-        objective: Callable[[Any], tuple[Tensor, Any]],
-        num_steps: int = 1,
-        can_break: bool = True,
-    ) -> bool:
-        """Take optimizer steps down an objective, a function to a value and a gradient.
 
-        Returns whether all was finite; if not, parameters and optimizer are as before. Without
-        ``can_break`` the caller knows that all will be finite, so that nothing has to be copied.
-        """
-        undo = Undo(optimizer.parameters.values(), optimizer) if can_break else nullcontext()
-        with undo:
-            self._set_default_rate(plan, optimizer)
-            finite = True
-            for _ in range(num_steps):
-                value, gradient = objective(optimizer.parameters)
-                finite = math.isfinite(float(value))
-                if not finite:
-                    break
-                if plan.clip_norm is not None:
-                    gradient = clipped(gradient, plan.clip_norm)
-                optimizer.step(gradient)
-            finite = finite and all_finite(optimizer.parameters)
-            if not finite and isinstance(undo, Undo):
-                undo()
-        return finite
+def set_default_rate(engine: Any, plan: Any, optimizer: EngineOptimizer) -> None:
+    """Give the default optimizers their present learning rate."""
+    rate = plan.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress(engine)))
+    for default in optimizer.defaults:
+        for group in default.param_groups:
+            group["lr"] = rate
+
+
+def descend(
+    engine: Any,
+    plan: Any,
+    optimizer: EngineOptimizer,
+    objective: Callable[[Any], tuple[Tensor, Any]],
+    num_steps: int = 1,
+    can_break: bool = True,
+) -> bool:
+    """Take optimizer steps down an objective, a function to a value and a gradient.
+
+    Returns whether all was finite; if not, parameters and optimizer are as before. Without
+    ``can_break`` the caller knows that all will be finite, so that nothing has to be copied.
+    """
+    undo = Undo(optimizer.parameters.values(), optimizer) if can_break else nullcontext()
+    with undo:
+        set_default_rate(engine, plan, optimizer)
+        finite = True
+        for _ in range(num_steps):
+            value, gradient = objective(optimizer.parameters)
+            finite = math.isfinite(float(value))
+            if not finite:
+                break
+            if plan.clip_norm is not None:
+                gradient = clipped(gradient, plan.clip_norm)
+            optimizer.step(gradient)
+        finite = finite and all_finite(optimizer.parameters)
+        if not finite and isinstance(undo, Undo):
+            undo()
+    return finite
 
 
 def clipped(gradient: Parameters, norm: float) -> dict[str, Tensor]:

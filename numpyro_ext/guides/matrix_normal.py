@@ -31,13 +31,6 @@ from ppl_ext.options import check_number
 Factors = shared.Factors
 
 
-class _Formulas(shared.MatrixFormulas, JaxFunctions):
-    pass
-
-
-_split, _join = _Formulas.split, _Formulas.join
-
-
 class MatrixNormalTransform(shared.MatrixTransform, JaxFunctions, Transform):
     domain = constraints.real_vector
     codomain = constraints.real_vector
@@ -127,7 +120,7 @@ class AutoMatrixNormal(shared.MatrixGuide, AutoContinuous):
     def quantiles(self, params: dict[str, Any], quantiles: Any) -> dict[str, Any]:
         """Quantiles of each latent site, coordinate by coordinate, under these parameters."""
         factors = handlers.substitute(self._factors, data=params)()
-        deviations = _Formulas.deviations(factors, self.blocks)
+        deviations = factors.deviations(JaxFunctions, self.blocks)
         latent = dist.Normal(factors.mean, deviations).icdf(jnp.asarray(quantiles)[..., None])
         return self._unpack_and_constrain(latent, params)
 
@@ -160,4 +153,4 @@ class MatrixNormalDensity(shared.MatrixDensity, NormalDensity):
     def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         factors = self.factors(parameters)
         noise = self.noise(parameters, rng_key, (num, self.dim))
-        return jax.lax.stop_gradient(factors.mean + self.scaled(noise, factors, self.blocks()))
+        return jax.lax.stop_gradient(factors.mean + factors.scaled(self, noise, self.blocks()))

@@ -12,7 +12,7 @@ from jax import Array, random
 from jaxtyping import Float
 
 from numpyro_ext.density import Data, LogDensity
-from numpyro_ext.descent import DescentEngine
+from numpyro_ext.descent import descend, start_optimizer
 from numpyro_ext.draws import key_or, standard_normal
 from numpyro_ext.engine import Engine, EngineState, Plan, key_of_draws
 from numpyro_ext.guides.arrays import JaxFunctions
@@ -69,7 +69,7 @@ class SamplerPlan(Plan):
     clip_norm: float | None
 
 
-class SteinDiscrepancyVI(Shell, DescentEngine, Engine):
+class SteinDiscrepancyVI(Shell, Engine):
     """Examples
     --------
     >>> import jax, numpyro
@@ -135,7 +135,7 @@ class SteinDiscrepancyVI(Shell, DescentEngine, Engine):
         self, plan: SamplerPlan, start: tuple[Any, Normals], data: Data
     ) -> SamplerState:
         parameters, normals = start
-        return SamplerState(parameters, self._start_optimizer(plan, parameters), normals)
+        return SamplerState(parameters, start_optimizer(plan, parameters), normals)
 
     def _num_positions(self, plan: SamplerPlan) -> int:
         return plan.num_samples
@@ -159,7 +159,7 @@ class SteinDiscrepancyVI(Shell, DescentEngine, Engine):
 
         differentiated = jax.value_and_grad(value, has_aux=True)
         (loss, (log_p, estimator)), gradient = differentiated(state.algorithm.parameters)
-        parameters, optimizer = self._descend(plan, state, lambda parameters: (loss, gradient))
+        parameters, optimizer = descend(self, plan, state, lambda parameters: (loss, gradient))
         algorithm = state.algorithm._replace(parameters=parameters, optimizer=optimizer)
         state = state._replace(algorithm=algorithm, estimator=estimator, rng_key=rng_key)
         return state, loss, {"log_p": log_p}

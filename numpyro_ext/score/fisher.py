@@ -14,6 +14,7 @@ from jax import Array, random
 from jaxtyping import Float
 
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.descent import descend, start_optimizer
 from numpyro_ext.engine import EngineState
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters
 from numpyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState
@@ -81,7 +82,7 @@ class FisherVI(FisherShell, GuideEngine):
         return plan
 
     def _init_algorithm(self, plan: GuidePlan, start: Parameters, data: Data) -> GuideState:
-        return GuideState(start, self._start_optimizer(plan, start))
+        return GuideState(start, start_optimizer(plan, start))
 
     def _step(
         self, plan: GuidePlan, state: EngineState, data: Data
@@ -101,7 +102,7 @@ class FisherVI(FisherShell, GuideEngine):
         )
         log_q = density.log_prob(state.algorithm.parameters, theta)
         log_p = found.log_density(target.likelihood_temperature)
-        parameters, optimizer = self._descend(plan, state, lambda parameters: (value, gradient))
+        parameters, optimizer = descend(self, plan, state, lambda parameters: (value, gradient))
         state = state._replace(
             algorithm=GuideState(parameters, optimizer), estimator=estimator, rng_key=rng_key
         )

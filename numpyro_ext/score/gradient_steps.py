@@ -15,6 +15,7 @@ from jax import Array, random
 from jaxtyping import Float, Int
 
 from numpyro_ext.density import Data
+from numpyro_ext.descent import default_rate, descend, progress, run_length, start_optimizer
 from numpyro_ext.engine import EngineState
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters
 from numpyro_ext.guides.mixture import AutoGaussianMixture
@@ -96,7 +97,7 @@ class GradientSolver(GradientExecutor):
             shape = (self.options.sample_reuse - 1, plan.num_samples, plan.density.dim)
             dtype = jnp.result_type(*jax.tree.leaves(parameters))
             reused = Reused(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.asarray(0))
-        return GradientState(parameters, engine._start_optimizer(plan, parameters), reused)
+        return GradientState(parameters, start_optimizer(plan, parameters), reused)
 
     def update(
         self, engine: GuideEngine, plan: GuidePlan, state: EngineState, data: Data
@@ -112,8 +113,8 @@ class GradientSolver(GradientExecutor):
         theta, score = present_theta, found.score
         if fit.reused is not None:
             theta, score = _with_reused(fit.reused, theta, score)
-        progress = engine._progress(state)
-        weight = self.options.weight(state.step, engine._total(state), progress)
+        done = progress(engine, state)
+        weight = self.options.weight(state.step, run_length(engine, state), done)
         weight = jnp.asarray(weight, jnp.result_type(float))
         if self.in_place:
             assert isinstance(density, DiagonalNormalDensity)
@@ -124,7 +125,7 @@ class GradientSolver(GradientExecutor):
                 theta,
                 score,
                 weight,
-                engine._default_rate(plan, state),
+                default_rate(engine, plan, state),
                 inner_steps,
                 number,
             )
@@ -137,7 +138,7 @@ class GradientSolver(GradientExecutor):
             def objective(parameters: Parameters) -> tuple[Array, Parameters]:
                 return proximal_gradient(density, parameters, theta, blended, weight)
 
-            parameters, optimizer = engine._descend(plan, state, objective, inner_steps)
+            parameters, optimizer = descend(engine, plan, state, objective, inner_steps)
         reused = fit.reused
         if reused is not None:
             reused = _remember(reused, present_theta, found.score, jnp.isfinite(loss))

@@ -23,7 +23,7 @@ from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Layout
-from numpyro_ext.descent import ADAM, DescentEngine, adam_step
+from numpyro_ext.descent import ADAM, adam_step
 from numpyro_ext.draws import key_or
 from numpyro_ext.engine import Engine, EngineState, Plan, key_of_draws
 from numpyro_ext.guides.flat_density import (
@@ -90,7 +90,7 @@ class GuidePlan(Plan):
     clip_norm: float | None
 
 
-class GuideEngine(GuideShell, DescentEngine, Engine):
+class GuideEngine(GuideShell, Engine):
     _host_guide = AutoGuide
     _check_flat_density = staticmethod(check_has_flat_density)
     _positions_option = "num_samples"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ppl_ext.errors import ArgumentError
 
@@ -37,6 +37,26 @@ class Blocks(NamedTuple):
     def num_rest(self) -> int:
         """Number R of coordinates that belong to no matrix."""
         return sum(where.stop - where.start for where in self.rest)
+
+    def split(self, xp: Any, x: Any) -> tuple[list[Any], Any]:
+        """Matrices (..., n, p) and the rest (..., R) of flat vectors (..., D)."""
+        lead = x.shape[:-1]
+        matrices = [x[..., where].reshape(*lead, *shape) for _, where, shape in self.matrices]
+        rest = [x[..., where] for where in self.rest]
+        return matrices, xp.concatenate(rest, -1) if rest else x[..., :0]
+
+    def join(self, xp: Any, matrices: Sequence[Any], rest: Any) -> Any:
+        """Inverse of :meth:`split`."""
+        parts = {
+            block.where.start: matrix.reshape(*matrix.shape[:-2], -1)
+            for block, matrix in zip(self.matrices, matrices, strict=True)
+        }
+        used = 0
+        for where in self.rest:
+            size = where.stop - where.start
+            parts[where.start] = rest[..., used : used + size]
+            used += size
+        return xp.concatenate([parts[start] for start in sorted(parts)], -1)
 
 
 def find_blocks(shapes: Mapping[str, Sequence[int]]) -> Blocks:

@@ -15,7 +15,6 @@ posteriors", ICML 2016, https://arxiv.org/abs/1603.04733.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ppl_ext.documented import documents_subclasses
@@ -24,9 +23,12 @@ from ppl_ext.guides.flat_density import FlatDensityShell, Moments
 from ppl_ext.guides.layouts import Blocks
 from ppl_ext.start.start import Start
 
+#: What the formulas need of arrays: an :class:`~ppl_ext.guides.arrays.ArrayFunctions`.
+Functions = ArrayFunctions | type[ArrayFunctions]
+
 
 class Factors(NamedTuple):
-    """What an ``AutoMatrixNormal`` is made of.
+    """What an ``AutoMatrixNormal`` is made of, and the map from standard Normal vectors to draws.
 
     ``mean`` is (D,). ``scale`` holds the standard deviations (R,) of the coordinates that belong
     to no matrix, in flat order. ``matrices`` gives for each matrix-shaped site, by name, the lower
@@ -41,84 +43,54 @@ class Factors(NamedTuple):
         """A and B in the order of the flat vector: JAX sorts dictionaries by their keys."""
         return [self.matrices[name] for name, _, _ in blocks.matrices]
 
-
-class MatrixFormulas(ArrayFunctions):
-    """The map from standard Normal vectors to draws about zero, and its inverse."""
-
-    @classmethod
-    def split(cls, x: Any, blocks: Blocks) -> tuple[list[Any], Any]:
-        """Matrices (..., n, p) and the rest (..., R) of flat vectors (..., D)."""
-        lead = x.shape[:-1]
-        matrices = [x[..., where].reshape(*lead, *shape) for _, where, shape in blocks.matrices]
-        rest = [x[..., where] for where in blocks.rest]
-        return matrices, cls.xp.concatenate(rest, -1) if rest else x[..., :0]
-
-    @classmethod
-    def join(cls, matrices: Sequence[Any], rest: Any, blocks: Blocks) -> Any:
-        """Inverse of :meth:`split`."""
-        parts = {
-            block.where.start: matrix.reshape(*matrix.shape[:-2], -1)
-            for block, matrix in zip(blocks.matrices, matrices, strict=True)
-        }
-        used = 0
-        for where in blocks.rest:
-            size = where.stop - where.start
-            parts[where.start] = rest[..., used : used + size]
-            used += size
-        return cls.xp.concatenate([parts[start] for start in sorted(parts)], -1)
-
-    @classmethod
-    def scaled(cls, x: Any, factors: Factors, blocks: Blocks) -> Any:
+    def scaled(self, of: Functions, x: Any, blocks: Blocks) -> Any:
         """``A E B^T`` and ``scale * e`` of standard Normal vectors (..., D)."""
-        matrices, rest = cls.split(x, blocks)
+        matrices, rest = blocks.split(of.xp, x)
         scaled = [
             row @ (matrix @ column.T)
-            for (row, column), matrix in zip(factors.pairs(blocks), matrices, strict=True)
+            for (row, column), matrix in zip(self.pairs(blocks), matrices, strict=True)
         ]
-        return cls.join(scaled, rest * factors.scale, blocks)
+        return blocks.join(of.xp, scaled, rest * self.scale)
 
-    @classmethod
-    def whitened(cls, x: Any, factors: Factors, blocks: Blocks) -> Any:
+    def whitened(self, of: Functions, x: Any, blocks: Blocks) -> Any:
         """Inverse of :meth:`scaled`."""
-        matrices, rest = cls.split(x, blocks)
+        matrices, rest = blocks.split(of.xp, x)
         whitened = [
-            cls._solve(pair, matrix)
-            for pair, matrix in zip(factors.pairs(blocks), matrices, strict=True)
+            _solve(of, pair, matrix)
+            for pair, matrix in zip(self.pairs(blocks), matrices, strict=True)
         ]
-        return cls.join(whitened, rest / factors.scale, blocks)
+        return blocks.join(of.xp, whitened, rest / self.scale)
 
-    @classmethod
-    def _solve(cls, pair: tuple[Any, Any], matrix: Any, transpose: bool = False) -> Any:
-        """``A^{-1} X B^{-T}``, or ``A^{-T} X B^{-1}``, of matrices (..., n, p)."""
-        row, column = pair
-        # Right-hand sides of all draws together, so that each factor is read once.
-        half = cls.solve_lower(column, matrix, transpose)
-        return cls.solve_lower(row, half.mT, transpose).mT
-
-    @classmethod
-    def log_determinant(cls, factors: Factors, blocks: Blocks) -> Any:
+    def log_determinant(self, of: Functions, blocks: Blocks) -> Any:
         """Log determinant of the map from standard Normal vectors."""
-        log = cls.xp.log
-        total = log(factors.scale).sum()
+        log = of.xp.log
+        total = log(self.scale).sum()
         for name, _, (rows, columns) in blocks.matrices:
-            row, column = factors.matrices[name]
+            row, column = self.matrices[name]
             # det(A (x) B) = det(A)^p det(B)^n.
             total = total + columns * log(row.diagonal()).sum()
             total = total + rows * log(column.diagonal()).sum()
         return total
 
-    @classmethod
-    def deviations(cls, factors: Factors, blocks: Blocks) -> Any:
+    def deviations(self, of: Functions, blocks: Blocks) -> Any:
         """Standard deviation of each coordinate, (D,)."""
         # The marginal variance of W_ij is U_ii V_jj.
         matrices = [
-            cls.xp.outer(*(cls.xp.sqrt((factor**2).sum(-1)) for factor in pair))
-            for pair in factors.pairs(blocks)
+            of.xp.outer(*(of.xp.sqrt((factor**2).sum(-1)) for factor in pair))
+            for pair in self.pairs(blocks)
         ]
-        return cls.join(matrices, factors.scale, blocks)
+        return blocks.join(of.xp, matrices, self.scale)
 
 
-class MatrixTransform(MatrixFormulas):
+def _solve(of: Functions, pair: tuple[Any, Any], matrix: Any, transpose: bool = False) -> Any:
+    """``A^{-1} X B^{-T}``, or ``A^{-T} X B^{-1}``, of matrices (..., n, p)."""
+    row, column = pair
+    # Right-hand sides of all draws together, so that each factor is read once.
+    half = of.solve_lower(column, matrix, transpose)
+    return of.solve_lower(row, half.mT, transpose).mT
+
+
+class MatrixTransform(ArrayFunctions):
     """``mean + A E B^T`` for each matrix of the flat vector, ``mean + scale * e`` for the rest.
 
     Parameters
@@ -131,13 +103,13 @@ class MatrixTransform(MatrixFormulas):
     blocks: Blocks
 
     def _call(self, x: Any) -> Any:
-        return self.factors.mean + self.scaled(x, self.factors, self.blocks)
+        return self.factors.mean + self.factors.scaled(self, x, self.blocks)
 
     def _inverse(self, y: Any) -> Any:
-        return self.whitened(y - self.factors.mean, self.factors, self.blocks)
+        return self.factors.whitened(self, y - self.factors.mean, self.blocks)
 
     def log_abs_det_jacobian(self, x: Any, y: Any, intermediates: Any = None) -> Any:
-        total = self.log_determinant(self.factors, self.blocks)
+        total = self.factors.log_determinant(self, self.blocks)
         return self.xp.broadcast_to(total, x.shape[:-1])
 
 
@@ -183,7 +155,7 @@ class MatrixGuide:
     """
 
 
-class MatrixDensity(MatrixFormulas, FlatDensityShell):
+class MatrixDensity(ArrayFunctions, FlatDensityShell):
     """``AutoMatrixNormal``: closed forms by triangular solves with A and B.
 
     O(n p (n + p)) operations per draw and matrix, O(n p) memory.
@@ -232,7 +204,7 @@ class MatrixDensity(MatrixFormulas, FlatDensityShell):
         factors, blocks = self.factors(parameters), self.blocks()
         like = factors.mean
         deviations = self.as_array(start.modes[0].conditional_deviations, like)
-        of_matrices, rest = self.split(deviations, blocks)
+        of_matrices, rest = blocks.split(self.xp, deviations)
         matrices = {}
         for (name, _, _), found in zip(blocks.matrices, of_matrices, strict=True):
             logs = self.xp.log(found)
@@ -255,19 +227,19 @@ class MatrixDensity(MatrixFormulas, FlatDensityShell):
 
     def log_prob(self, parameters: Any, theta: Any) -> Any:
         factors, blocks = self.factors(parameters), self.blocks()
-        standard = self.whitened(theta - factors.mean, factors, blocks)
+        standard = factors.whitened(self, theta - factors.mean, blocks)
         square = (standard**2).sum(-1) + self.dim * LOG_TWO_PI
-        return -0.5 * square - self.log_determinant(factors, blocks)
+        return -0.5 * square - factors.log_determinant(self, blocks)
 
     def score(self, parameters: Any, theta: Any) -> Any:
         factors, blocks = self.factors(parameters), self.blocks()
-        matrices, rest = self.split(factors.mean - theta, blocks)
+        matrices, rest = blocks.split(self.xp, factors.mean - theta)
         # grad log q (W) = -U^{-1} (W - M) V^{-1}.
         scores = [
-            self._solve(pair, self._solve(pair, matrix), transpose=True)
+            _solve(self, pair, _solve(self, pair, matrix), transpose=True)
             for pair, matrix in zip(factors.pairs(blocks), matrices, strict=True)
         ]
-        return self.join(scores, rest / factors.scale**2, blocks)
+        return blocks.join(self.xp, scores, rest / factors.scale**2)
 
     def moments(self, parameters: Any) -> Moments:
         """Mean (D,) and dense Cholesky factor (D, D): for small D only."""

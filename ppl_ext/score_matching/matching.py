@@ -33,7 +33,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -205,133 +205,25 @@ class MatchingShell(ABC):
             )
 
 
-class GSMShell(MatchingShell):
-    """Gaussian score matching: closed-form updates of a full Normal guide.
-
-    Each step draws from the guide q_t and moves it to the Normal q that is nearest to q_t in
-    KL(q_t, q) among those with grad log q = s at a draw, where s is the target's score; over the
-    draws of a step the updates of mean and covariance are averaged. There is no learning rate.
-
-    Exact for Normal posteriors. For others it does not settle: as the fit goes on matching the
-    latest draws, it keeps moving around the best Normal. It needs exact scores: noise, as of
-    minibatches, is followed like the score itself
-    (:class:`~ppl_ext.errors.NoisyScoreWarning`): on a correlated Normal in five dimensions
-    nine tenths of the covariance are lost to ``Noisy`` scores of level 1.
-
-    Far from the posterior all scores are large and nearly equal. They shrink the covariance along
-    them and thereby the steps: on a Normal in three dimensions with correlations of 0.9, from 20
-    standard deviations away, 6 to 17 are left after 1,000 steps. Start near.
-
-    Parameters
-    ----------
-    model : callable
-        The host's model, used as it is.
-    guide : AutoMultivariateNormal, optional
-        The guide of the model, or the class. Default: ``AutoMultivariateNormal(model)``, which is
-        then ``engine.guide``. In Pyro the guide object holds the fit at any time.
-    num_samples : int
-        Draws S per step. The paper finds little gain beyond 2.
-    **options
-        Options of every engine but ``init_strategy``; see the package's ``Engine``. In Pyro the
-        guide is converted to ``dtype``.
-
-    Notes
-    -----
-    The loss is the mean of |grad log q_t - s|^2 over the draws; ``info`` holds the means of log p
-    (tempered as the target is) and of log q at the draws, ``pull``, the square of the length of the
-    target's mean score in units of the guide, and ``rejected``, which is 1 for a step
-    whose covariance was not positive definite, so that the guide stayed as it was.
-
-    References
-    ----------
-    C. Modi et al., "Variational inference with Gaussian score matching", NeurIPS 2023,
-    https://arxiv.org/abs/2307.07849.
+def checked_regularization(found: Any) -> Regularization:
+    """What ``BaM`` was given as lambda_t.
 
     Raises
     ------
     ArgumentError
-        Another guide was given, or an option is out of range.
+        It is neither "decaying" nor a number above zero nor a function.
     """
+    number = isinstance(found, int | float) and found > 0
+    if not (number or callable(found) or found == "decaying"):
+        raise ArgumentError(
+            "Expected regularization to be 'decaying', a number > 0 or a function of the step, "
+            f"found {found!r}."
+        )
+    return cast(Regularization, found)
 
 
-class BaMShell(MatchingShell):
-    """Batch and match: closed-form proximal updates of a full Normal guide.
-
-    Each step draws a batch from the guide q_t and takes the Normal q that minimises
-
-        mean |grad log q - s|^2 in the norm of Cov(q)  +  (2 / lambda_t) KL(q_t, q)
-
-    over the batch, where s is the target's score.
-
-    Exact for Normal posteriors, and settles on others if lambda_t falls. It needs exact scores:
-    noise, as of minibatches, is followed like the score itself
-    (:class:`~ppl_ext.errors.NoisyScoreWarning`). Noise looks like curvature and shrinks the
-    covariance: on a correlated Normal in five dimensions it ends at a few hundredths of the
-    target's with ``Noisy`` scores of level 1.
-
-    Far from the posterior all scores are large and nearly equal. They shrink the covariance along
-    them and thereby the steps, which a falling lambda_t can then end: on a Normal in three
-    dimensions with correlations of 0.9, from 20 standard deviations away, more than 16 are left
-    after 1,000 steps, where a constant lambda of S D takes fewer than 100. Start near, or with a
-    constant.
-
-    Parameters
-    ----------
-    model : callable
-        The host's model, used as it is.
-    guide : AutoMultivariateNormal, optional
-        The guide of the model, or the class. Default: ``AutoMultivariateNormal(model)``, which is
-        then ``engine.guide``. In Pyro the guide object holds the fit at any time.
-    num_samples : int
-        Draws S per step. More make a step better, not only less random; the paper takes 8 to 32
-        on posteriors of about ten dimensions.
-    regularization : "decaying", float or callable
-        lambda_t, the paper's learning rate: the larger, the further a step goes. "decaying" is
-        S D / (t + 1), with which the paper fits all posteriors and other targets that are not
-        Normal; a constant, such as the S D that it uses for Normal targets; or a function of
-        the step t = 0, 1, ..., which JAX (in NumPyro) has to be able to trace.
-    **options
-        Options of every engine but ``init_strategy``; see the package's ``Engine``. In Pyro the
-        guide is converted to ``dtype``.
-
-    Notes
-    -----
-    The loss is the mean of |grad log q_t - s|^2 over the draws; ``info`` holds the means of log p
-    (tempered as the target is) and of log q at the draws, ``pull``, the square of the length of the
-    target's mean score in units of the guide, and ``rejected``, which is 1 for a step
-    whose covariance was singular to rounding, so that the guide stayed as it was.
-
-    References
-    ----------
-    D. Cai et al., "Batch and match: black-box variational inference with a score-based
-    divergence", ICML 2024, https://arxiv.org/abs/2402.14758: Algorithm 1; schedules in sections
-    5.1 and 5.2.
-
-    Raises
-    ------
-    ArgumentError
-        Another guide was given, or an option is out of range.
-    """
-
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        guide: Any = None,
-        num_samples: int = 8,
-        regularization: Regularization = "decaying",
-        **options: Any,
-    ) -> None:
-        super().__init__(model, guide, num_samples, **options)
-        number = isinstance(regularization, int | float) and regularization > 0
-        if not (number or callable(regularization) or regularization == "decaying"):
-            raise ArgumentError(
-                "Expected regularization to be 'decaying', a number > 0 or a function of the step, "
-                f"found {regularization!r}."
-            )
-        self.regularization = regularization
-
-    def _regularization_at(self, step: Any, size: int) -> Any:
-        """lambda_t of a step, for S D numbers."""
-        if self.regularization == "decaying":
-            return size / (step + 1)
-        return self.regularization(step) if callable(self.regularization) else self.regularization
+def regularization_at(given: Regularization, step: Any, size: int) -> Any:
+    """lambda_t of a step, for S D numbers."""
+    if given == "decaying":
+        return size / (step + 1)
+    return given(step) if callable(given) else given

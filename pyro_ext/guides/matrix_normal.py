@@ -26,13 +26,6 @@ from pyro_ext.guides.normal import NormalDensity
 Factors = shared.Factors
 
 
-class _Formulas(shared.MatrixFormulas, TensorFunctions):
-    pass
-
-
-_split, _join = _Formulas.split, _Formulas.join
-
-
 class MatrixNormalTransform(shared.MatrixTransform, TensorFunctions, Transform):
     domain = constraints.real_vector
     codomain = constraints.real_vector
@@ -117,7 +110,7 @@ class AutoMatrixNormal(shared.MatrixGuide, AutoContinuous):
 
     def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         factors = self._factors()
-        return factors.mean, _Formulas.deviations(factors, self.blocks)
+        return factors.mean, factors.deviations(TensorFunctions, self.blocks)
 
 
 @register_flat_density(AutoMatrixNormal)
@@ -158,7 +151,7 @@ class MatrixNormalDensity(shared.MatrixDensity, NormalDensity):
     @torch.no_grad()
     def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         noise = self.noise(parameters, generator, (num, self.dim))
-        draws: Tensor = self.scaled(noise, self.factors(parameters), self.blocks())
+        draws: Tensor = self.factors(parameters).scaled(self, noise, self.blocks())
         return draws.add_(parameters["loc"])
 
 

@@ -21,7 +21,7 @@ from ppl_ext.implicit.samplers import Context, Network
 from ppl_ext.running import state_files
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.differentiable import DifferentiableTarget
-from pyro_ext.descent import DescentEngine
+from pyro_ext.descent import checked_optimizer, descend, run_length
 from pyro_ext.engine import Engine, Plan, Update
 from pyro_ext.guides.arrays import TensorFunctions
 from pyro_ext.networks.modules import take_apart
@@ -68,7 +68,7 @@ class SamplerPlan(Plan):
     clip_norm: float | None
 
 
-class SteinDiscrepancyVI(Shell, DescentEngine, Engine):
+class SteinDiscrepancyVI(Shell, Engine):
     """Examples
     --------
     >>> import pyro, torch
@@ -84,6 +84,8 @@ class SteinDiscrepancyVI(Shell, DescentEngine, Engine):
     >>> print(f"{engine.get_samples()['mean'].mean():.0f}")
     2
     """
+
+    _host_optimizer = staticmethod(checked_optimizer)
 
     # -- engine hooks --------------------------------------------------------------------------
 
@@ -130,7 +132,7 @@ class SteinDiscrepancyVI(Shell, DescentEngine, Engine):
             "parameters": self.parameters,
             "optimizer": state.optimizer.state_dict(),
             "normals": dict(state.normals),
-            "total_steps": self._total,
+            "total_steps": run_length(self),
         }
 
     def _load_algorithm_state(
@@ -185,7 +187,7 @@ class SteinDiscrepancyVI(Shell, DescentEngine, Engine):
         value = float(loss)
         finite = math.isfinite(value) and math.isfinite(log_p)
         if finite:
-            finite = self._descend(plan, state.optimizer, lambda _: (loss, gradient))
+            finite = descend(self, plan, state.optimizer, lambda _: (loss, gradient))
         return Update(value, {"log_p": log_p}, finite)
 
     def _drawn(

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.score_matching.matching import BaMShell, bam_moments
+from ppl_ext.score_matching.matching import (
+    Regularization,
+    bam_moments,
+    checked_regularization,
+    regularization_at,
+)
 from pyro_ext.guides.flat_density import Moments
 from pyro_ext.score.gaussian_matching import GaussianMatching
 from pyro_ext.score.guide_engine import GuideEngine
@@ -32,8 +40,65 @@ def _triangular(rows: Float[Tensor, "n D"]) -> Float[Tensor, "D D"]:
     return upper.T * torch.where(upper.diagonal() < 0, -1.0, 1.0).to(upper)
 
 
-class BaM(BaMShell, GaussianMatching, GuideEngine):
-    """Examples
+class BaM(GaussianMatching, GuideEngine):
+    """Batch and match: closed-form proximal updates of a full Normal guide.
+
+    Each step draws a batch from the guide q_t and takes the Normal q that minimises
+
+        mean |grad log q - s|^2 in the norm of Cov(q)  +  (2 / lambda_t) KL(q_t, q)
+
+    over the batch, where s is the target's score.
+
+    Exact for Normal posteriors, and settles on others if lambda_t falls. It needs exact scores:
+    noise, as of minibatches, is followed like the score itself
+    (:class:`~ppl_ext.errors.NoisyScoreWarning`). Noise looks like curvature and shrinks the
+    covariance: on a correlated Normal in five dimensions it ends at a few hundredths of the
+    target's with ``Noisy`` scores of level 1.
+
+    Far from the posterior all scores are large and nearly equal. They shrink the covariance along
+    them and thereby the steps, which a falling lambda_t can then end: on a Normal in three
+    dimensions with correlations of 0.9, from 20 standard deviations away, more than 16 are left
+    after 1,000 steps, where a constant lambda of S D takes fewer than 100. Start near, or with a
+    constant.
+
+    Parameters
+    ----------
+    model : callable
+        Pyro model, used as it is.
+    guide : AutoMultivariateNormal, optional
+        The guide of the model, or the class. Default: ``AutoMultivariateNormal(model)``, which is
+        then ``engine.guide``. The guide object holds the fit at any time.
+    num_samples : int
+        Draws S per step. More make a step better, not only less random; the paper takes 8 to 32
+        on posteriors of about ten dimensions.
+    regularization : "decaying", float or callable
+        lambda_t, the paper's learning rate: the larger, the further a step goes. "decaying" is
+        S D / (t + 1), with which the paper fits all posteriors and other targets that are not
+        Normal; a constant, such as the S D that it uses for Normal targets; or a function of
+        the step t = 0, 1, ...
+    **options
+        Options of every engine but ``init_strategy``; see :class:`~pyro_ext.engine.Engine`. The
+        guide is converted to ``dtype``.
+
+    Notes
+    -----
+    The loss is the mean of |grad log q_t - s|^2 over the draws; ``info`` holds the means of log p
+    (tempered as the target is) and of log q at the draws, ``pull``, the square of the length of the
+    target's mean score in units of the guide, and ``rejected``, which is 1 for a step
+    whose covariance was singular to rounding, so that the guide stayed as it was.
+
+    References
+    ----------
+    D. Cai et al., "Batch and match: black-box variational inference with a score-based
+    divergence", ICML 2024, https://arxiv.org/abs/2402.14758: Algorithm 1; schedules in sections
+    5.1 and 5.2.
+
+    Raises
+    ------
+    ArgumentError
+        Another guide was given, or an option is out of range.
+
+    Examples
     --------
     >>> import pyro, torch
     >>> import pyro.distributions as dist
@@ -50,8 +115,19 @@ class BaM(BaMShell, GaussianMatching, GuideEngine):
     2.0 0.5
     """
 
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        guide: Any = None,
+        num_samples: int = 8,
+        regularization: Regularization = "decaying",
+        **options: Any,
+    ) -> None:
+        super().__init__(model, guide, num_samples, **options)
+        self.regularization = checked_regularization(regularization)
+
     def _weight(self, size: int) -> float:
-        return float(self._regularization_at(self.num_steps_taken, size))
+        return float(regularization_at(self.regularization, self.num_steps_taken, size))
 
     def _matched(
         self,

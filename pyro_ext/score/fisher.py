@@ -19,6 +19,7 @@ from ppl_ext.score_matching.fisher_divergence import FisherShell
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.differentiable import DifferentiableTarget
 from pyro_ext.density.handlers import global_generator
+from pyro_ext.descent import descend
 from pyro_ext.engine import Update
 from pyro_ext.gradients import ScoreEstimate
 from pyro_ext.guides.flat_density import FlatDensity, Parameters
@@ -127,7 +128,7 @@ class FisherVI(FisherShell, GuideEngine):
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
         if finite:
             assert state.optimizer is not None
-            finite = self._descend(plan, state.optimizer, lambda parameters: (value, gradient))
+            finite = descend(self, plan, state.optimizer, lambda parameters: (value, gradient))
         return Update(loss, info, finite)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from ppl_ext.score_matching.options import STEPS, GradientSteps, kind_of
 from ppl_ext.score_matching.proximal import GradientExecutor
 from pyro_ext.density import Data
+from pyro_ext.descent import descend, progress, run_length, set_default_rate
 from pyro_ext.engine import Update
 from pyro_ext.guides.flat_density import FlatDensity, Parameters
 from pyro_ext.guides.mixture import AutoGaussianMixture
@@ -82,8 +83,8 @@ class GradientSolver(GradientExecutor):
         if finite:
             missing = number - 1 - len(earlier)
             draws = [(theta, score)] * (1 + missing) + earlier
-            total = engine._total or 0
-            weight = self.options.weight(engine.num_steps_taken, total, engine._progress())
+            total = run_length(engine) or 0
+            weight = self.options.weight(engine.num_steps_taken, total, progress(engine))
             loss, log_q, finite = self._gradient_steps(
                 engine, plan, state.optimizer, draws, float(weight)
             )
@@ -116,7 +117,7 @@ class GradientSolver(GradientExecutor):
     ) -> tuple[float, float, bool]:
         """Take the inner steps; return the loss, the mean of log q, and whether all was finite."""
         assert optimizer is not None
-        engine._set_default_rate(plan, optimizer)
+        set_default_rate(engine, plan, optimizer)
         planned = optimizer.plan(self._inner_steps)
         safe = _cannot_break(plan.density, plan.parameters, draws, weight, planned)
         density, present_draws = plan.density, draws[0][0]
@@ -137,7 +138,7 @@ class GradientSolver(GradientExecutor):
         def objective(parameters: Parameters) -> tuple[Tensor, Parameters]:
             return proximal_gradient(density, parameters, theta, target, weight)
 
-        finite = engine._descend(plan, optimizer, objective, self._inner_steps, not safe)
+        finite = descend(engine, plan, optimizer, objective, self._inner_steps, not safe)
         return loss, log_q, finite
 
 

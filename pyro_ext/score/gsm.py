@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.score_matching.matching import GSMShell, gsm_moments
+from ppl_ext.score_matching.matching import gsm_moments
 from pyro_ext.guides.flat_density import Moments
 from pyro_ext.score.gaussian_matching import GaussianMatching
 from pyro_ext.score.guide_engine import GuideEngine
@@ -29,8 +29,54 @@ def gsm_update(
     return Moments(mean, factor)
 
 
-class GSM(GSMShell, GaussianMatching, GuideEngine):
-    """Examples
+class GSM(GaussianMatching, GuideEngine):
+    """Gaussian score matching: closed-form updates of a full Normal guide.
+
+    Each step draws from the guide q_t and moves it to the Normal q that is nearest to q_t in
+    KL(q_t, q) among those with grad log q = s at a draw, where s is the target's score; over the
+    draws of a step the updates of mean and covariance are averaged. There is no learning rate.
+
+    Exact for Normal posteriors. For others it does not settle: as the fit goes on matching the
+    latest draws, it keeps moving around the best Normal. It needs exact scores: noise, as of
+    minibatches, is followed like the score itself
+    (:class:`~ppl_ext.errors.NoisyScoreWarning`): on a correlated Normal in five dimensions
+    nine tenths of the covariance are lost to ``Noisy`` scores of level 1.
+
+    Far from the posterior all scores are large and nearly equal. They shrink the covariance along
+    them and thereby the steps: on a Normal in three dimensions with correlations of 0.9, from 20
+    standard deviations away, 6 to 17 are left after 1,000 steps. Start near.
+
+    Parameters
+    ----------
+    model : callable
+        Pyro model, used as it is.
+    guide : AutoMultivariateNormal, optional
+        The guide of the model, or the class. Default: ``AutoMultivariateNormal(model)``, which is
+        then ``engine.guide``. The guide object holds the fit at any time.
+    num_samples : int
+        Draws S per step. The paper finds little gain beyond 2.
+    **options
+        Options of every engine but ``init_strategy``; see :class:`~pyro_ext.engine.Engine`. The
+        guide is converted to ``dtype``.
+
+    Notes
+    -----
+    The loss is the mean of |grad log q_t - s|^2 over the draws; ``info`` holds the means of log p
+    (tempered as the target is) and of log q at the draws, ``pull``, the square of the length of the
+    target's mean score in units of the guide, and ``rejected``, which is 1 for a step
+    whose covariance was not positive definite, so that the guide stayed as it was.
+
+    References
+    ----------
+    C. Modi et al., "Variational inference with Gaussian score matching", NeurIPS 2023,
+    https://arxiv.org/abs/2307.07849.
+
+    Raises
+    ------
+    ArgumentError
+        Another guide was given, or an option is out of range.
+
+    Examples
     --------
     >>> import pyro, torch
     >>> import pyro.distributions as dist

@@ -3,9 +3,9 @@
 The guide is any with a flat log density (:mod:`pyro_ext.guides.flat_density`). The base sets it
 up, draws from it, saves it, and knows how far a run has come. The plan holds the guide's live
 parameters. A subclass fills in ``_update``, which takes one step by changing them in place (see
-``_write`` and ``_descend``). What it decides about the guide it adds to the :class:`GuidePlan`, in
-``_plan``. A subclass with a state of its own extends ``_initialize``, ``_algorithm_state`` and
-``_load_algorithm_state``.
+``_write`` and :func:`~pyro_ext.descent.descend`). What it decides about the guide it adds to the
+:class:`GuidePlan`, in ``_plan``. A subclass with a state of its own extends ``_initialize``,
+``_algorithm_state`` and ``_load_algorithm_state``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ppl_ext.process import hold
 from ppl_ext.running import state_files
 from ppl_ext.score_matching.options import LEARNING_RATE
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.descent import DescentEngine
+from pyro_ext.descent import checked_optimizer, run_length
 from pyro_ext.engine import Engine, Plan, on_host
 from pyro_ext.guides.flat_density import (
     FlatDensity,
@@ -89,8 +89,9 @@ class GuideState(NamedTuple):
     method: Any = None
 
 
-class GuideEngine(GuideShell, DescentEngine, Engine):
+class GuideEngine(GuideShell, Engine):
     _host_guide = AutoGuide
+    _host_optimizer = staticmethod(checked_optimizer)
     # Whether the guide had parameters when the engine first met the model's arguments.
     _guide_was_set_up: bool | None = None
     _check_flat_density = staticmethod(check_has_flat_density)
@@ -137,7 +138,7 @@ class GuideEngine(GuideShell, DescentEngine, Engine):
             "probe": _probe(self.plan),
             "optimizer": None if state.optimizer is None else state.optimizer.state_dict(),
             "method": state.method,
-            "total_steps": self._total,
+            "total_steps": run_length(self),
         }
 
     def _load_algorithm_state(self, plan: Any, state: GuideState, saved: dict[str, Any]) -> Any:
@@ -249,7 +250,7 @@ class GuideEngine(GuideShell, DescentEngine, Engine):
     # -- for the steps of subclasses -----------------------------------------------------------
 
     def _new_optimizer(self, plan: GuidePlan, given: OptimizerLike | None) -> EngineOptimizer:
-        """The optimizer that ``_descend`` uses: the given one or the default."""
+        """What takes the steps of a descent: the given optimizer or the default."""
         parameters, layout = plan.parameters, plan.target.layout
 
         def default(tensors: list[Tensor]) -> torch.optim.Optimizer:

@@ -1091,11 +1091,11 @@ def _score() -> Iterator[Mutation]:
     yield from both(
         "learning rate does not fall",
         "descent.py",
-        "plan.learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * self._progress(state)))",
+        "plan.learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * progress(engine, state)))",
         "plan.learning_rate",
         "learning_rate proximal proximal_options",
         pyro=(
-            "plan.learning_rate * 0.5 * (1.0 + math.cos(math.pi * self._progress()))",
+            "plan.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress(engine)))",
             "plan.learning_rate",
         ),
     )

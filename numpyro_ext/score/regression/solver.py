@@ -8,6 +8,7 @@ from jax import Array, random
 from jaxtyping import Float
 
 from numpyro_ext.density import Data
+from numpyro_ext.descent import run_length
 from numpyro_ext.engine import EngineState
 from numpyro_ext.guides.flat_density import Parameters
 from numpyro_ext.score.guide_engine import GuideEngine, GuidePlan
@@ -53,7 +54,7 @@ class RegressionSolver(RegressionExecutor):
             fit.parameters,
             draws.theta,
             found.score,
-            engine._total(state),
+            run_length(engine, state),
             log_p,
             draws.known,
         )

@@ -50,7 +50,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 
 from ppl_ext.guides.layouts import Blocks
-from ppl_ext.guides.matrix_normal import Factors, MatrixFormulas
+from ppl_ext.guides.matrix_normal import Factors
 from ppl_ext.score_matching.options import DECAY, TRUST
 from ppl_ext.score_matching.regression.base import ClosedForm
 from ppl_ext.score_matching.regression.full import (
@@ -131,7 +131,7 @@ def _moments(d: Float[Any, "K n p"], e: Float[Any, "K n p"]) -> BlockMoments:
     return BlockMoments(product(d, d), product(e, d), product(e, e))
 
 
-class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression], MatrixFormulas):
+class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression]):
     """The closed form for ``AutoMatrixNormal``.
 
     O(n^2 + p^2) memory and O((n + p)^3) operations for a matrix.
@@ -195,8 +195,8 @@ class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression], MatrixForm
 
         ``total`` is the number of iterations of the whole run, 0 when that is not known.
         """
-        differences, rest = cls.split(halves(theta), blocks)
-        score_differences, rest_score = cls.split(halves(score), blocks)
+        differences, rest = blocks.split(cls.xp, halves(theta))
+        score_differences, rest_score = blocks.split(cls.xp, halves(score))
         latest = []
         for (name, _, _), d, e in zip(blocks.matrices, differences, score_differences, strict=True):
             row, column = (cls._unit(factor)[0] for factor in factors.matrices[name])
@@ -224,7 +224,7 @@ class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression], MatrixForm
         score: Float[Any, "S D"],
     ) -> Any:
         """Of the latest scores (2 K, D) and those seen before, whitened by the present guide."""
-        score_differences, rest = cls.split(halves(score), blocks)
+        score_differences, rest = blocks.split(cls.xp, halves(score))
         latest = ((rest * factors.scale) ** 2).sum(-1).mean()
         seen = (state.rest.score_covariance * factors.scale**2).sum()
         matrices = zip(blocks.matrices, score_differences, state.matrices, strict=True)
@@ -257,9 +257,9 @@ class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression], MatrixForm
             The constant c > 1 of the trust region.
         """
         number = regression.seen.worth
-        means, rest_mean = cls.split(factors.mean, blocks)
-        mean_theta, rest_theta = cls.split(regression.mean_theta, blocks)
-        mean_score, rest_score = cls.split(regression.mean_score, blocks)
+        means, rest_mean = blocks.split(cls.xp, factors.mean)
+        mean_theta, rest_theta = blocks.split(cls.xp, regression.mean_theta)
+        mean_score, rest_score = blocks.split(cls.xp, regression.mean_score)
         moved, matrices = [], {}
         for index, (name, _, _) in enumerate(blocks.matrices):
             matrix = _Matrix(means[index], *factors.matrices[name])
@@ -271,7 +271,7 @@ class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression], MatrixForm
         rest_mean, scale = cls._updated_rest(
             *rest, regression.rest, rest_theta, rest_score, number, trust
         )
-        return Factors(cls.join(moved, rest_mean, blocks), scale, matrices)
+        return Factors(blocks.join(cls.xp, moved, rest_mean), scale, matrices)
 
     @classmethod
     def _updated(

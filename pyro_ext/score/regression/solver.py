@@ -10,7 +10,7 @@ import torch
 
 from ppl_ext.score_matching.proximal import RegressionExecutor
 from pyro_ext.density import Data
-from pyro_ext.descent import all_finite
+from pyro_ext.descent import all_finite, run_length
 from pyro_ext.engine import Update
 from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState
 from pyro_ext.score.regression.base import restored, saved
@@ -43,7 +43,7 @@ class RegressionSolver(RegressionExecutor):
         loss, info = float(found_loss), {name: float(each) for name, each in figures.items()}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
         if finite:
-            total = engine._total or 0
+            total = run_length(engine) or 0
             updated, moved = form.update(
                 state.method, parameters, draws.theta, score, total, log_p, draws.known
             )
