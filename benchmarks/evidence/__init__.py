@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.arguments import add_resume, count
-from benchmarks.trust.hosts import BACKENDS
+from benchmarks.hosts import BACKENDS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import betaln, gammaln, logsumexp
 from scipy.stats import halfcauchy, multivariate_normal, norm
 
-from benchmarks.trust.hosts import Host
+from benchmarks.hosts import Host
 
 Program = Callable[..., None]
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from benchmarks import records
 from benchmarks.evidence.problems import Problem, problems
+from benchmarks.hosts import host_of
 from benchmarks.records import Record
 from benchmarks.study import Study
-from benchmarks.trust.hosts import host_of
 
 #: Stated errors within which a value is right, and nats of error that are small.
 ERRORS, SMALL = 3.0, 0.05

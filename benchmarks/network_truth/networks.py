@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks import datasets
 from benchmarks.datasets import Split
-from benchmarks.trust.hosts import host_of
+from benchmarks.hosts import host_of
 from benchmarks.trust.problems import Program
 
 #: What the last layer is: the mean of a Normal whose scale is a latent site, mean and logarithm of

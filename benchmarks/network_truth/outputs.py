@@ -82,7 +82,7 @@ def predicted(
 ) -> Outputs:
     """Outputs of draws (S, ...) by site; of the network made linear at values, where given."""
     package = importlib.import_module(PACKAGES[backend])
-    array = importlib.import_module("benchmarks.trust.hosts").host_of(backend).array
+    array = importlib.import_module("benchmarks.hosts").host_of(backend).array
     given = {name: array(value) for name, value in draws.items()}
     at = False if linear_at is None else {name: array(each) for name, each in linear_at.items()}
     found = package.predictive_distribution(model, given, *held_out, linearize=at)

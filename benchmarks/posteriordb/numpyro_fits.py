@@ -44,6 +44,7 @@ from benchmarks.posteriordb.methods import (
     uniform,
     warm_up,
 )
+from benchmarks.posteriordb.native import OfSites, OfStan
 from benchmarks.posteriordb.nutpie_fits import NutpieFitter
 from benchmarks.posteriordb.programs import numpyro_program, site_map
 from benchmarks.posteriordb.programs.sites import SiteMap
@@ -78,7 +79,7 @@ def padded(z: Floats) -> Array:
     return jnp.asarray(np.concatenate([z, np.repeat(z[-1:], size - number, axis=0)]))
 
 
-class NativeProgram:
+class NativeProgram(OfSites):
     """A program with its target; see :class:`~benchmarks.posteriordb.methods.Program`."""
 
     def __init__(self, model: Callable[[], Any], sites: SiteMap) -> None:
@@ -106,10 +107,6 @@ class NativeProgram:
             {name: np.asarray(value, np.float64)[rows] for name, value in found.items()}
         )
 
-    def positions(self, parameters: Mapping[str, Floats]) -> Floats | None:
-        """See the protocol."""
-        return self.unconstrained(self._sites.sites(dict(parameters)))
-
     def unconstrained(self, sites: Mapping[str, Any]) -> Floats:
         """Positions (n, D) of values of the sites, draws first."""
         values = {name: jnp.asarray(sites[name]) for name in self.target.layout.names}
@@ -119,36 +116,14 @@ class NativeProgram:
         """See the protocol."""
         return start_of(self.target, random.key(seed), self.data)
 
-    def coordinates(self, parameters: Collection[str]) -> list[int]:
-        """See the protocol."""
-        layout = self.target.layout
-        ranges = (range(self.dim)[layout.slices[name]] for name in layout.names)
-        own = zip(layout.names, ranges, strict=True)
-        return [i for name, found in own if name in parameters for i in found]
 
-
-class StanProgram(NativeProgram):
+class StanProgram(OfStan, NativeProgram):
     """A Stan program, whose draws have the parameters under Stan's names."""
-
-    def __init__(self, model: Any, sites: SiteMap) -> None:
-        super().__init__(model, sites)
-        self._program = model
 
     def parameters(self, z: Floats) -> dict[str, Floats]:
         """See the protocol."""
         found = self._program.constrain(z)
         return {name: np.asarray(value, np.float64) for name, value in found.items()}
-
-    def positions(self, parameters: Mapping[str, Floats]) -> Floats | None:
-        """See the protocol."""
-        # Our programs have the names of the native ones' sites; others need not.
-        values = {**parameters, **self._sites.sites(dict(parameters))}
-        count = len(next(iter(values.values())))
-        rows = ({name: value[i] for name, value in values.items()} for i in range(count))
-        try:
-            return np.stack([self._program.density.unconstrain(row) for row in rows])
-        except nx.ArgumentError:
-            return None
 
 
 def native(model_name: str, data: Mapping[str, Any]) -> NativeProgram:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.trust.hosts import BACKENDS
+from benchmarks.hosts import BACKENDS
 from benchmarks.trust.problems import Program
 from ppl_ext.errors import DoubtfulFitWarning
 from ppl_ext.fit.warm import WARMUP

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.trust.hosts import host_of
+from benchmarks.hosts import host_of
 
 Floats = NDArray[np.float64]
 Draws = dict[str, NDArray[Any]]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.trust.hosts import host_of
+from benchmarks.hosts import host_of
 from benchmarks.trust.judge import inside
 
 Floats = NDArray[np.float64]

@@ -10,17 +10,18 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from benchmarks.hosts import host_of
 from benchmarks.posteriordb.programs import gaussian_processes_sites, hierarchical_sites
 from benchmarks.posteriordb.programs.sites import SiteMap
 
+#: Modules of programs that are written once, and take a :class:`~benchmarks.hosts.Host` first.
+SHARED = ("regressions", "hierarchical", "mixtures")
 #: Modules of programs, of the same names in `programs/numpyro` and `programs/pyro`.
 FAMILIES = (
-    "regressions",
-    "hierarchical",
     "time_series",
-    "mixtures",
     "gaussian_processes",
     "differential_equations",
 )
@@ -50,6 +51,9 @@ def programs(backend: str) -> dict[str, Program]:
     if backend not in ("numpyro", "pyro"):
         raise ValueError(f"backend must be 'numpyro' or 'pyro'; found {backend!r}.")
     found: dict[str, Program] = {}
+    for family in SHARED:
+        written = importlib.import_module(f"{__name__}.{family}").PROGRAMS
+        found |= {name: partial(program, host_of(backend)) for name, program in written.items()}
     for family in FAMILIES:
         found |= importlib.import_module(f"{__name__}.{backend}.{family}").PROGRAMS
     return found | OWN[backend]

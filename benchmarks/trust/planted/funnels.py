@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.trust.hosts import Host
+from benchmarks.hosts import Host
 from benchmarks.trust.pathology import Draws, Pathology
 
 #: Standard deviation of the log variance.

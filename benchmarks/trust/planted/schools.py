@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.trust.hosts import Host
+from benchmarks.hosts import Host
 from benchmarks.trust.pathology import Draws, Floats, Pathology
 
 EFFECTS = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])

@@ -10,7 +10,7 @@ import itertools
 
 import numpy as np
 
-from benchmarks.trust.hosts import Host
+from benchmarks.hosts import Host
 from benchmarks.trust.pathology import Draws, Floats, Pathology
 
 #: Standard deviation of the prior of each component's mean.

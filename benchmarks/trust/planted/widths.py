@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.trust.hosts import Host
+from benchmarks.hosts import Host
 from benchmarks.trust.pathology import Draws, Floats, Pathology
 from ppl_ext.start.paths import side_by_side
 

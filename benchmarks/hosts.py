@@ -1,4 +1,4 @@
-"""A host as planted problems see it, so that one program serves both.
+"""A host as programs of benchmarks see it, so that one program serves both.
 
 The hosts' statements and distributions have the same names; arrays and their functions differ in
 little. A program takes a :class:`Host` first, and is otherwise written as any program of the host.
@@ -50,6 +50,19 @@ class Host:
         """A latent vector without a density of its own; a factor brings that."""
         unit = self.dist.Normal(self.array(np.zeros(size)), 1.0)
         return self.sample(name, unit.to_event(1).mask(False))
+
+    def floats(self, values: Any) -> Any:
+        """Data as an array of floats in the host's default precision."""
+        return self.array(np.asarray(values, float))
+
+    def improper(self, name: str, support: str, *length: int) -> Any:
+        """A latent number or vector without a stated prior: its density is one on its support."""
+        of_host = getattr(self.dist.constraints, support)
+        if self.name == "pyro":
+            from benchmarks.posteriordb.programs.pyro.flat import Flat
+
+            return self.sample(name, Flat(of_host, *length))
+        return self.sample(name, self.dist.ImproperUniform(of_host, (), length))
 
 
 @cache
