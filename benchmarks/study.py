@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,20 @@ from benchmarks.records import Record
 def backends_of(choice: str) -> tuple[str, ...]:
     """The packages that an option ``--backend`` names."""
     return ("numpyro", "pyro") if choice == "both" else (choice,)
+
+
+def modules_of(choice: str, where: str, threads: int | None = 1) -> list[Any]:
+    """A study's modules of the backends that an option names, such as "images.{}_networks".
+
+    Torch takes so many threads: small networks lose more to handing work between threads than
+    they gain.
+    """
+    if threads is not None and "pyro" in backends_of(choice):
+        import torch
+
+        torch.set_num_threads(threads)
+    names = backends_of(choice)
+    return [importlib.import_module(f"benchmarks.{where.format(name)}") for name in names]
 
 
 def pyplot() -> Any:

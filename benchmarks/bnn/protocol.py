@@ -27,6 +27,7 @@ from benchmarks.bnn.methods import (
 from benchmarks.datasets import Dataset, Split, Task
 from benchmarks.images.training import Book, tuned_runs
 from benchmarks.records import Record
+from benchmarks.study import backends_of
 
 VALIDATION = 0.2
 #: Epochs after each of which all curves have a point, and points from there on.
@@ -168,7 +169,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{name}: {error}")
             missing += 1
             continue
-        for backend in backends(arguments.backend):
+        for backend in backends_of(arguments.backend):
             for number in particles:
                 budget = Budget.of(arguments, number)
                 # What has no particles is fitted once, with the first number of them.
@@ -184,11 +185,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     print((arguments.out / "bnn.md").read_text(encoding="utf-8"))
     return int(all(record.failed for record in runs))
-
-
-def backends(choice: str) -> tuple[str, ...]:
-    """Backends by the option's value."""
-    return ("numpyro", "pyro") if choice == "both" else (choice,)
 
 
 def load(name: str) -> Dataset:

@@ -25,7 +25,7 @@ from benchmarks.bnn.protocol import Budget, Rows
 from benchmarks.datasets import Split
 from benchmarks.images.training import Book
 from benchmarks.records import Record
-from benchmarks.study import pyplot
+from benchmarks.study import backends_of, pyplot
 
 SYSTEMS = {"full": "all blocks", "block_diagonal": "diagonal blocks"}
 STRUCTURES = ("full", "diag", "kfac", "low_rank")
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.out / f"bnn-{arguments.study}.jsonl", arguments.resume, arguments.retry_failed
     )
     status = 0
-    for backend in protocol.backends(arguments.backend):
+    for backend in backends_of(arguments.backend):
         if arguments.study == "toy":
             status |= toy(book, backend, arguments)
             continue

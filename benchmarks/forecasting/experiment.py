@@ -43,6 +43,7 @@ from benchmarks.images.training import (
     with_options,
 )
 from benchmarks.records import Record
+from benchmarks.study import modules_of
 
 FIGURES = ("MSE", "MAE", "NLL")
 LAST_VALUE = "last value"
@@ -333,24 +334,6 @@ def report(
     )
 
 
-def backends(choice: str) -> list[Any]:
-    """The chosen modules of this package, each with a forecaster and a trainer."""
-    chosen: list[Any] = []
-    if choice in ("both", "numpyro"):
-        from benchmarks.forecasting import numpyro_forecaster
-
-        chosen.append(numpyro_forecaster)
-    if choice in ("both", "pyro"):
-        import torch
-
-        from benchmarks.forecasting import pyro_forecaster
-
-        # Networks this small lose more to handing work between threads than they gain.
-        torch.set_num_threads(1)
-        chosen.append(pyro_forecaster)
-    return chosen
-
-
 def main(arguments: argparse.Namespace) -> int:
     """Run the benchmark."""
     started = time.perf_counter()
@@ -365,7 +348,7 @@ def main(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out
     book = Book(out / "records.jsonl", arguments.resume, arguments.retry_failed)
     cells = [[last_value(book, problem)] for problem in problems.values()]
-    for backend in backends(arguments.backend):
+    for backend in modules_of(arguments.backend, "forecasting.{}_forecaster"):
         for name, problem in problems.items():
             backend.release()
             methods = (POINT, ADVI, OURS, OURS_GRADIENT) if name in settings.series else ()

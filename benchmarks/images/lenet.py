@@ -37,6 +37,7 @@ from benchmarks.images.training import (
 )
 from benchmarks.memory import release_freed, reset_peak, resident
 from benchmarks.records import Record
+from benchmarks.study import modules_of
 from ppl_ext.curvature.program_curvature import GaussNewton
 from ppl_ext.stein.newton import LevenbergMarquardt, NewtonSystem
 
@@ -441,20 +442,6 @@ def report(found: dict[str, list[list[Record]]], settings: Settings, seconds: fl
     )
 
 
-def backends(choice: str | None) -> list[Any]:
-    """The chosen modules of this package; NumPyro's alone by default."""
-    chosen: list[Any] = []
-    if choice in (None, "both", "numpyro"):
-        from benchmarks.images import numpyro_lenet
-
-        chosen.append(numpyro_lenet)
-    if choice in ("both", "pyro"):
-        from benchmarks.images import pyro_lenet
-
-        chosen.append(pyro_lenet)
-    return chosen
-
-
 def main(arguments: argparse.Namespace) -> int:
     """Run the experiment."""
     started = time.perf_counter()
@@ -476,7 +463,7 @@ def main(arguments: argparse.Namespace) -> int:
     found: dict[str, list[list[Record]]] = {}
     for images in sets:
         cells = found.setdefault(images.name, [])
-        for backend in backends(arguments.backend):
+        for backend in modules_of(arguments.backend or "numpyro", "images.{}_lenet", None):
             backend.release()
             for name in settings.methods:
                 method = METHODS[name]

@@ -42,6 +42,7 @@ from benchmarks.images.training import (
     with_options,
 )
 from benchmarks.records import Record
+from benchmarks.study import modules_of
 
 METHODS = (ADVI, OURS, OURS_GRADIENT)
 CLASSES = 10
@@ -301,24 +302,6 @@ def report(
     )
 
 
-def backends(choice: str) -> list[Any]:
-    """The chosen modules of this package, each with a classifier and a trainer."""
-    chosen: list[Any] = []
-    if choice in ("both", "numpyro"):
-        from benchmarks.images import numpyro_networks
-
-        chosen.append(numpyro_networks)
-    if choice in ("both", "pyro"):
-        import torch
-
-        from benchmarks.images import pyro_networks
-
-        # Networks this small lose more to handing work between threads than they gain.
-        torch.set_num_threads(1)
-        chosen.append(pyro_networks)
-    return chosen
-
-
 def main(arguments: argparse.Namespace) -> int:
     """Run the experiment."""
     started = time.perf_counter()
@@ -331,7 +314,7 @@ def main(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out / "small-data"
     book = Book(out / "records.jsonl", arguments.resume, arguments.retry_failed)
     cells = []
-    for backend in backends(arguments.backend or "both"):
+    for backend in modules_of(arguments.backend or "both", "images.{}_networks"):
         for percent in settings.percent:
             backend.release()
             for temperature in settings.temperature:
