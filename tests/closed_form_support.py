@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ppl_ext.score_matching.options import DECAY, TRUST
+from ppl_ext.score_matching.regression.base import Observed
 from tests.guides_support import divergence
 from tests.score_support import guide_of, room
 
@@ -87,9 +88,9 @@ class ClosedForm:
         kind = room(face, "score.regression").CLOSED_FORMS[structure]
         self.form = kind(density)
 
-        def update(decay: Any, trust: Any, *given: Any) -> Any:
+        def update(decay: Any, trust: Any, state: Any, parameters: Any, *given: Any) -> Any:
             with _without_graphs(face):
-                return kind(density, decay, trust).update(*given)
+                return kind(density, decay, trust).update(state, parameters, Observed(*given))
 
         def step(source: Any, t: Any, extra: Any, total: Any, options: Any, *fit: Any) -> Any:
             assert score is not None
@@ -99,7 +100,7 @@ class ClosedForm:
                     source = face.jax.random.fold_in(source, t)
                 theta = form.draw(fit[1], source, draws)
                 scores, values = score(theta, extra)
-                return form.update(*fit, theta, scores, total, values)
+                return form.update(*fit, Observed(theta, scores, total, values))
 
         def steps(source: Any, first: Any, extras: Any, total: Any, options: Any, *fit: Any) -> Any:
             def one(fit: Any, given: Any) -> tuple[Any, None]:

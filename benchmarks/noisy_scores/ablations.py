@@ -10,11 +10,11 @@ from jax import Array, random
 
 from benchmarks.noisy_scores.rivals import COLD_COORDINATES
 from numpyro_ext import ProximalScoreVI
-from numpyro_ext.score.regression.full import FullForm, FullRegression
+from numpyro_ext.score.regression.forms import FullForm
 from numpyro_ext.score.regression.solver import RegressionSolver
-from ppl_ext.score_matching.regression.base import Draws
+from ppl_ext.score_matching.regression.base import Draws, Observed
 from ppl_ext.score_matching.regression.diagonal import schedule
-from ppl_ext.score_matching.regression.full import BlockMoments, Step, limited
+from ppl_ext.score_matching.regression.full import BlockMoments, FullRegression, Step, limited
 
 #: Of how many standard errors a change of an eigenvalue is significant.
 SIGNIFICANT = 2.0
@@ -78,17 +78,11 @@ class ColdStart(FullForm):
     """With the temperature of the entropy by which the diagonal form starts cold."""
 
     def update(
-        self,
-        state: FullRegression,
-        parameters: Any,
-        theta: Array,
-        score: Array,
-        total: Any = 0,
-        log_density: Array | None = None,
-        known: Any = None,
+        self, state: FullRegression, parameters: Any, given: Observed
     ) -> tuple[FullRegression, Any]:
-        count = state.seen.num_updates.astype(theta.dtype)
-        length = jnp.asarray(total, theta.dtype)
+        dtype = given.theta.dtype
+        count = state.seen.num_updates.astype(dtype)
+        length = jnp.asarray(given.total, dtype)
 
         def temperature(iteration: Array) -> Array:
             return schedule(iteration, length, COLD_COORDINATES).temperature
@@ -105,7 +99,7 @@ class ColdStart(FullForm):
                 change**2 * block.score_covariance,
             ),
         )
-        return super().update(state, parameters, theta, score / now, total, log_density, known)
+        return super().update(state, parameters, given._replace(score=given.score / now))
 
 
 ABLATIONS: dict[str, type[FullForm]] = {

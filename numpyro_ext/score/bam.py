@@ -130,11 +130,5 @@ class BaM(GaussianMatching, GuideEngine):
         weight = regularization_at(self.regularization, step, size)
         return jnp.asarray(weight, jnp.result_type(float))
 
-    def _matched(
-        self,
-        moments: Moments,
-        theta: Float[Array, "S D"],
-        score: Float[Array, "S D"],
-        step: Array,
-    ) -> Moments:
+    def _matched(self, moments: Moments, theta: Array, score: Array, step: Array) -> Moments:
         return bam_update(moments, theta, score, self._weight(theta.size, step))

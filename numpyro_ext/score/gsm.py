@@ -89,11 +89,5 @@ class GSM(GaussianMatching, GuideEngine):
     2.0 0.5
     """
 
-    def _matched(
-        self,
-        moments: Moments,
-        theta: Float[Array, "S D"],
-        score: Float[Array, "S D"],
-        step: Array,
-    ) -> Moments:
+    def _matched(self, moments: Moments, theta: Array, score: Array, step: Array) -> Moments:
         return gsm_update(moments, theta, score)

@@ -129,11 +129,5 @@ class BaM(GaussianMatching, GuideEngine):
     def _weight(self, size: int) -> float:
         return float(regularization_at(self.regularization, self.num_steps_taken, size))
 
-    def _matched(
-        self,
-        moments: Moments,
-        theta: Float[Tensor, "S D"],
-        score: Float[Tensor, "S D"],
-        step: int,
-    ) -> Moments:
+    def _matched(self, moments: Moments, theta: Tensor, score: Tensor, step: int) -> Moments:
         return bam_update(moments, theta, score, self._weight(theta.numel()))

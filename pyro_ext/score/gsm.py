@@ -93,11 +93,5 @@ class GSM(GaussianMatching, GuideEngine):
     2.0 0.5
     """
 
-    def _matched(
-        self,
-        moments: Moments,
-        theta: Float[Tensor, "S D"],
-        score: Float[Tensor, "S D"],
-        step: int,
-    ) -> Moments:
+    def _matched(self, moments: Moments, theta: Tensor, score: Tensor, step: int) -> Moments:
         return gsm_update(moments, theta, score)

@@ -473,8 +473,8 @@ def test_the_closed_form_is_given_the_tempered_density(
 
     noted = Noted(face)
 
-    def look(form: Any, state: Any, parameters: Any, *given: Any) -> Any:
-        noted.add(given[0][:, 0], given[3])
+    def look(form: Any, state: Any, parameters: Any, given: Any) -> Any:
+        noted.add(given.theta[:, 0], given.log_density)
         return state, parameters
 
     kind = room(face, "score.regression.mixture").MixtureForm

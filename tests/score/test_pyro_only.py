@@ -20,6 +20,7 @@ from pyro.infer import autoguide
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.score_matching.options import GradientSteps
+from ppl_ext.score_matching.regression.base import Observed
 from pyro_ext.density import LogDensity, evaluation, handlers
 from pyro_ext.engine import seeded_generator
 from pyro_ext.gradients import GradientEstimator
@@ -148,7 +149,7 @@ def test_states_of_closed_forms_are_saved_and_restored(structure: str) -> None:
     form, parameters = CLOSED_FORMS[structure](density), density.initial_parameters()
     start = form.initial(parameters)
     theta = form.draw(parameters, torch.Generator().manual_seed(0), 4)
-    state, _ = form.update(start, parameters, theta, -theta, 10, -theta.square().sum(-1))
+    state, _ = form.update(start, parameters, Observed(theta, -theta, 10, -theta.square().sum(-1)))
 
     def plain(tree: Any) -> bool:
         children = tree.values() if isinstance(tree, dict) else tree

@@ -33,7 +33,7 @@ def moments_of(face: Any, density: Any, parameters: Any) -> Any:
 
 def schedule(face: Any, t: int, total: int, dim: int) -> Any:
     dtype = () if face.name == "pyro" else (float,)
-    return room(face, "score.regression.diagonal").schedule(t, total, dim, *dtype)
+    return room(face, "score.regression.forms").schedule(t, total, dim, *dtype)
 
 
 def losses(
@@ -118,7 +118,7 @@ def test_the_temperature_rises_to_one_at_half_of_the_run(face: Any) -> None:
 
 def test_what_is_warm_stays_warm(face: Any) -> None:
     """In a longer run that follows, where the schedule would be cold again."""
-    dim, draws, module = 50, np.random.default_rng(0), room(face, "score.regression.diagonal")
+    dim, draws = 50, np.random.default_rng(0)
     form = form_of(face, dim)
     parameters = set_to(face, form.density, np.zeros(dim), np.ones(dim))
     state = form.form.initial(parameters)
@@ -134,8 +134,8 @@ def test_what_is_warm_stays_warm(face: Any) -> None:
     one, zero = (1.0, 0.0) if face.name == "pyro" else (face.array(1.0), face.array(0.0))
     now = now._replace(temperature=one, coldness=zero)
     given = face.array(theta), face.array(score), form.form.decay, now
-    seen = module.observe(before, start, *given)
-    expected = module.updated_moments(seen, start, now, form.form.trust)
+    seen = form.form.observe(before, start, *given)
+    expected = form.form.updated_moments(seen, start, now, form.form.trust)
     assert state.temperature == 1.0
     for found, value in zip(form.density.moments(parameters), expected, strict=True):
         np.testing.assert_allclose(face.numpy(found), face.numpy(value), rtol=1e-9)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ppl_ext.score_matching.regression.full import BlockMoments
 from tests.backends import use_float64
 from tests.closed_form_support import fitter, lost_nats, mirrored, set_to
 from tests.guides_support import divergence, normal
@@ -15,8 +16,6 @@ from tests.score_support import room
 
 use_float64()
 pytestmark = pytest.mark.formula
-
-MODULE = "score.regression.full"
 
 
 def form_of(face: Any, dim: int) -> Any:
@@ -52,7 +51,7 @@ def test_full_step_agrees_with_its_definition(
 
 def test_pairs_are_mirrored_about_the_mean(face: Any) -> None:
     draws, mean = normal(0, 3, 2), np.array([1.0, -2.0])
-    antithetic = room(face, "score.regression.pairs").antithetic
+    antithetic = room(face, "score.regression").ClosedForm.antithetic
     both = face.numpy(antithetic(face.array(draws), face.array(mean)))
     np.testing.assert_array_equal(both[:3], draws)
     np.testing.assert_allclose(both[:3] + both[3:], np.tile(2 * mean, (3, 1)))
@@ -71,10 +70,10 @@ def test_warm_up_takes_a_pair_for_each_regressor_and_five(face: Any) -> None:
 
 def step_of(face: Any, block: tuple[Any, ...], number: float, trust: float) -> Any:
     """The step on whitened moments, as NumPy arrays."""
-    full = room(face, MODULE)
-    step = face.backend.compiled(full.whitened_step)
+    form = room(face, "score.regression").CLOSED_FORMS["full"]
+    step = face.backend.compiled(form.whitened_step)
     number = number if face.name == "pyro" else face.array(number)
-    return face.numpy(step(full.BlockMoments(*map(face.array, block)), number, trust))
+    return face.numpy(step(BlockMoments(*map(face.array, block)), number, trust))
 
 
 def block_with(noise: Any) -> tuple[np.ndarray, ...]:

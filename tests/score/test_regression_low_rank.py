@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ppl_ext.score_matching.regression.low_rank import LowRankMoments
 from tests.backends import use_float64
 from tests.closed_form_support import density_of, fitter, lost_nats, mirrored
 from tests.guides_support import check_close, divergence, normal
@@ -32,20 +33,19 @@ class Step:
     """The two halves of an iteration, each one program for all tests."""
 
     def __init__(self, face: Any) -> None:
-        self.face, self.module = face, room(face, "score.regression.low_rank")
+        self.face, self.form = face, room(face, "score.regression").CLOSED_FORMS["low_rank"]
         self.observed, self.updated = (
-            face.backend.compiled(each)
-            for each in (self.module.observed, self.module.updated_guide)
+            face.backend.compiled(each) for each in (self.form.observed, self.form.updated_guide)
         )
 
     def moments(self, mean: Any, scale: Any, factor: Any) -> Any:
         """The guide's moments, of the framework."""
-        return self.module.LowRankMoments(*map(self.face.array, (mean, scale, factor)))
+        return LowRankMoments(*map(self.face.array, (mean, scale, factor)))
 
     def nothing_seen(self, dim: int, rank: int) -> Any:
         """The state before any scores."""
         density = density_of(self.face, "low_rank", dim, rank=rank)
-        return self.module.LowRankForm(density).initial(density.initial_parameters())
+        return self.form(density).initial(density.initial_parameters())
 
     def observe(self, state: Any, moments: Any, theta: Any, score: Any, decay: float) -> Any:
         """The state with these scores."""
@@ -108,7 +108,7 @@ def test_coordinates_of_the_factor_are_standard(face: Any) -> None:
     _, _, mean, scale, factor = example(5, 2, 1.0)
     step = step_of(face)
     moments = step.moments(mean, scale, factor)
-    frame, sigma = face.numpy(step.module.frame_of(moments)), covariance(face, moments)
+    frame, sigma = face.numpy(step.form.frame_of(moments)), covariance(face, moments)
     inside = frame.from_factor.T @ np.linalg.inv(sigma) @ frame.from_factor
     found = frame.to_factor.T @ sigma @ frame.to_factor, inside, sigma @ frame.to_factor
     check_close(found, (np.eye(2), np.eye(2), frame.from_factor), rtol=1e-10, atol=1e-12)
@@ -117,7 +117,7 @@ def test_coordinates_of_the_factor_are_standard(face: Any) -> None:
 def test_what_was_seen_is_carried_to_the_next_factor(face: Any) -> None:
     """What is known of a linear score stays exact, however often the basis turned."""
     target, step, generator = of_another_family(0), step_of(face), np.random.default_rng(0)
-    precision, frame_of = np.linalg.inv(target[1]), face.backend.compiled(step.module.frame_of)
+    precision, frame_of = np.linalg.inv(target[1]), face.backend.compiled(step.form.frame_of)
     moments = step.moments(np.zeros(DIM), np.ones(DIM), np.eye(DIM)[:, :RANK])
     state = step.nothing_seen(DIM, RANK)
     for t in range(30):
@@ -222,8 +222,8 @@ def test_memory_is_linear_in_the_number_of_latents(face: Any) -> None:
 
     def both(state: Any, moments: Any, theta: Any) -> Any:
         for _ in range(5):
-            state = step.module.observed(state, moments, theta, -theta, 0.9)
-        return step.module.updated_guide(state, moments, 1.25)
+            state = step.form.observed(state, moments, theta, -theta, 0.9)
+        return step.form.updated_guide(state, moments, 1.25)
 
     given = state, moments, face.array(draws)
     assert largest_array(face.backend, both, *given) <= 2 * RANK * dim

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ppl_ext.guides.layouts import find_blocks
+from ppl_ext.score_matching.regression.matrix_normal import is_warm
 from tests.backends import use_float64
 from tests.closed_form_support import fitter, lost_nats
 from tests.matrix_normal_support import (
@@ -34,16 +35,16 @@ class Step:
     """The two halves of an iteration on the sites of :data:`SHAPES`, each one program."""
 
     def __init__(self, face: Any) -> None:
-        self.face, module = face, room(face, "score.regression.matrix_normal")
+        self.face, form = face, room(face, "score.regression").CLOSED_FORMS["matrix_normal"]
 
         def observed(regression: Any, factors: Any, *given: Any) -> Any:
-            return module.observe(regression, factors, BLOCKS, *given)
+            return form.observe(regression, factors, BLOCKS, *given)
 
         def updated(regression: Any, factors: Any, trust: float) -> Any:
-            return module.updated_factors(regression, factors, BLOCKS, trust)
+            return form.updated_factors(regression, factors, BLOCKS, trust)
 
         self._observed, self._updated = map(face.backend.compiled, (observed, updated))
-        self.initial = partial(module.initial_regression, blocks=BLOCKS)
+        self.initial = partial(form.initial_regression, blocks=BLOCKS)
 
     def factors(self, guide: Guide) -> Any:
         """A guide as the package's factors."""
@@ -118,13 +119,13 @@ def test_step_agrees_with_its_definition(face: Any, trend: float, trust: float, 
 
 def test_warm_up_waits_for_each_factor(face: Any) -> None:
     """A factor of 12 rows sees two columns of each pair: nine pairs; one of 2 sees 12: one pair."""
-    module = room(face, "score.regression.matrix_normal")
+    form = room(face, "score.regression").CLOSED_FORMS["matrix_normal"]
     for shape, enough in [((12, 2), 9), ((2, 12), 9), ((4, 3), 6)]:
         blocks = find_blocks({"w": shape})
-        regression = module.initial_regression(face.zeros(shape[0] * shape[1]), blocks)
+        regression = form.initial_regression(face.zeros(shape[0] * shape[1]), blocks)
         for pairs in (enough - 1, enough):
             seen = regression.seen._replace(num_pairs=face.array(pairs))
-            assert module.is_warm(regression._replace(seen=seen), blocks) == (pairs == enough)
+            assert is_warm(regression._replace(seen=seen), blocks) == (pairs == enough)
 
 
 def test_a_common_factor_is_counted_once(face: Any) -> None:

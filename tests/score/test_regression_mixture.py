@@ -11,6 +11,7 @@ import pytest
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.score_matching.options import GradientSteps, Regression
+from ppl_ext.score_matching.regression.mixture import progress_of
 from tests import mixture_support as support
 from tests.backends import use_float64
 from tests.closed_form_support import ClosedForm, fitter, latents
@@ -86,7 +87,7 @@ def test_the_target_is_a_fixed_point(face: Any, iteration: int) -> None:
     mixture, theta, _, _ = support.example(2)
     form = form_of(face).form
     state = form.initial(form.density.initial_parameters())
-    count = iteration if face.name == "pyro" else face.array(iteration)
+    count = iteration if face.name == "pyro" else face.array(iteration, float)
     scores, values = support.score(mixture, theta), support.log_density(mixture, theta) - 5.0
     state = state._replace(num_updates=count)
     assert_same(update(face, state, mixture, theta, scores, values)[1], mixture, rtol=1e-9)
@@ -159,11 +160,9 @@ def test_components_of_use_go_on(face: Any) -> None:
 
 
 def test_a_run_of_unknown_length_stays_at_three_quarters(face: Any) -> None:
-    progress = room(face, "score.regression.mixture")._progress
-    dtype = () if face.name == "pyro" else (float,)
     for iteration, expected in ((1000, 0.5), (5000, 0.75)):
-        count = iteration if face.name == "pyro" else face.array(iteration)
-        assert float(progress(count, 0, 3, *dtype)[0]) == expected
+        count = iteration if face.name == "pyro" else face.array(iteration, float)
+        assert float(progress_of(count, 0, 3)[0]) == expected
 
 
 @pytest.mark.parametrize("below", [10.0, 1e3, 1e9])

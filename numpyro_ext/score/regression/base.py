@@ -16,7 +16,6 @@ from jaxtyping import Bool, Float
 
 from numpyro_ext.guides.arrays import JaxFunctions
 from numpyro_ext.score.overflow import judged
-from numpyro_ext.score.regression.pairs import antithetic, initial_count
 from ppl_ext.score_matching.regression import base
 from ppl_ext.score_matching.regression.base import Draws, State
 from ppl_ext.score_matching.regression.pairs import Count
@@ -25,7 +24,11 @@ T = TypeVar("T")
 
 
 class ClosedForm(base.ClosedForm[State], JaxFunctions):
-    antithetic, judged = staticmethod(antithetic), staticmethod(judged)
+    judged = staticmethod(judged)
+
+    @staticmethod
+    def antithetic(theta: Float[Array, "K D"], mean: Float[Array, " D"]) -> Float[Array, "S D"]:
+        return jnp.concatenate([theta, 2.0 * mean - theta])
 
     @staticmethod
     def filled(shape: tuple[int, ...], like: Array, value: float = 0.0) -> Float[Array, "*shape"]:
@@ -33,7 +36,8 @@ class ClosedForm(base.ClosedForm[State], JaxFunctions):
 
     @staticmethod
     def first_count(like: Array) -> Count:
-        return initial_count(like.dtype)
+        # Arrays of their own each, so that the state can be donated.
+        return Count(*(jnp.zeros((), kind) for kind in (jnp.int32, jnp.int32, like.dtype)))
 
     @staticmethod
     def where_ready(condition: Bool[Array, ""], function: Callable[[T], T], value: T) -> T:

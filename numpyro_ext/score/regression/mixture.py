@@ -6,7 +6,7 @@ See :mod:`ppl_ext.score_matching.regression.mixture`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -18,7 +18,7 @@ from numpyro_ext.draws import standard_normal
 from numpyro_ext.score.overflow import Verdict
 from numpyro_ext.score.regression.base import ClosedForm
 from ppl_ext.score_matching.regression import mixture
-from ppl_ext.score_matching.regression.mixture import MixtureRegression, progress_of
+from ppl_ext.score_matching.regression.mixture import MixtureRegression
 
 T = TypeVar("T")
 
@@ -53,10 +53,6 @@ class MixtureForm(mixture.MixtureForm, ClosedForm[MixtureRegression]):
     def either(condition: Bool[Array, ""], one: Callable[[], T], other: Callable[[], T]) -> T:
         found: T = lax.cond(condition, one, other)
         return found
-
-
-def _progress(iteration: Array, total: Array | int, dim: int, dtype: Any) -> tuple[Any, Any]:
-    return progress_of(iteration.astype(dtype), total, dim)
 
 
 __all__ = ["MixtureForm", "MixtureRegression"]

@@ -13,6 +13,7 @@ from numpyro_ext.engine import EngineState
 from numpyro_ext.guides.flat_density import Parameters
 from numpyro_ext.score.guide_engine import GuideEngine, GuidePlan
 from ppl_ext.score_matching.proximal import RegressionExecutor
+from ppl_ext.score_matching.regression.base import Observed
 
 
 class RegressionState(NamedTuple):
@@ -49,15 +50,9 @@ class RegressionSolver(RegressionExecutor):
         found, estimator = plan.estimator.estimate(target, state.estimator, draws.theta, data)
         log_p = found.log_density(target.likelihood_temperature)
         loss, info = form.figures(fit.parameters, draws, found.score, log_p)
-        regression, parameters = form.update(
-            fit.regression,
-            fit.parameters,
-            draws.theta,
-            found.score,
-            run_length(engine, state),
-            log_p,
-            draws.known,
-        )
+        total = run_length(engine, state)
+        given = Observed(draws.theta, found.score, total, log_p, draws.known)
+        regression, parameters = form.update(fit.regression, fit.parameters, given)
         fit = RegressionState(parameters, regression)
         state = state._replace(algorithm=fit, estimator=estimator, rng_key=rng_key)
         return state, loss, info

@@ -26,6 +26,28 @@ class Draws(NamedTuple):
     known: Any = None
 
 
+class Observed(NamedTuple):
+    """What an iteration has seen of the target.
+
+    Parameters
+    ----------
+    theta, score : arrays (2 K, D)
+        Points of :meth:`ClosedForm.draw` and the target's scores there.
+    total : int
+        Iterations of the whole run; 0 when that is not known.
+    log_density : array (2 K,), optional
+        The target's log density there, up to a constant. Only mixtures use it.
+    known
+        As in :class:`Draws`, where the points are those of :meth:`ClosedForm.evaluated_draw`.
+    """
+
+    theta: Float[Any, "S D"]
+    score: Float[Any, "S D"]
+    total: Any = 0
+    log_density: Float[Any, " S"] | None = None
+    known: Any = None
+
+
 class ClosedForm(ArrayFunctions, ABC, Generic[State]):
     """Closed-form proximal score matching for guides of one covariance structure.
 
@@ -98,31 +120,10 @@ class ClosedForm(ArrayFunctions, ABC, Generic[State]):
         return loss, {"log_p": weights @ log_p, "log_q": weights @ draws.log_prob}
 
     @abstractmethod
-    def update(
-        self,
-        state: State,
-        parameters: Any,
-        theta: Float[Any, "S D"],
-        score: Float[Any, "S D"],
-        total: Any = 0,
-        log_density: Float[Any, " S"] | None = None,
-        known: Any = None,
-    ) -> tuple[State, Any]:
+    def update(self, state: State, parameters: Any, given: Observed) -> tuple[State, Any]:
         """Take in one iteration's scores and move the guide.
 
-        Parameters
-        ----------
-        state : named tuple
-        parameters : dict of arrays
-            Unconstrained parameters of the present guide, which drew ``theta``.
-        theta, score : arrays (2 K, D)
-            Points of :meth:`draw` and the target's scores there.
-        total : int
-            Iterations of the whole run; 0 when that is not known.
-        log_density : array (2 K,), optional
-            The target's log density there, up to a constant. Only mixtures use it.
-        known
-            As in :class:`Draws`, where the points are those of :meth:`evaluated_draw`.
+        ``parameters`` are the unconstrained ones of the present guide, which drew the points.
         """
 
     # -- what the host adds --------------------------------------------------------------------

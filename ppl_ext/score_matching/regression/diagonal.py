@@ -75,7 +75,7 @@ from jaxtyping import Float
 
 from ppl_ext.guides.flat_density import Moments
 from ppl_ext.scalars import at_least, at_most, chosen, half_cosine
-from ppl_ext.score_matching.regression.base import ClosedForm
+from ppl_ext.score_matching.regression.base import ClosedForm, Observed
 from ppl_ext.score_matching.regression.full import SPARE_PAIRS, free_share
 from ppl_ext.score_matching.regression.overflow import LENIENCE
 from ppl_ext.score_matching.regression.pairs import (
@@ -183,15 +183,9 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
         return DiagonalRegression(count, square, slope, response, score, noise, temperature)
 
     def update(
-        self,
-        state: DiagonalRegression,
-        parameters: Any,
-        theta: Float[Any, "S D"],
-        score: Float[Any, "S D"],
-        total: Any = 0,
-        log_density: Float[Any, " S"] | None = None,
-        known: Any = None,
+        self, state: DiagonalRegression, parameters: Any, given: Observed
     ) -> tuple[DiagonalRegression, Any]:
+        theta, score, total = given.theta, given.score, given.total
         before, moments = state, self.density.moments(parameters)
         now = self.now(state, total, len(moments.mean))
         # Steps after a run, or in a longer one, do not cool down again what has been found.

@@ -45,7 +45,7 @@ from ppl_ext.guides.flat_density import Moments
 from ppl_ext.guides.normal import log_density
 from ppl_ext.scalars import at_least
 from ppl_ext.score_matching.options import DECAY, TRUST
-from ppl_ext.score_matching.regression.base import ClosedForm, Draws
+from ppl_ext.score_matching.regression.base import ClosedForm, Draws, Observed
 from ppl_ext.score_matching.regression.overflow import LENIENCE
 from ppl_ext.score_matching.regression.pairs import (
     Count,
@@ -259,17 +259,11 @@ class FullForm(BlockForm, ClosedForm[FullRegression]):
         return seen.sum(), cls.xp.square(whitened).sum() / len(whitened)
 
     def update(
-        self,
-        state: FullRegression,
-        parameters: Any,
-        theta: Float[Any, "S D"],
-        score: Float[Any, "S D"],
-        total: Any = 0,
-        log_density: Float[Any, " S"] | None = None,
-        known: tuple[Moments, Float[Any, "D D"]] | None = None,
+        self, state: FullRegression, parameters: Any, given: Observed
     ) -> tuple[FullRegression, Any]:
-        moments, inverse = self._known(parameters) if known is None else known
-        observed = self.observe(state, theta, score, self.decay, total)
+        theta, score = given.theta, given.score
+        moments, inverse = given.known or self._known(parameters)
+        observed = self.observe(state, theta, score, self.decay, given.total)
         state, sound = self.screened(state, observed, moments.scale, score)
 
         def moved(parameters: Any) -> Any:

@@ -22,11 +22,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NamedTuple
 
-from jaxtyping import Float
-
 from ppl_ext.guides.flat_density import Moments
 from ppl_ext.guides.layouts import Layer
-from ppl_ext.score_matching.regression.base import ClosedForm
+from ppl_ext.score_matching.regression.base import ClosedForm, Observed
 from ppl_ext.score_matching.regression.full import SPARE_PAIRS, FullForm, FullRegression
 from ppl_ext.score_matching.regression.low_rank import (
     LowRankForm,
@@ -111,15 +109,9 @@ class LayerLowRankForm(ClosedForm[LayerLowRankRegression]):
         )
 
     def update(
-        self,
-        state: LayerLowRankRegression,
-        parameters: Any,
-        theta: Float[Any, "S D"],
-        score: Float[Any, "S D"],
-        total: Any = 0,
-        log_density: Float[Any, " S"] | None = None,
-        known: Any = None,
+        self, state: LayerLowRankRegression, parameters: Any, given: Observed
     ) -> tuple[LayerLowRankRegression, Any]:
+        theta, score, total = given.theta, given.score, given.total
         before, guides = state, self._guides(parameters)
         points = [(self._part(theta, each), self._part(score, each)) for each in self._layers]
         rank = self.density.parts(parameters)[2].shape[1]

@@ -53,7 +53,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Float
 
-from ppl_ext.score_matching.regression.base import ClosedForm
+from ppl_ext.score_matching.regression.base import ClosedForm, Observed
 from ppl_ext.score_matching.regression.full import (
     SPARE_PAIRS,
     BlockForm,
@@ -159,15 +159,9 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
         return self.initial_regression(mean, factor.shape[1])
 
     def update(
-        self,
-        state: LowRankRegression,
-        parameters: Any,
-        theta: Float[Any, "S D"],
-        score: Float[Any, "S D"],
-        total: Any = 0,
-        log_density: Float[Any, " S"] | None = None,
-        known: Any = None,
+        self, state: LowRankRegression, parameters: Any, given: Observed
     ) -> tuple[LowRankRegression, Any]:
+        theta, score = given.theta, given.score
         before, moments = state, self.moments(parameters)
         verdict = self.judged(*self.squares(state, moments, score))
 

@@ -52,7 +52,7 @@ from jaxtyping import Float
 from ppl_ext.guides.layouts import Blocks
 from ppl_ext.guides.matrix_normal import Factors
 from ppl_ext.score_matching.options import DECAY, TRUST
-from ppl_ext.score_matching.regression.base import ClosedForm
+from ppl_ext.score_matching.regression.base import ClosedForm, Observed
 from ppl_ext.score_matching.regression.full import (
     SPARE_PAIRS,
     BlockForm,
@@ -157,15 +157,9 @@ class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression]):
         return self.initial_regression(self.density.mean(parameters), self.density.blocks())
 
     def update(
-        self,
-        state: MatrixNormalRegression,
-        parameters: Any,
-        theta: Float[Any, "S D"],
-        score: Float[Any, "S D"],
-        total: Any = 0,
-        log_density: Float[Any, " S"] | None = None,
-        known: Any = None,
+        self, state: MatrixNormalRegression, parameters: Any, given: Observed
     ) -> tuple[MatrixNormalRegression, Any]:
+        theta, score = given.theta, given.score
         before, blocks, factors = state, self.density.blocks(), self.density.factors(parameters)
         verdict = self._verdict(state, factors, blocks, score)
 
@@ -176,7 +170,7 @@ class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression]):
         state = verdict.choose(
             lambda: _lenient(before),
             lambda: self.initial(parameters),
-            lambda: self.observe(before, factors, blocks, theta, score, self.decay, total),
+            lambda: self.observe(before, factors, blocks, theta, score, self.decay, given.total),
         )
         return state, self.where_ready(verdict.sound & is_warm(state, blocks), moved, parameters)
 

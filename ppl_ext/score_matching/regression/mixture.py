@@ -72,7 +72,7 @@ from jaxtyping import Float
 
 from ppl_ext.guides.mixture import Components
 from ppl_ext.scalars import as_number, at_least, at_most, chosen, half_cosine
-from ppl_ext.score_matching.regression.base import ClosedForm
+from ppl_ext.score_matching.regression.base import ClosedForm, Observed
 from ppl_ext.score_matching.regression.overflow import LENIENCE, compared
 from ppl_ext.score_matching.regression.pairs import averaged
 
@@ -246,15 +246,9 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         )
 
     def update(
-        self,
-        state: MixtureRegression,
-        parameters: Any,
-        theta: Float[Any, "N D"],
-        score: Float[Any, "N D"],
-        total: Any = 0,
-        log_density: Float[Any, " N"] | None = None,
-        known: Any = None,
+        self, state: MixtureRegression, parameters: Any, given: Observed
     ) -> tuple[MixtureRegression, Any]:
+        theta, score, total = given.theta, given.score, given.total
         components = self.density.components(parameters)
         number, dim = components.loc.shape
         points = self.evaluate(components, theta)
@@ -288,8 +282,9 @@ class MixtureForm(ClosedForm[MixtureRegression]):
 
         step = Step(*(falling * change for change in self.either(searching, search, match)))
         value_square = state.value_square
-        if log_density is not None:
-            change, value_square = self._weight_change(state, components, points, log_density)
+        if given.log_density is not None:
+            values = given.log_density
+            change, value_square = self._weight_change(state, components, points, values)
             step = step._replace(log_weight=step.log_weight + falling * change)
         rate = as_number(at_most(4.0 / length, 1.0), theta)
         seen = averaged(state.score_square, latest, RECENT)

@@ -18,7 +18,6 @@ from ppl_ext.score_matching.regression.base import Draws, State
 from ppl_ext.score_matching.regression.pairs import Count
 from pyro_ext.guides.arrays import TensorFunctions
 from pyro_ext.score.overflow import judged
-from pyro_ext.score.regression.pairs import antithetic
 
 T = TypeVar("T")
 
@@ -50,7 +49,9 @@ class StepwiseForm:
 class ClosedForm(StepwiseForm, base.ClosedForm[State], TensorFunctions):
     """A closed form on tensors, which decides by Python's conditions."""
 
-    antithetic = staticmethod(antithetic)
+    @staticmethod
+    def antithetic(theta: Float[Tensor, "K D"], mean: Float[Tensor, " D"]) -> Float[Tensor, "S D"]:
+        return torch.cat([theta, 2.0 * mean - theta])
 
     @staticmethod
     def filled(shape: tuple[int, ...], like: Tensor, value: float = 0.0) -> Float[Tensor, "*shape"]:

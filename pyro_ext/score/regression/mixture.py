@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ppl_ext.score_matching.regression import mixture
-from ppl_ext.score_matching.regression.mixture import MixtureRegression, progress_of
+from ppl_ext.score_matching.regression.mixture import MixtureRegression
 from pyro_ext.score.overflow import Verdict
 from pyro_ext.score.regression.base import ClosedForm
 
@@ -54,7 +54,5 @@ class MixtureForm(mixture.MixtureForm, ClosedForm[MixtureRegression]):
     def verdict(wild: Bool[Tensor, ""], spoilt: Bool[Tensor, ""]) -> Verdict:
         return Verdict(bool(wild), bool(spoilt))
 
-
-_progress = progress_of
 
 __all__ = ["MixtureForm", "MixtureRegression"]

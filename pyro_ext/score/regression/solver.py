@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ppl_ext.score_matching.proximal import RegressionExecutor
+from ppl_ext.score_matching.regression.base import Observed
 from pyro_ext.density import Data
 from pyro_ext.descent import all_finite, run_length
 from pyro_ext.engine import Update
@@ -44,9 +45,8 @@ class RegressionSolver(RegressionExecutor):
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
         if finite:
             total = run_length(engine) or 0
-            updated, moved = form.update(
-                state.method, parameters, draws.theta, score, total, log_p, draws.known
-            )
+            given = Observed(draws.theta, score, total, log_p, draws.known)
+            updated, moved = form.update(state.method, parameters, given)
             finite = all_finite(moved)
             if finite:
                 engine._write(plan, moved)

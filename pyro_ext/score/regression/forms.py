@@ -1,0 +1,62 @@
+"""Closed forms of the proximal step, for each covariance structure of a Normal, and mixtures.
+
+The formulas, and what each form is, are in :mod:`ppl_ext.score_matching.regression`.
+"""
+
+from __future__ import annotations
+
+from ppl_ext.score_matching.regression import (
+    diagonal,
+    full,
+    layer_low_rank,
+    low_rank,
+    matrix_normal,
+)
+from ppl_ext.score_matching.regression.diagonal import schedule
+from pyro_ext.score.regression.base import ClosedForm
+from pyro_ext.score.regression.mixture import MixtureForm
+
+
+class DiagonalForm(diagonal.DiagonalForm, ClosedForm[diagonal.DiagonalRegression]):
+    pass
+
+
+class FullForm(full.FullForm, ClosedForm[full.FullRegression]):
+    pass
+
+
+class LowRankForm(low_rank.LowRankForm, ClosedForm[low_rank.LowRankRegression]):
+    pass
+
+
+class LayerLowRankForm(
+    layer_low_rank.LayerLowRankForm, ClosedForm[layer_low_rank.LayerLowRankRegression]
+):
+    large, small = LowRankForm, FullForm
+
+
+class MatrixNormalForm(
+    matrix_normal.MatrixNormalForm, ClosedForm[matrix_normal.MatrixNormalRegression]
+):
+    pass
+
+
+#: By :func:`structure_of` the guide.
+CLOSED_FORMS: dict[str, type[ClosedForm]] = {
+    "diagonal": DiagonalForm,
+    "full": FullForm,
+    "low_rank": LowRankForm,
+    "layer_low_rank": LayerLowRankForm,
+    "matrix_normal": MatrixNormalForm,
+    "mixture": MixtureForm,
+}
+
+__all__ = [
+    "CLOSED_FORMS",
+    "DiagonalForm",
+    "FullForm",
+    "LayerLowRankForm",
+    "LowRankForm",
+    "MatrixNormalForm",
+    "schedule",
+]
