@@ -29,6 +29,7 @@ from ppl_ext.curvature.program_curvature import (
     RepeatedComponent,
     RowStructure,
     change_of_rows,
+    merged_output,
     repeated_components,
     structure_of_rows,
 )
@@ -186,11 +187,5 @@ def merged(
     for component, name, axes in repeated:
         value = output.parameters[name]
         root = fisher_root(point, {**nothing, name: jnp.ones_like(value)}, rng_key)[..., component]
-        squares = (weight * root**2).sum(axis=axes, keepdims=True)
-        for axis in axes:
-            value = jax.lax.slice_in_dim(value, 0, 1, axis=axis)
-        # Where nothing counts the root has no derivative.
-        counts = squares > 0.0
-        factor = jnp.where(counts, jnp.sqrt(jnp.where(counts, squares, 1.0)), 0.0)
-        found.append((factor * value).reshape(-1))
+        found.append(merged_output(jnp, root, weight, value, axes))
     return found

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.linalg import cho_solve
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
 from ppl_ext.curvature import woodbury as shared
+from ppl_ext.curvature.solvers import Conjugate, IterativeSolution, beginning
 
 
 def cholesky_solve(
@@ -49,27 +49,7 @@ def woodbury(
     return shared.woodbury(jnp, root, rows, vectors, matmul, cholesky_solve)
 
 
-_Carry = tuple[Array, Array, Array, Array, Array, Array]
-
-
-class IterativeSolution(NamedTuple):
-    """What an iterative solver found.
-
-    Parameters
-    ----------
-    solution : Array
-    residual : Array
-        |b - A x| / |b|.
-    iterations : Array
-        Products taken.
-    definite : Array
-        False if a direction of negative curvature was met; the solution is the last before it.
-    """
-
-    solution: Float[Array, " ..."]
-    residual: Float[Array, ""]
-    iterations: Int[Array, ""]
-    definite: Bool[Array, ""]
+_Carry = tuple[Conjugate, Array, Array]
 
 
 def conjugate_gradients(
@@ -97,36 +77,21 @@ def conjugate_gradients(
     bound = tolerance * size
 
     def unfinished(carry: _Carry) -> Array:
-        _, residual, _, _, count, definite = carry
-        short = jnp.sqrt((residual**2).sum()) <= bound
+        now, count, definite = carry
+        short = jnp.sqrt((now.residual**2).sum()) <= bound
         return (count < max_iterations) & ~short & definite
 
     def iterate(carry: _Carry) -> _Carry:
-        solution, residual, direction, fall, count, _ = carry
-        image = product(direction)
-        curvature = (direction * image).sum()
+        now, count, _ = carry
+        image = product(now.direction)
+        curvature = (now.direction * image).sum()
         definite = curvature > 0.0
         # A step of zero length where there is negative curvature, or nothing finite.
-        length = jnp.where(definite, fall / jnp.where(definite, curvature, 1.0), 0.0)
-        solution = solution + length * direction
-        residual = residual - length * image
-        scaled = preconditioner(residual)
-        following = (residual * scaled).sum()
-        direction = scaled + (following / fall) * direction
-        return solution, residual, direction, following, count + 1, definite
+        length = jnp.where(definite, now.fall / jnp.where(definite, curvature, 1.0), 0.0)
+        return now.after(length, image, preconditioner), count + 1, definite
 
-    scaled = preconditioner(right_side)
-    solution, residual, _, _, count, definite = lax.while_loop(
-        unfinished,
-        iterate,
-        (
-            jnp.zeros_like(right_side),
-            right_side,
-            scaled,
-            (right_side * scaled).sum(),
-            jnp.asarray(0, jnp.int32),
-            jnp.asarray(True),
-        ),
-    )
-    relative = jnp.sqrt((residual**2).sum()) / jnp.where(size > 0.0, size, 1.0)
-    return IterativeSolution(solution, relative, count, definite)
+    first = beginning(right_side, jnp.zeros_like(right_side), preconditioner)
+    carry = first, jnp.asarray(0, jnp.int32), jnp.asarray(True)
+    now, count, definite = lax.while_loop(unfinished, iterate, carry)
+    relative = jnp.sqrt((now.residual**2).sum()) / jnp.where(size > 0.0, size, 1.0)
+    return IterativeSolution(now.solution, relative, count, definite)

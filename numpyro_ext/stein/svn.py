@@ -32,12 +32,7 @@ from numpyro_ext.programs import concretely
 from numpyro_ext.stein.newton_system import LinearSystem
 from numpyro_ext.stein.particles import ParticleEngine
 from ppl_ext.errors import ArgumentError
-from ppl_ext.stein.damping import (
-    damping_scale,
-    judge_on_rows,
-    rows_of_a_step,
-    within_radius,
-)
+from ppl_ext.stein.damping import judged_moves, rows_of_a_step
 from ppl_ext.stein.newton import (
     Coupling,
     LevenbergMarquardt,
@@ -276,22 +271,16 @@ class SVN(NewtonPart, ParticleEngine):
         loss = -score.log_density(plan.target.likelihood_temperature).mean()
 
         curvature, age = self._curvature(plan, before, score.indices, data, curvature_key)
-        scale = damping_scale(jnp, curvature.diagonals())
-
         seen, scores = self._exchanged((where.part(particles), where.part(score.score)))
-        interactions = self._kernel_of(curvature).interactions(seen)
-        damping = before.damping * scale
-        system = LinearSystem(interactions, curvature, scores, damping, self.system)
-        solution = system.solve(plan.solver)
-        phi = interactions.direction(scores)
+        kernel, options = self._kernel_of(curvature), (self.system, plan.solver)
+        solution, phi = LinearSystem.solved(
+            kernel, curvature, seen, scores, before.damping, *options
+        )
         found = self._laid(plan, self._exchanged(solution.moves))
 
         moves, optimizer = self._moves(before, found, loss, state.step)
-        proposal = within_radius(jnp, moves, curvature.quadratic(moves), before.radius)
-        judgement = judge_on_rows(
-            jnp, self.damping, plan, before, data, score, proposal, solution.solved
-        )
-        taken = jnp.where(judgement.accepted[:, None], proposal.moves, 0.0)
+        judged = plan, before, data, score, moves, curvature, solution.solved
+        judgement, taken = judged_moves(jnp, self.damping, *judged)
         moved = where.placed(particles, where.part(particles) + taken)
         if self.curvature.sites is not None:
             others, optimizer = self._move_others(plan, before, score.score, loss)

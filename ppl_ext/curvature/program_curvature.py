@@ -328,6 +328,31 @@ def rows_by_themselves(
     return RowStructure(repeated=repeated)
 
 
+def merged_output(xp: Any, root: Any, weight: Any, value: Any, axes: tuple[int, ...]) -> Any:
+    """The whitened outputs (n,) of a parameter that is the same along some axes, merged into one.
+
+    Parameters
+    ----------
+    xp : module
+        ``torch`` or ``jax.numpy``.
+    root : array
+        What a change of the parameter by one changes in the outputs.
+    weight : array
+        Factor on each element.
+    value : array
+        The parameter.
+    axes : tuple of int
+        Those along which it is the same.
+    """
+    squares = (weight * root**2).sum(axis=axes, keepdims=True)
+    for axis in axes:
+        value = value[(slice(None),) * (axis % value.ndim) + (slice(1),)]
+    # Where nothing counts the root has no derivative.
+    counts = squares > 0.0
+    factor = xp.where(counts, xp.sqrt(xp.where(counts, squares, 1.0)), 0.0)
+    return (factor * value).reshape(-1)
+
+
 def structure_of_rows(
     plates: Collection[str],
     outputs: Mapping[str, Any],

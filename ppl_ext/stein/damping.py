@@ -158,6 +158,27 @@ def judge_on_rows(
     return judge(xp, gain, proposal, old, new, state.damping, state.radius, solved)
 
 
+def judged_moves(
+    xp: Any,
+    options: LevenbergMarquardt,
+    plan: Any,
+    state: Any,
+    data: Any,
+    score: Any,
+    moves: Float[Any, "P D"],
+    curvature: Any,
+    solved: Any,
+) -> tuple[Judgement[Any], Float[Any, "P D"]]:
+    """What becomes of moves (P, D) within the trust region, and those that are taken.
+
+    ``curvature`` is that of each particle, before damping; for the rest see
+    :func:`judge_on_rows`.
+    """
+    proposal = within_radius(xp, moves, curvature.quadratic(moves), state.radius)
+    found = judge_on_rows(xp, options, plan, state, data, score, proposal, solved)
+    return found, xp.where(found.accepted[:, None], proposal.moves, 0.0)
+
+
 def rows_of_a_step(estimator: GradientEstimator, target: Any) -> Any:
     """Rows of the shape that the estimator's batches have, or None where a step sees all."""
     while isinstance(estimator, Noisy):

@@ -33,6 +33,7 @@ from typing import Any, ClassVar, NamedTuple
 from jaxtyping import Float
 
 from ppl_ext.documented import documents_subclasses
+from ppl_ext.stein.damping import damping_scale
 from ppl_ext.stein.newton import NUGGET, NewtonSystem, Solver
 
 
@@ -89,6 +90,26 @@ class LinearSystem(ABC):
     cholesky_solve: ClassVar[Callable[..., Any]]
     woodbury: ClassVar[Callable[..., Any]]
     conjugate_gradients: ClassVar[Callable[..., Any]]
+
+    @classmethod
+    def solved(
+        cls,
+        kernel: Any,
+        curvature: Any,
+        points: Float[Any, "P D"],
+        scores: Float[Any, "P D"],
+        damping: Any,
+        options: NewtonSystem,
+        solver: Solver,
+    ) -> tuple[Solution, Float[Any, "P D"]]:
+        """Newton's moves at points (P, D), and the direction of SVGD there.
+
+        ``damping`` is in units of :func:`~ppl_ext.stein.damping.damping_scale`.
+        """
+        interactions = kernel.interactions(points)
+        scale = damping_scale(cls.xp, curvature.diagonals())
+        system = cls(interactions, curvature, scores, damping * scale, options)
+        return system.solve(solver), interactions.direction(scores)
 
     # -- arrays of a package ------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from ppl_ext.curvature.program_curvature import (
     RepeatedComponent,
     RowStructure,
     change_of_rows,
+    merged_output,
     repeated_components,
     structure_of_rows,
 )
@@ -208,14 +209,7 @@ def merged(
     found = []
     nothing = _no_changes(point)
     for component, name, axes in repeated:
-        value = output.parameters[name]
         change = {**nothing, name: torch.ones_like(nothing[name])}
         root = fisher_root(point, change)[..., component]
-        squares = (weight * root**2).sum(dim=axes, keepdim=True)
-        for axis in axes:
-            value = value.narrow(axis, 0, 1)
-        # Where nothing counts the root has no derivative.
-        counts = squares > 0.0
-        factor = torch.where(counts, torch.where(counts, squares, 1.0).sqrt(), 0.0)
-        found.append((factor * value).reshape(-1))
+        found.append(merged_output(torch, root, weight, output.parameters[name], axes))
     return found

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.curvature import woodbury as shared
+from ppl_ext.curvature.solvers import IterativeSolution, beginning
 
 
 def cholesky_solve(
@@ -62,26 +62,6 @@ def woodbury(
     return shared.woodbury(torch, root, rows, vectors, torch.matmul, cholesky_solve)
 
 
-class IterativeSolution(NamedTuple):
-    """What an iterative solver found.
-
-    Parameters
-    ----------
-    solution : Tensor
-    residual : float
-        |b - A x| / |b|.
-    iterations : int
-        Products taken.
-    definite : bool
-        False if a direction of negative curvature was met; the solution is the last before it.
-    """
-
-    solution: Float[Tensor, " ..."]
-    residual: float
-    iterations: int
-    definite: bool
-
-
 def conjugate_gradients(
     product: Callable[[Tensor], Tensor],
     right_side: Float[Tensor, " ..."],
@@ -104,25 +84,17 @@ def conjugate_gradients(
     max_iterations : int
     """
     size = float(right_side.norm())
-    solution, residual = torch.zeros_like(right_side), right_side
-    direction = preconditioner(right_side)
-    fall = (right_side * direction).sum()
+    now = beginning(right_side, torch.zeros_like(right_side), preconditioner)
     definite, count = True, 0
     # What is not a number is not short either.
-    while count < max_iterations and not float(residual.norm()) <= tolerance * size:
-        image = product(direction)
-        curvature = (direction * image).sum()
+    while count < max_iterations and not float(now.residual.norm()) <= tolerance * size:
+        image = product(now.direction)
+        curvature = (now.direction * image).sum()
         count += 1
         # Negative curvature, or nothing finite.
         definite = bool(curvature > 0.0)
         if not definite:
             break
-        length = fall / curvature
-        solution = solution + length * direction
-        residual = residual - length * image
-        scaled = preconditioner(residual)
-        following = (residual * scaled).sum()
-        direction = scaled + (following / fall) * direction
-        fall = following
-    relative = float(residual.norm()) / (size if size > 0.0 else 1.0)
-    return IterativeSolution(solution, relative, count, definite)
+        now = now.after(now.fall / curvature, image, preconditioner)
+    relative = float(now.residual.norm()) / (size if size > 0.0 else 1.0)
+    return IterativeSolution(now.solution, relative, count, definite)

@@ -15,12 +15,7 @@ from pyro.infer.svgd import SteinKernel
 from torch import Generator, Tensor
 
 from ppl_ext.process import hold
-from ppl_ext.stein.damping import (
-    damping_scale,
-    judge_on_rows,
-    rows_of_a_step,
-    within_radius,
-)
+from ppl_ext.stein.damping import judged_moves, rows_of_a_step
 from ppl_ext.stein.newton import (
     Coupling,
     LevenbergMarquardt,
@@ -261,23 +256,17 @@ class SVN(NewtonPart, ParticleEngine):
                 return Update(loss, {}, False)
 
             curvature, age = self._curvature(plan, state, score.indices, data)
-            scale = damping_scale(torch, curvature.diagonals())
-
             points, scores = where.part(particles), where.part(score.score)
-            interactions = self._kernel_of(curvature).interactions(points)
-            damping = state.damping * scale
-            system = LinearSystem(interactions, curvature, scores, damping, self.system)
-            solution = system.solve(plan.solver)
-            phi = interactions.direction(scores)
+            kernel, options = self._kernel_of(curvature), (self.system, plan.solver)
+            solution, phi = LinearSystem.solved(
+                kernel, curvature, points, scores, state.damping, *options
+            )
 
             undo = _undo(state)
             with undo or nullcontext():
                 moves = self._moves(state, points, solution.moves)
-                proposal = within_radius(torch, moves, curvature.quadratic(moves), state.radius)
-                judgement = judge_on_rows(
-                    torch, self.damping, plan, state, data, score, proposal, solution.solved
-                )
-                taken = torch.where(judgement.accepted[:, None], proposal.moves, 0.0)
+                judged = plan, state, data, score, moves, curvature, solution.solved
+                judgement, taken = judged_moves(torch, self.damping, *judged)
                 moved = where.placed(particles, points + taken)
                 if self.curvature.sites is not None:
                     others = _move_others(plan, state, score.score)
