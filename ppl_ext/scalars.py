@@ -31,6 +31,12 @@ def half_cosine(progress: Any) -> Any:
     return 0.5 * (1.0 + functions.cos(math.pi * progress))
 
 
+def square_root(xp: Any, values: Any) -> Any:
+    """Square roots of an array's entries, with derivative 0 where these are 0."""
+    positive = values > 0.0
+    return xp.where(positive, xp.sqrt(xp.where(positive, values, 1.0)), 0.0)
+
+
 def as_number(value: Any, like: Any) -> Any:
     """A count as a number of the type of another."""
     return value.astype(like.dtype) if hasattr(value, "astype") else float(value)

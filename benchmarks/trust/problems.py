@@ -21,8 +21,6 @@ from benchmarks.trust.zoo import EXACT, zoo_program
 
 #: Exact draws that a fit is held against, fewer where there are many dimensions.
 EXACT_DRAWS, FEWER_DRAWS, MANY = 20_000, 8_000, 100
-#: Where problems come from.
-SOURCES = ("planted", "zoo", "embedded", "posteriordb")
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,14 @@ from jax import Array
 from numpyro_ext.guides.linear_sites import KeyedNoise, RowNoiseELBO
 from ppl_ext.documented import documented
 from ppl_ext.guides.local_reparameterization import LOCAL_DOCUMENTATION, NormalOutputs
+from ppl_ext.scalars import square_root
 
 
 class OutputNoise(NormalOutputs, KeyedNoise):
     def _normal(self, mean: Array, variance: Array) -> Array:
-        return mean + _sqrt(variance) * jax.random.normal(self.next_key(), mean.shape, mean.dtype)
-
-
-def _sqrt(variance: Array) -> Array:
-    """Square root with derivative 0 at 0, where a row of zeros has no noise."""
-    positive = variance > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), 0.0)
+        noise = jax.random.normal(self.next_key(), mean.shape, mean.dtype)
+        # A row of zeros has no noise.
+        return mean + square_root(jnp, variance) * noise
 
 
 @documented(LOCAL_DOCUMENTATION)

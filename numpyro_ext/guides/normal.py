@@ -220,8 +220,6 @@ def part_of(tree: Any, start: Int[Array, ""] | int, length: int) -> Any:
     )
 
 
-_solve_lower = JaxFunctions.solve_lower
-
 register_flat_density(autoguide.AutoDiagonalNormal)(DiagonalNormalDensity)
 register_flat_density(autoguide.AutoMultivariateNormal)(MultivariateNormalDensity)
 register_flat_density(autoguide.AutoLowRankMultivariateNormal)(LowRankNormalDensity)

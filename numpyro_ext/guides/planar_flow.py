@@ -41,10 +41,6 @@ class PlanarTransform(shared.PlanarMap, JaxFunctions, Transform):
         return tuple(getattr(self, name) for name in names), (names, {})
 
 
-invertible_direction = PlanarTransform.invertible_direction
-solve_planar = PlanarTransform.solve_planar
-
-
 class AutoPlanarFlow(shared.PlanarGuide, AutoContinuous):
     """Examples
     --------

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice, check_count, check_names
+from ppl_ext.scalars import square_root
 
 Structure = Literal["full", "diag", "kfac", "low_rank"]
 STRUCTURES: tuple[str, ...] = get_args(Structure)
@@ -347,10 +348,7 @@ def merged_output(xp: Any, root: Any, weight: Any, value: Any, axes: tuple[int, 
     squares = (weight * root**2).sum(axis=axes, keepdims=True)
     for axis in axes:
         value = value[(slice(None),) * (axis % value.ndim) + (slice(1),)]
-    # Where nothing counts the root has no derivative.
-    counts = squares > 0.0
-    factor = xp.where(counts, xp.sqrt(xp.where(counts, squares, 1.0)), 0.0)
-    return (factor * value).reshape(-1)
+    return (square_root(xp, squares) * value).reshape(-1)
 
 
 def structure_of_rows(

@@ -11,18 +11,14 @@ from torch import Tensor
 
 from ppl_ext.documented import documented
 from ppl_ext.guides.local_reparameterization import LOCAL_DOCUMENTATION, NormalOutputs
+from ppl_ext.scalars import square_root
 from pyro_ext.guides.linear_sites import RowNoiseELBO
 
 
 class OutputNoise(NormalOutputs):
     def _normal(self, mean: Tensor, variance: Tensor) -> Tensor:
-        return mean + _sqrt(variance) * torch.randn_like(mean)
-
-
-def _sqrt(variance: Tensor) -> Tensor:
-    """Square root with derivative 0 at 0, where a row of zeros has no noise."""
-    positive = variance > 0
-    return torch.where(positive, torch.where(positive, variance, 1.0).sqrt(), 0.0)
+        # A row of zeros has no noise.
+        return mean + square_root(torch, variance) * torch.randn_like(mean)
 
 
 @documented(LOCAL_DOCUMENTATION)

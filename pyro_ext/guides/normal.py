@@ -250,8 +250,6 @@ def _sum_draws(values: Tensor) -> Tensor:
     return values[0] if len(values) == 1 else values.sum(0)
 
 
-_solve_lower = TensorFunctions.solve_lower
-
 register_flat_density(autoguide.AutoDiagonalNormal)(DiagonalNormalDensity)
 register_flat_density(autoguide.AutoMultivariateNormal)(MultivariateNormalDensity)
 register_flat_density(autoguide.AutoLowRankMultivariateNormal)(LowRankNormalDensity)

@@ -36,10 +36,6 @@ class PlanarTransform(shared.PlanarMap, TensorFunctions, Transform):
         self._set_parameters(weight, direction, bias)
 
 
-invertible_direction = PlanarTransform.invertible_direction
-solve_planar = PlanarTransform.solve_planar
-
-
 class AutoPlanarFlow(shared.PlanarGuide, AutoContinuous):
     """Examples
     --------

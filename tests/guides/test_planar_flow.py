@@ -68,7 +68,7 @@ SLOPES = [1e-6, 0.02, 0.6, 1.0, 1.5, 20.0, 1e4]
 
 def solve(face: Any, shifted: Any, slope: Any, dtype: Any = np.float64) -> np.ndarray:
     arguments = np.asarray(shifted, dtype), np.asarray(slope, dtype)
-    return face.call(flow_module(face).solve_planar, *arguments)
+    return face.call(flow_module(face).PlanarTransform.solve_planar, *arguments)
 
 
 @pytest.mark.parametrize("slope", SLOPES)
@@ -124,7 +124,7 @@ def test_derivatives_of_the_root(face: Any) -> None:
     shifted, slopes = shifted.ravel(), slopes.ravel()
 
     def derivatives(shifted: np.ndarray, slope: np.ndarray, order: int) -> np.ndarray:
-        function = flow_module(face).solve_planar
+        function = flow_module(face).PlanarTransform.solve_planar
         return face.elementwise_derivatives(function, [shifted, slope], order)
 
     bend = np.tanh(solve(face, shifted, slopes))
@@ -216,7 +216,7 @@ def test_the_map_is_the_papers(face: Any) -> None:
 
 
 def test_extreme_parameters_stay_finite(face: Any) -> None:
-    function = flow_module(face).invertible_direction
+    function = flow_module(face).PlanarTransform.invertible_direction
 
     def total(values: Any) -> Any:
         used, slope = function(values["weight"], values["direction"])

@@ -974,9 +974,10 @@ def _guides() -> Iterator[Mutation]:
     yield from both(
         "local reparameterisation: variance for standard deviation",
         "guides/local_reparameterization.py",
-        "return mean + _sqrt(variance) *",
+        "return mean + square_root(jnp, variance) *",
         "return mean + variance *",
         "row_noise",
+        pyro=("return mean + square_root(torch, variance) *", "return mean + variance *"),
     )
     yield from neutral(
         "flipout: one sign for all rows",
