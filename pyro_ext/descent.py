@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ppl_ext.errors import ArgumentError
 from pyro_ext.optim import EngineOptimizer, Undo, check_optimizer
 
 Parameters: TypeAlias = Mapping[str, Tensor]
@@ -25,6 +26,23 @@ def checked_optimizer(optim: Any) -> Any:
     if optim is not None:
         check_optimizer(optim)
     return optim
+
+
+def check_shapes(what: str, kind: str, saved: Parameters, present: Parameters) -> None:
+    """See that saved tensors are those of a guide or sampler, by their names and shapes.
+
+    Raises
+    ------
+    ArgumentError
+        They are not.
+    """
+    found, expected = (
+        {name: tuple(value.shape) for name, value in each.items()} for each in (saved, present)
+    )
+    if found != expected:
+        raise ArgumentError(
+            f"The saved state belongs to another {what}: expected {kind} {expected}, found {found}."
+        )
 
 
 def run_length(engine: Any) -> int | None:

@@ -12,7 +12,6 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from ppl_ext.engines.base import draws_asked
-from ppl_ext.errors import ArgumentError
 from ppl_ext.implicit.engine import LEARNING_RATE
 from ppl_ext.implicit.engine import SteinDiscrepancyVI as Shell
 from ppl_ext.implicit.noise import POSITIONS, Normals, normals_of_positions, normals_of_start
@@ -21,7 +20,7 @@ from ppl_ext.implicit.samplers import Context, Network
 from ppl_ext.running import state_files
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.differentiable import DifferentiableTarget
-from pyro_ext.descent import checked_optimizer, descend, run_length
+from pyro_ext.descent import check_shapes, checked_optimizer, descend, run_length
 from pyro_ext.engine import Engine, Plan, Update
 from pyro_ext.guides.arrays import TensorFunctions
 from pyro_ext.networks.modules import take_apart
@@ -138,17 +137,9 @@ class SteinDiscrepancyVI(Shell, Engine):
     def _load_algorithm_state(
         self, plan: SamplerPlan, state: SamplerState, saved: dict[str, Any]
     ) -> SamplerState:
-        for kind, present in (
-            ("parameters", state.optimizer.parameters),
-            ("normals", state.normals),
-        ):
-            found = {name: tuple(value.shape) for name, value in saved[kind].items()}
-            expected = {name: tuple(value.shape) for name, value in present.items()}
-            if found != expected:
-                raise ArgumentError(
-                    f"The saved state belongs to another sampler: expected {kind} {expected}, "
-                    f"found {found}."
-                )
+        present = {"parameters": state.optimizer.parameters, "normals": state.normals}
+        for kind, tensors in present.items():
+            check_shapes("sampler", kind, saved[kind], tensors)
             finite = {name: torch.isfinite(value).all() for name, value in saved[kind].items()}
             state_files.check_finite(finite)
         with torch.no_grad():

@@ -27,7 +27,7 @@ from ppl_ext.process import hold
 from ppl_ext.running import state_files
 from ppl_ext.score_matching.options import LEARNING_RATE
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.descent import checked_optimizer, run_length
+from pyro_ext.descent import check_shapes, checked_optimizer, run_length
 from pyro_ext.engine import Engine, Plan, on_host
 from pyro_ext.guides.flat_density import (
     FlatDensity,
@@ -144,13 +144,7 @@ class GuideEngine(GuideShell, Engine):
     def _load_algorithm_state(self, plan: Any, state: GuideState, saved: dict[str, Any]) -> Any:
         buffers = dict(self.guide.named_buffers())
         for kind, present in (("parameters", plan.parameters), ("buffers", buffers)):
-            found = {name: tuple(value.shape) for name, value in saved[kind].items()}
-            expected = {name: tuple(value.shape) for name, value in present.items()}
-            if found != expected:
-                raise ArgumentError(
-                    f"The saved state belongs to another guide: expected {kind} {expected}, "
-                    f"found {found}."
-                )
+            check_shapes("guide", kind, saved[kind], present)
         found = saved["parameters"]
         state_files.check_finite({name: torch.isfinite(found[name]).all() for name in found})
         before = self._algorithm_state(state)
