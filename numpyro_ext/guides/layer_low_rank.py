@@ -139,12 +139,3 @@ class LayerLowRankNormalDensity(shared.LayerDensity, NormalDensity):
 
     def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         return lax.stop_gradient(self._posterior(parameters).sample(rng_key, (num,)))
-
-    def set_parts(self, loc: Array, scale: Array, factor: Array) -> Parameters:
-        return self._set(loc=loc, scale=scale, cov_factor=factor)
-
-    def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
-        posterior = self._posterior(parameters)
-        factor = posterior.cov_factor
-        deviations = scale * lax.rsqrt(1.0 + jnp.square(factor).sum(-1))
-        return self.set_parts(posterior.loc, deviations, factor)

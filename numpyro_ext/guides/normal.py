@@ -51,6 +51,9 @@ class NormalDensity(shared.NormalFormulas, JaxFunctions, FlatDensity):
             {f"{self.guide.prefix}_{name}": value for name, value in values.items()}
         )
 
+    def set_parts(self, loc: Array, scale: Array, factor: Array) -> Parameters:
+        return self._set(loc=loc, scale=scale, cov_factor=factor)
+
 
 class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
     covariance_structure = "diagonal"
@@ -184,14 +187,6 @@ class LowRankNormalDensity(shared.LowRankFormulas, NormalDensity):
         noise = self.noise(parameters, key_diagonal, (num, self.dim))
         noise += self.noise(parameters, key_factor, (num, factor.shape[-1])) @ factor.T
         return jax.lax.stop_gradient(loc + scale * noise)
-
-    def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
-        loc, _, factor = self.parts(parameters)
-        deviations = scale * lax.rsqrt(1.0 + jnp.square(factor).sum(-1))
-        return self.set_parts(loc, deviations, factor)
-
-    def set_parts(self, loc: jax.Array, scale: jax.Array, factor: jax.Array) -> Parameters:
-        return self._set(loc=loc, scale=scale, cov_factor=factor)
 
 
 def _release_prototype(guide: autoguide.AutoContinuous) -> None:

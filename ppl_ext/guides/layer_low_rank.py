@@ -15,7 +15,7 @@ https://proceedings.neurips.cc/paper/2020/file/310cc7ca5a76a446f85c1a0d641ba96d-
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from ppl_ext.documented import documents_subclasses
 from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
 from ppl_ext.guides.flat_density import FlatDensityShell, Moments
 from ppl_ext.guides.layouts import Layer
+from ppl_ext.guides.normal import with_scale
 from ppl_ext.options import check_count, check_number
 from ppl_ext.start.start import Start
 
@@ -173,6 +174,9 @@ class LayerDensity(ArrayFunctions, FlatDensityShell):
     O(D r) operations per draw, and a Cholesky factor of size r for each layer.
     """
 
+    set_parts: Callable[..., Any]
+    set_scale = with_scale
+
     def _posterior(self, parameters: Any) -> Any:
         """The distribution with these parameters."""
         raise NotImplementedError
@@ -181,10 +185,6 @@ class LayerDensity(ArrayFunctions, FlatDensityShell):
         """The mean, the diagonal of S, and W."""
         posterior = self._posterior(parameters)
         return posterior.loc, posterior.scale, posterior.cov_factor
-
-    def set_parts(self, loc: Any, scale: Any, factor: Any) -> Any:
-        """The parameters of the guide with this mean, S and W."""
-        raise NotImplementedError
 
     def set_start(self, parameters: Any, start: Start) -> Any:
         """The start's mean and deviations of each coordinate given the others; W stays."""

@@ -23,6 +23,13 @@ def log_density(xp: Any, scale_tril: Any, standard: Any) -> Any:
     return -0.5 * (standard**2).sum(-1) - constant
 
 
+def with_scale(density: Any, parameters: Any, scale: float) -> Any:
+    """New parameters of a guide with a low-rank factor W, with this deviation everywhere."""
+    loc, _, factor = density.parts(parameters)
+    # What W adds to the variance is taken from the diagonal.
+    return density.set_parts(loc, scale * (1.0 + (factor**2).sum(-1)) ** -0.5, factor)
+
+
 class NormalFormulas(ArrayFunctions, FlatDensityShell):
     """What Normal guides have in common: a mean, and points in standard coordinates."""
 
@@ -34,6 +41,10 @@ class NormalFormulas(ArrayFunctions, FlatDensityShell):
         """Moments of NumPy's as arrays of the guide's type."""
         like = self.mean(parameters)
         return Moments(*(self.as_array(each, like) for each in found))
+
+    def set_parts(self, loc: Any, scale: Any, factor: Any) -> Any:
+        """The parameters of a guide with a low-rank factor: its mean, the diagonal of S, and W."""
+        raise NotImplementedError
 
 
 class DiagonalFormulas(NormalFormulas):
@@ -112,9 +123,7 @@ class LowRankFormulas(NormalFormulas):
         """The mean, the diagonal of S, and W."""
         raise NotImplementedError
 
-    def set_parts(self, loc: Any, scale: Any, factor: Any) -> Any:
-        """The parameters of the guide with this mean, S and W."""
-        raise NotImplementedError
+    set_scale = with_scale
 
     def set_start(self, parameters: Any, start: Start) -> Any:
         loc, _, factor = self.parts(parameters)

@@ -131,15 +131,3 @@ class LayerLowRankNormalDensity(shared.LayerDensity, NormalDensity):
     @torch.no_grad()
     def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         return self._posterior(parameters).rsample((num,), generator)
-
-    def set_parts(self, loc: Tensor, scale: Tensor, factor: Tensor) -> Parameters:
-        return {
-            "loc": loc,
-            "scale_unconstrained": self._unconstrained_scale(scale),
-            "cov_factor": factor,
-        }
-
-    def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
-        factor = parameters["cov_factor"]
-        deviations = scale * (1.0 + factor.square().sum(-1)).rsqrt()
-        return {**parameters, "scale_unconstrained": self._unconstrained_scale(deviations)}

@@ -53,6 +53,10 @@ class NormalDensity(shared.NormalFormulas, TensorFunctions, FlatDensity):
         noise = torch.randn(shape, generator=generator, dtype=loc.dtype, device=generator.device)
         return noise.to(loc.device)
 
+    def set_parts(self, loc: Tensor, scale: Tensor, factor: Tensor) -> Parameters:
+        unconstrained = self._unconstrained_scale(scale)
+        return {"loc": loc, "scale_unconstrained": unconstrained, "cov_factor": factor}
+
 
 class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
     covariance_structure = "diagonal"
@@ -221,18 +225,6 @@ class LowRankNormalDensity(shared.LowRankFormulas, NormalDensity):
 
     def parts(self, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor]:
         return parameters["loc"], self._scale(parameters), parameters["cov_factor"]
-
-    def set_parts(self, loc: Tensor, scale: Tensor, factor: Tensor) -> Parameters:
-        return {
-            "loc": loc,
-            "scale_unconstrained": self._unconstrained_scale(scale),
-            "cov_factor": factor,
-        }
-
-    def set_scale(self, parameters: Parameters, scale: float) -> Parameters:
-        factor = parameters["cov_factor"]
-        deviations = scale * (1.0 + factor.square().sum(-1)).rsqrt()
-        return {**parameters, "scale_unconstrained": self._unconstrained_scale(deviations)}
 
 
 def part_of(parameters: Parameters, where: slice) -> Parameters:
