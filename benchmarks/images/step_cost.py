@@ -19,6 +19,7 @@ from benchmarks.images import lenet
 from benchmarks.images.lenet import LL_SVN, SVGD, SVN_ADAPTIVE, Method, Plan
 from benchmarks.memory import resident
 from benchmarks.records import Record
+from benchmarks.study import modules_of
 from benchmarks.timing import timed
 from benchmarks.turns import Started, take_turns
 
@@ -91,7 +92,7 @@ def measure(
 
 
 def _start(backend: str, case: Case, batch_size: int, particles: int) -> Started:
-    (module,) = lenet.backends(backend)
+    (module,) = modules_of(backend, "images.{}_lenet", None)
     generator = np.random.default_rng(0)
     x = generator.normal(size=(ROWS, 28, 28)).astype(np.float32)
     y = generator.integers(0, lenet.CLASSES, ROWS)

@@ -11,7 +11,6 @@ from numpyro_ext.curvature.prior import prior_curvature, prior_structure
 from numpyro_ext.curvature.program_curvature import ProgramCurvature
 from numpyro_ext.curvature.row_structure import row_structure
 from numpyro_ext.curvature.solvers import (
-    IterativeSolution,
     cholesky_solve,
     conjugate_gradients,
     woodbury,
@@ -23,6 +22,7 @@ from ppl_ext.curvature.program_curvature import (
     RowStructure,
     Structure,
 )
+from ppl_ext.curvature.solvers import IterativeSolution
 
 __all__ = [
     "STRUCTURES",

@@ -7,6 +7,7 @@ from ppl_ext.curvature.program_curvature import (
     RowStructure,
     Structure,
 )
+from ppl_ext.curvature.solvers import IterativeSolution
 from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
 from pyro_ext.curvature.fisher import fisher_root, register_output_fisher
 from pyro_ext.curvature.gauss_newton import (
@@ -18,7 +19,6 @@ from pyro_ext.curvature.prior import prior_curvature, prior_structure
 from pyro_ext.curvature.program_curvature import ProgramCurvature
 from pyro_ext.curvature.row_structure import row_structure
 from pyro_ext.curvature.solvers import (
-    IterativeSolution,
     cholesky_solve,
     conjugate_gradients,
     symmetric_eigen,

@@ -10,7 +10,7 @@ from ppl_ext.guides.mixture import MixtureGuide
 STRUCTURES = ("diagonal", "full", "low_rank", "layer_low_rank", "matrix_normal")
 
 
-def key_of_form(guide: Any, density: type) -> str | None:
+def key_of_form(guide: Any, density: Any) -> str | None:
     """Key of a guide's closed form, None when it has none.
 
     It is the ``covariance_structure`` of the guide's kind of ``density``, and "mixture" for
