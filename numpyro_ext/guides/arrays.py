@@ -19,6 +19,7 @@ class JaxFunctions(ArrayFunctions):
     """Functions of JAX arrays."""
 
     xp = jnp
+    inverse_root = staticmethod(lax.rsqrt)
     softplus = staticmethod(jax.nn.softplus)
     ndtr = staticmethod(ndtr)
     ndtri = staticmethod(ndtri)

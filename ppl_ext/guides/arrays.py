@@ -25,6 +25,8 @@ class ArrayFunctions:
     xp: Any
     #: The array as a constant, without a derivative.
     detached: Callable[[Any], Any]
+    #: One over the square root of each entry.
+    inverse_root: Callable[[Any], Any]
     #: log(1 + exp(x)) of each entry.
     softplus: Callable[[Any], Any]
     #: Positive numbers that sum to one along the last axis, and their logarithms.

@@ -27,7 +27,7 @@ def with_scale(density: Any, parameters: Any, scale: float) -> Any:
     """New parameters of a guide with a low-rank factor W, with this deviation everywhere."""
     loc, _, factor = density.parts(parameters)
     # What W adds to the variance is taken from the diagonal.
-    return density.set_parts(loc, scale * (1.0 + (factor**2).sum(-1)) ** -0.5, factor)
+    return density.set_parts(loc, scale * density.inverse_root(1.0 + (factor**2).sum(-1)), factor)
 
 
 class NormalFormulas(ArrayFunctions, FlatDensityShell):

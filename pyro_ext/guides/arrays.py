@@ -20,6 +20,7 @@ class TensorFunctions(ArrayFunctions):
 
     xp = torch
     detached = staticmethod(Tensor.detach)
+    inverse_root = staticmethod(torch.rsqrt)
     softplus = staticmethod(functional.softplus)
     softmax = staticmethod(partial(torch.softmax, dim=-1))
     log_softmax = staticmethod(partial(torch.log_softmax, dim=-1))
