@@ -1,0 +1,191 @@
+"""Where a program as written has a neck, and how far each entry of a site is better centred.
+
+An entry x of a site has location m and scale s, which is latent. In between centred and non-centred
+it is written with w = s^(c - 1) (x - m) + c m: centred for c = 1, non-centred for c = 0. Data that
+tell as much as a row of precision h leave w the precision s^(-2c) + h s^(2 - 2c). Chains are tuned
+to one precision, so that it should depend on s as little as can be. It is the same at both ends
+of the range of log s where c is the mean over that range of h s^2 / (1 + h s^2), the data's share
+of what is known of x given the scale. So entries with few data are all but non-centred, those with
+many all but centred. M. I. Gorinova, D. Moore and M. D. Hoffman, "Automatic reparameterisation of
+probabilistic programs" (2020), write programs so, and fit c.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.start import Mode
+
+#: Factor by which the curvature of sites of latent scale may change between two places, so many
+#: standard deviations to either side in any other coordinate. Chains whose steps are tuned to the
+#: widths at one of them do not enter a neck of half of these, and nothing that they see tells.
+NARROW, FAR = 3.5, 3.0
+#: Step of the differences that curvatures are from, in standard deviations.
+STEP = 0.05
+#: Where scales are looked at on both sides of a mode, in its standard deviations. An exponential
+#: tail, which a scale without data has near 0, has fallen by ``FAR**2 / 2`` nats within seven of
+#: them; a ridge, which the non-centred way makes of many data, has a mode that is narrower.
+ALONG = np.array([1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0])
+#: Coordinates that change a scale up to which they are followed, with an evaluation for each step.
+MOST_FOLLOWED = 24
+#: Largest centring up to which the non-centred way is as good, and needs no third program.
+LEAST_CENTRED = 0.3
+#: Centrings are multiples of this, which single precision has exactly.
+GRAIN = 1.0 / 64.0
+
+Positions = Float[np.ndarray, "P D"]
+
+
+@np.errstate(all="ignore")
+def has_neck(written: Problem, other: Problem, mode: Mode, meter: Meter) -> bool:
+    """Whether widths of the sites that another way has non-centred depend much on other sites.
+
+    Parameters
+    ----------
+    written, other : Problem
+        The program as written, and with sites non-centred.
+    mode : Mode
+        Of the program as written.
+    meter : Meter
+        Counts four evaluations for each other coordinate.
+    """
+    own = _own(written, list(other.latents))
+    where = np.flatnonzero(~own)
+    if not own.any() or not len(where):
+        return False
+    direction = np.where(own, mode.deviations, 0.0) * np.resize([1.0, -1.0], written.dim)
+    ends = mode.mean + FAR * np.stack([np.diag(mode.deviations), -np.diag(mode.deviations)])
+    points = ends[:, where, None] + STEP * direction * np.array([[1.0], [-1.0]])
+    _, scores = meter.of(written.evaluate)(points.reshape(-1, written.dim))
+    slopes = (scores @ direction).reshape(points.shape[:-1])
+    curvatures = (slopes[..., 1] - slopes[..., 0]) / (2.0 * STEP)
+    # Where a density is not finite, or not concave, nothing is said against the way it is written.
+    return bool((curvatures.max(0) / curvatures.min(0) > NARROW).any())
+
+
+@np.errstate(all="ignore")
+def centrings(
+    written: Problem, other: Problem, mode: Mode, meter: Meter
+) -> dict[str, Float[np.ndarray, "..."]]:
+    """How far each entry of the sites that another way has non-centred should be centred.
+
+    Parameters
+    ----------
+    written, other : Problem
+        The program as written, and with sites non-centred.
+    mode : Mode
+        Of the program with sites non-centred.
+    meter : Meter
+        Counts 50 evaluations for each coordinate that changes a scale.
+
+    Returns
+    -------
+    dict of str to array
+        By site as written, numbers from 0 (non-centred) to 1 (centred) of the shape of a value of
+        the site. Empty where the non-centred way is as good.
+    """
+    if written.maps is None or not other.latents:
+        return {}
+    own = _own(other, list(other.latents.values()))
+    # What data tell of an entry beside its prior, which has a precision of 1 there.
+    told = np.maximum(mode.conditional_deviations[own] ** -2.0 - 1.0, 0.0)
+    if told.max(initial=0.0) / (1.0 + told.max(initial=0.0)) < LEAST_CENTRED:
+        return {}
+    at_mode = _log_scales(written, other, mode.mean[None])
+    where = np.flatnonzero(~own)
+    beside = mode.mean + np.diag(mode.deviations)[where]
+    followed = where[(np.abs(_log_scales(written, other, beside) - at_mode) > STEP).any(1)]
+    if not 0 < len(followed) <= MOST_FOLLOWED:
+        return {}
+    low, high = np.zeros(own.sum()), np.zeros(own.sum())
+    steps = np.concatenate([-ALONG[::-1], [0.0], ALONG])
+    for column in followed:
+        points = np.repeat(mode.mean[None], len(steps), 0)
+        points[:, column] += steps * mode.deviations[column]
+        changes = _log_scales(written, other, points) - at_mode
+        marginal = _marginal(meter.of(other.evaluate), mode, own, column, points, changes)
+        lies = marginal >= marginal.max() - FAR**2 / 2.0
+        low = np.minimum(low, changes[lies].min(0))
+        high = np.maximum(high, changes[lies].max(0))
+    of_low, of_high = (np.log1p(told * np.exp(2.0 * end)) for end in (low, high))
+    shares = (of_high - of_low) / (2.0 * np.maximum(high - low, STEP))
+    centred = np.zeros(other.dim)
+    centred[own] = GRAIN * np.round(np.clip(shares, 0.0, 1.0) / GRAIN)
+    if not centred.max() >= LEAST_CENTRED:
+        return {}
+    shapes = other.own.layout.shapes
+    return {
+        site: centred[other.coordinates[latent]].reshape(shapes[latent])
+        for site, latent in other.latents.items()
+    }
+
+
+def _marginal(
+    evaluate: Evaluate,
+    mode: Mode,
+    own: Bool[np.ndarray, " D"],
+    column: int,
+    points: Positions,
+    changes: Float[np.ndarray, "P own"],
+) -> Float[np.ndarray, " P"]:
+    """Log densities of one coordinate at points along it, the others integrated out.
+
+    By Laplace's approximation, after a Newton step from where the entries are with as much of their
+    data's say as the scale leaves. The curvature is that of the mode, of which the data's part goes
+    with the scales; where all is Normal given the scales, this is exact. -inf where it fails.
+    """
+    told = np.maximum(mode.conditional_deviations[own] ** -2.0 - 1.0, 0.0)
+    points = points.copy()
+    points[:, own] *= np.exp(changes) * (1.0 + told) / (1.0 + told * np.exp(2.0 * changes))
+    others = np.delete(np.arange(points.shape[1]), column)
+    root = np.linalg.inv(mode.root)[:, others]
+    of_prior = own[others].astype(float)
+    of_data = root.T @ root - np.diag(of_prior)
+    _, scores = evaluate(points)
+    solved, found = [], np.full(len(points), -np.inf)
+    for point, score, change in zip(points, scores[:, others], changes, strict=True):
+        grown = np.ones(points.shape[1])
+        grown[own] = np.exp(change)
+        grown = grown[others]
+        precision = np.diag(of_prior) + grown[:, None] * of_data * grown
+        if not (np.isfinite(precision).all() and np.isfinite(score).all()):
+            precision = np.full_like(precision, np.nan)
+        sign, log_det = np.linalg.slogdet(precision)
+        step = np.linalg.solve(precision, score) if sign > 0.0 else np.full(len(score), np.nan)
+        point[others] += step
+        solved.append((precision, log_det))
+    values, scores = evaluate(points)
+    for number, (precision, log_det) in enumerate(solved):
+        if np.isfinite(values[number]) and np.isfinite(log_det):
+            score = scores[number, others]
+            left = 0.5 * score @ np.linalg.solve(precision, score)
+            found[number] = values[number] + left - 0.5 * log_det
+    return found
+
+
+def _own(problem: Problem, names: list[str]) -> np.ndarray:
+    """Which coordinates are those of these sites."""
+    own = np.zeros(problem.dim, bool)
+    for name in names:
+        own[problem.coordinates[name]] = True
+    return own
+
+
+def _log_scales(written: Problem, other: Problem, points: Positions) -> Positions:
+    """Logs of the scales of all entries that are non-centred, in the order of coordinates.
+
+    A step of 1 there is one scale in the program as written.
+    """
+    assert written.maps is not None
+    _, back = written.maps
+    first = back(other.numbers(points))
+    found = np.zeros((len(points), other.dim))
+    for site, latent in other.latents.items():
+        shifted, place = points.copy(), other.coordinates[latent]
+        shifted[:, place] += 1.0
+        moved = back(other.numbers(shifted))[:, written.coordinates[site]]
+        found[:, place] = np.log(np.abs(moved - first[:, written.coordinates[site]]))
+    return found[:, _own(other, list(other.latents.values()))]
