@@ -36,7 +36,7 @@ LEAST_CENTRED = 0.3
 #: Centrings are multiples of this, which single precision has exactly.
 GRAIN = 1.0 / 64.0
 
-Positions = Float[np.ndarray, "P D"]
+Positions = np.ndarray
 
 
 @np.errstate(all="ignore")
@@ -67,9 +67,7 @@ def has_neck(written: Problem, other: Problem, mode: Mode, meter: Meter) -> bool
 
 
 @np.errstate(all="ignore")
-def centrings(
-    written: Problem, other: Problem, mode: Mode, meter: Meter
-) -> dict[str, Float[np.ndarray, "..."]]:
+def centrings(written: Problem, other: Problem, mode: Mode, meter: Meter) -> dict[str, np.ndarray]:
     """How far each entry of the sites that another way has non-centred should be centred.
 
     Parameters
@@ -85,9 +83,10 @@ def centrings(
     -------
     dict of str to array
         By site as written, numbers from 0 (non-centred) to 1 (centred) of the shape of a value of
-        the site. Empty where the non-centred way is as good.
+        the site. Empty where the non-centred way is as good, and where there are so many numbers
+        that the mode has no covariances.
     """
-    if written.maps is None or not other.latents:
+    if written.maps is None or not other.latents or mode.factor.ndim == 1:
         return {}
     own = _own(other, list(other.latents.values()))
     # What data tell of an entry beside its prior, which has a precision of 1 there.
@@ -107,9 +106,10 @@ def centrings(
         points[:, column] += steps * mode.deviations[column]
         changes = _log_scales(written, other, points) - at_mode
         marginal = _marginal(meter.of(other.evaluate), mode, own, column, points, changes)
-        lies = marginal >= marginal.max() - FAR**2 / 2.0
-        low = np.minimum(low, changes[lies].min(0))
-        high = np.maximum(high, changes[lies].max(0))
+        if np.isneginf(marginal).all():
+            return {}
+        ends = np.stack(_ends(marginal, changes))
+        low, high = np.minimum(low, ends.min(0)), np.maximum(high, ends.max(0))
     of_low, of_high = (np.log1p(told * np.exp(2.0 * end)) for end in (low, high))
     shares = (of_high - of_low) / (2.0 * np.maximum(high - low, STEP))
     centred = np.zeros(other.dim)
@@ -121,6 +121,23 @@ def centrings(
         site: centred[other.coordinates[latent]].reshape(shapes[latent])
         for site, latent in other.latents.items()
     }
+
+
+def _ends(
+    marginal: Float[np.ndarray, " P"], changes: Float[np.ndarray, "P own"]
+) -> tuple[Float[np.ndarray, " own"], Float[np.ndarray, " own"]]:
+    """Changes of log scales at both ends of where a density is high, in between its points."""
+    level = marginal.max() - FAR**2 / 2.0
+    inside = np.flatnonzero(marginal >= level)
+
+    def end(last: int, beyond: int) -> Float[np.ndarray, " own"]:
+        if not 0 <= beyond < len(marginal) or np.isneginf(marginal[beyond]):
+            return changes[last]
+        share = (marginal[last] - level) / (marginal[last] - marginal[beyond])
+        there: Float[np.ndarray, " own"] = changes[beyond] - changes[last]
+        return changes[last] + share * there
+
+    return end(inside[0], inside[0] - 1), end(inside[-1], inside[-1] + 1)
 
 
 def _marginal(

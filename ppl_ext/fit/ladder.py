@@ -537,7 +537,7 @@ def _best(
     written can do without them. The program as it is written knows which sites have another form.
     """
     problem, start = written, _start_of(written, generator, meter)
-    other_forms: list[str] = []
+    other_forms, tried = list[str](), "non-centred"
     try:
         for other in others:
             of_other = _start_of(other, generator, meter)
@@ -550,16 +550,14 @@ def _best(
             if problem is written and is_lead:
                 # Labels that can be exchanged, which make modes, want entries alike.
                 may_differ = (start.weights > LEAST_MASS).sum() == 1
-                problem, start = other, of_other
+                problem, start, tried = other, of_other, "partly non-centred"
                 found = _partly(written, other, start, generator, meter) if may_differ else None
                 problem, start = found or (problem, start)
     except SpentError:
-        dropped.append(
-            "Not fitted with sites of latent scale non-centred: the budget ended before."
-        )
+        dropped.append(f"Not fitted with sites of latent scale {tried}: the budget ended before.")
     except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the fit.
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        dropped.append(f"Not fitted with sites of latent scale non-centred, which failed: {reason}")
+        dropped.append(f"Not fitted with sites of latent scale {tried}, which failed: {reason}")
     if problem is written and other_forms:
         problem = replace(written, other_forms=tuple(other_forms))
     return problem, start
