@@ -30,7 +30,9 @@ STEP = 0.05
 #: them; a ridge, which the non-centred way makes of many data, has a mode that is narrower.
 ALONG = np.array([1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0])
 #: Coordinates that change a scale up to which they are followed, with an evaluation for each step.
-MOST_FOLLOWED = 24
+MOST_FOLLOWED = 12
+#: Newton steps at each place.
+NEWTON_STEPS = 3
 #: Largest centring up to which the non-centred way is as good, and needs no third program.
 LEAST_CENTRED = 0.3
 #: Centrings are multiples of this, which single precision has exactly.
@@ -77,7 +79,7 @@ def centrings(written: Problem, other: Problem, mode: Mode, meter: Meter) -> dic
     mode : Mode
         Of the program with sites non-centred.
     meter : Meter
-        Counts 50 evaluations for each coordinate that changes a scale.
+        Counts 100 evaluations for each coordinate that changes a scale.
 
     Returns
     -------
@@ -150,9 +152,10 @@ def _marginal(
 ) -> Float[np.ndarray, " P"]:
     """Log densities of one coordinate at points along it, the others integrated out.
 
-    By Laplace's approximation, after a Newton step from where the entries are with as much of their
+    By Laplace's approximation, after Newton steps from where the entries are with as much of their
     data's say as the scale leaves. The curvature is that of the mode, of which the data's part goes
-    with the scales; where all is Normal given the scales, this is exact. -inf where it fails.
+    with the scales; where all is Normal given the scales, one step is exact. Steps that do not rise
+    are halved. -inf where a density or a curvature is none.
     """
     told = np.maximum(mode.conditional_deviations[own] ** -2.0 - 1.0, 0.0)
     points = points.copy()
@@ -161,26 +164,31 @@ def _marginal(
     root = np.linalg.inv(mode.root)[:, others]
     of_prior = own[others].astype(float)
     of_data = root.T @ root - np.diag(of_prior)
-    _, scores = evaluate(points)
-    solved, found = [], np.full(len(points), -np.inf)
-    for point, score, change in zip(points, scores[:, others], changes, strict=True):
-        grown = np.ones(points.shape[1])
-        grown[own] = np.exp(change)
-        grown = grown[others]
-        precision = np.diag(of_prior) + grown[:, None] * of_data * grown
-        if not (np.isfinite(precision).all() and np.isfinite(score).all()):
-            precision = np.full_like(precision, np.nan)
+    grown = np.ones(points.shape)
+    grown[:, own] = np.exp(changes)
+    inverses, log_dets = [], np.full(len(points), np.inf)
+    for number, factor in enumerate(grown[:, others]):
+        precision = np.diag(of_prior) + factor[:, None] * of_data * factor
+        inverses.append(np.zeros_like(precision))
         sign, log_det = np.linalg.slogdet(precision)
-        step = np.linalg.solve(precision, score) if sign > 0.0 else np.full(len(score), np.nan)
-        point[others] += step
-        solved.append((precision, log_det))
+        if sign > 0.0 and np.isfinite(log_det):
+            inverses[-1], log_dets[number] = np.linalg.inv(precision), log_det
     values, scores = evaluate(points)
-    for number, (precision, log_det) in enumerate(solved):
-        if np.isfinite(values[number]) and np.isfinite(log_det):
-            score = scores[number, others]
-            left = 0.5 * score @ np.linalg.solve(precision, score)
-            found[number] = values[number] + left - 0.5 * log_det
-    return found
+    shares = np.ones(len(points))
+    for _ in range(NEWTON_STEPS):
+        moved = points.copy()
+        along = np.einsum("pij,pj->pi", np.array(inverses), np.nan_to_num(scores[:, others]))
+        moved[:, others] += shares[:, None] * along
+        there, scores_there = evaluate(moved)
+        better = there > values
+        points[better], values[better], scores[better] = (
+            moved[better],
+            there[better],
+            scores_there[better],
+        )
+        shares = np.where(better, 1.0, 0.5 * shares)
+    marginal = values - 0.5 * log_dets
+    return np.where(np.isfinite(marginal), marginal, -np.inf)
 
 
 def _own(problem: Problem, names: list[str]) -> np.ndarray:

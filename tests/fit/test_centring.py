@@ -135,7 +135,7 @@ def test_entries_are_centred_by_what_their_data_tell(y: np.ndarray, errors: np.n
     meter = Meter(10_000, 60.0)
     found = centrings(written, other, start.modes[0], meter)["effect"]
     np.testing.assert_allclose(found, shares_of_the_range(y, errors), atol=0.08)
-    assert meter.evaluations == 50  # of one coordinate that changes a scale
+    assert meter.evaluations == 100  # of one coordinate that changes a scale
 
 
 def test_entries_with_few_data_stay_non_centred() -> None:
