@@ -12,6 +12,8 @@ probabilistic programs" (2020), write programs so, and fit c.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Bool, Float
 
@@ -91,8 +93,8 @@ def centrings(written: Problem, other: Problem, mode: Mode, meter: Meter) -> dic
     if written.maps is None or not other.latents or mode.factor.ndim == 1:
         return {}
     own = _own(other, list(other.latents.values()))
-    # What data tell of an entry beside its prior, which has a precision of 1 there.
-    told = np.maximum(mode.conditional_deviations[own] ** -2.0 - 1.0, 0.0)
+    places = [other.coordinates[latent] for latent in other.latents.values()]
+    told = _told(mode, sorted(places, key=lambda place: place.start))
     if told.max(initial=0.0) / (1.0 + told.max(initial=0.0)) < LEAST_CENTRED:
         return {}
     at_mode = _log_scales(written, other, mode.mean[None])
@@ -107,7 +109,7 @@ def centrings(written: Problem, other: Problem, mode: Mode, meter: Meter) -> dic
         points = np.repeat(mode.mean[None], len(steps), 0)
         points[:, column] += steps * mode.deviations[column]
         changes = _log_scales(written, other, points) - at_mode
-        marginal = _marginal(meter.of(other.evaluate), mode, own, column, points, changes)
+        marginal = _marginal(meter.of(other.evaluate), mode, own, told, column, points, changes)
         if np.isneginf(marginal).all():
             return {}
         ends = np.stack(_ends(marginal, changes))
@@ -123,6 +125,22 @@ def centrings(written: Problem, other: Problem, mode: Mode, meter: Meter) -> dic
         site: centred[other.coordinates[latent]].reshape(shapes[latent])
         for site, latent in other.latents.items()
     }
+
+
+def _told(mode: Mode, sites: Sequence[slice]) -> Float[np.ndarray, " own"]:
+    """What data tell of entries, as precisions beside those of their priors, which are 1.
+
+    Given all that comes before them in the program, and all that is not such an entry. Entries of
+    later sites, which may lie around them, are integrated out: they would tell too much else.
+    """
+    root = np.linalg.inv(mode.root)
+    told, later = list[np.ndarray](), np.zeros(0, int)
+    for place in reversed(sites):
+        here = np.arange(place.start, place.stop)
+        later = np.concatenate([here, later])
+        covariance = np.linalg.inv(root[:, later].T @ root[:, later])
+        told.append(1.0 / np.diag(covariance)[: len(here)] - 1.0)
+    return np.maximum(np.concatenate(told[::-1]), 0.0)
 
 
 def _ends(
@@ -146,6 +164,7 @@ def _marginal(
     evaluate: Evaluate,
     mode: Mode,
     own: Bool[np.ndarray, " D"],
+    told: Float[np.ndarray, " own"],
     column: int,
     points: Positions,
     changes: Float[np.ndarray, "P own"],
@@ -157,7 +176,6 @@ def _marginal(
     with the scales; where all is Normal given the scales, one step is exact. Steps that do not rise
     are halved. -inf where a density or a curvature is none.
     """
-    told = np.maximum(mode.conditional_deviations[own] ** -2.0 - 1.0, 0.0)
     points = points.copy()
     points[:, own] *= np.exp(changes) * (1.0 + told) / (1.0 + told * np.exp(2.0 * changes))
     others = np.delete(np.arange(points.shape[1]), column)

@@ -51,6 +51,8 @@ APART, PAIRS, PAIRS_SHARE = 3.0, 32, 0.2
 FORGOTTEN = 0.25
 #: Nats of difference between bounds from which on a way to write the program is the better one.
 BETTER = 0.5
+#: Centring of an entry up to which a program that could stay as written has too few data for it.
+FEW_DATA = 0.3
 
 
 @dataclass
@@ -545,13 +547,18 @@ def _best(
                 dropped.append(f"Not fitted {other.name}: {told}.")
                 continue
             other_forms.extend(other.latents)
+            if problem is not written:
+                continue
             is_better = of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER
-            is_lead = is_better or has_neck(written, other, start.modes[0], meter)
-            if problem is written and is_lead:
-                # Labels that can be exchanged, which make modes, want entries alike.
-                may_differ = (start.weights > LEAST_MASS).sum() == 1
-                problem, start, tried = other, of_other, "partly non-centred"
-                found = _partly(written, other, start, generator, meter) if may_differ else None
+            # Labels that can be exchanged, which make modes, want entries alike.
+            may_differ = (start.weights > LEAST_MASS).sum() == 1
+            if is_better or has_neck(written, other, start.modes[0], meter):
+                problem, start, most = other, of_other, 1.0
+            else:
+                most = FEW_DATA
+            tried = "partly non-centred"
+            if may_differ:
+                found = _partly(written, other, of_other, most, generator, meter)
                 problem, start = found or (problem, start)
     except SpentError:
         dropped.append(f"Not fitted with sites of latent scale {tried}: the budget ended before.")
@@ -564,11 +571,21 @@ def _best(
 
 
 def _partly(
-    written: Problem, other: Problem, start: Start, generator: np.random.Generator, meter: Meter
+    written: Problem,
+    other: Problem,
+    start: Start,
+    most: float,
+    generator: np.random.Generator,
+    meter: Meter,
 ) -> tuple[Problem, Start] | None:
-    """The way in between as written and non-centred, where data tell much of some entries."""
+    """The way in between as written and non-centred, where data tell much of some entries.
+
+    ``start`` is that of the non-centred way, and ``most`` the most that one of the entries may be
+    centred for the way in between to be worth a third program.
+    """
     centred = centrings(written, other, start.modes[0], meter)
-    if not centred or other.partly is None:
+    least = min((each.min() for each in centred.values()), default=np.inf)
+    if not least <= most or other.partly is None:
         return None
     between = other.partly(centred)
     found = _start_of(between, generator, meter)
