@@ -13,6 +13,7 @@ probabilistic programs" (2020), write programs so, and fit c.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -35,12 +36,37 @@ ALONG = np.array([1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64
 MOST_FOLLOWED = 12
 #: Newton steps at each place.
 NEWTON_STEPS = 3
+#: Places of the range of a scale at which precisions are compared.
+ALONG_RANGE = 33
 #: Largest centring up to which the non-centred way is as good, and needs no third program.
 LEAST_CENTRED = 0.3
 #: Centrings are multiples of this, which single precision has exactly.
 GRAIN = 1.0 / 64.0
 
 Positions = np.ndarray
+
+
+@dataclass(frozen=True)
+class Centring:
+    """How far entries are centred.
+
+    Attributes
+    ----------
+    entries : dict of str to array
+        By site as written, numbers from 0 (non-centred) to 1 (centred) of the shape of a value of
+        the site.
+    strain : float
+        Factor by which the precision of an entry that is written so still changes over the range of
+        its scale, given the others.
+    """
+
+    entries: dict[str, np.ndarray] = field(default_factory=dict)
+    strain: float = 1.0
+
+    @property
+    def least(self) -> float:
+        """That of the entry that is centred least."""
+        return min((float(each.min()) for each in self.entries.values()), default=np.inf)
 
 
 @np.errstate(all="ignore")
@@ -71,7 +97,7 @@ def has_neck(written: Problem, other: Problem, mode: Mode, meter: Meter) -> bool
 
 
 @np.errstate(all="ignore")
-def centrings(written: Problem, other: Problem, mode: Mode, meter: Meter) -> dict[str, np.ndarray]:
+def centring_of(written: Problem, other: Problem, mode: Mode, meter: Meter) -> Centring:
     """How far each entry of the sites that another way has non-centred should be centred.
 
     Parameters
@@ -85,24 +111,23 @@ def centrings(written: Problem, other: Problem, mode: Mode, meter: Meter) -> dic
 
     Returns
     -------
-    dict of str to array
-        By site as written, numbers from 0 (non-centred) to 1 (centred) of the shape of a value of
-        the site. Empty where the non-centred way is as good, and where there are so many numbers
+    Centring
+        Without entries where the non-centred way is as good, and where there are so many numbers
         that the mode has no covariances.
     """
     if written.maps is None or not other.latents or mode.factor.ndim == 1:
-        return {}
+        return Centring()
     own = _own(other, list(other.latents.values()))
     places = [other.coordinates[latent] for latent in other.latents.values()]
     told = _told(mode, sorted(places, key=lambda place: place.start))
     if told.max(initial=0.0) / (1.0 + told.max(initial=0.0)) < LEAST_CENTRED:
-        return {}
+        return Centring()
     at_mode = _log_scales(written, other, mode.mean[None])
     where = np.flatnonzero(~own)
     beside = mode.mean + np.diag(mode.deviations)[where]
     followed = where[(np.abs(_log_scales(written, other, beside) - at_mode) > STEP).any(1)]
     if not 0 < len(followed) <= MOST_FOLLOWED:
-        return {}
+        return Centring()
     low, high = np.zeros(own.sum()), np.zeros(own.sum())
     steps = np.concatenate([-ALONG[::-1], [0.0], ALONG])
     for column in followed:
@@ -111,7 +136,7 @@ def centrings(written: Problem, other: Problem, mode: Mode, meter: Meter) -> dic
         changes = _log_scales(written, other, points) - at_mode
         marginal = _marginal(meter.of(other.evaluate), mode, own, told, column, points, changes)
         if np.isneginf(marginal).all():
-            return {}
+            return Centring()
         ends = np.stack(_ends(marginal, changes))
         low, high = np.minimum(low, ends.min(0)), np.maximum(high, ends.max(0))
     of_low, of_high = (np.log1p(told * np.exp(2.0 * end)) for end in (low, high))
@@ -119,12 +144,15 @@ def centrings(written: Problem, other: Problem, mode: Mode, meter: Meter) -> dic
     centred = np.zeros(other.dim)
     centred[own] = GRAIN * np.round(np.clip(shares, 0.0, 1.0) / GRAIN)
     if not centred.max() >= LEAST_CENTRED:
-        return {}
+        return Centring()
     shapes = other.own.layout.shapes
-    return {
+    entries = {
         site: centred[other.coordinates[latent]].reshape(shapes[latent])
         for site, latent in other.latents.items()
     }
+    logs = low + np.linspace(0.0, 1.0, ALONG_RANGE)[:, None] * (high - low)
+    precisions = np.log1p(told * np.exp(2.0 * logs)) - 2.0 * centred[own] * logs
+    return Centring(entries, float(np.exp(np.ptp(precisions, axis=0).max())))
 
 
 def _told(mode: Mode, sites: Sequence[slice]) -> Float[np.ndarray, " own"]:

@@ -25,7 +25,7 @@ from ppl_ext.chains.symmetry import Symmetry, ordered_values
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import labels, policy
-from ppl_ext.fit.centring import centrings, has_neck
+from ppl_ext.fit.centring import centring_of, has_neck
 from ppl_ext.fit.chain_figures import chained_of, endless, flat_far_out
 from ppl_ext.fit.modes import LEAST_MASS, LEAST_WEIGHT, MORE, Search, Watched, masses, unexplained
 from ppl_ext.fit.problem import Meter, Problem, timed
@@ -420,7 +420,7 @@ def _is_enough(
         return False
     chained = chained_of(problem, window, figures, symmetry)
     meter.shows(chained.ess_bulk, wanted.target_ess, time.perf_counter() - began)
-    is_heavy = policy.is_doubtful(chained, correction)
+    is_heavy = policy.is_doubtful(chained, correction, problem.strain)
     is_far = policy.lacks_approximation(correction)
     return policy.enough(chained, wanted, is_sure=is_sure, is_heavy=is_heavy, is_far=is_far)
 
@@ -583,11 +583,10 @@ def _partly(
     ``start`` is that of the non-centred way, and ``most`` the most that one of the entries may be
     centred for the way in between to be worth a third program.
     """
-    centred = centrings(written, other, start.modes[0], meter)
-    least = min((each.min() for each in centred.values()), default=np.inf)
-    if not least <= most or other.partly is None:
+    centring = centring_of(written, other, start.modes[0], meter)
+    if not centring.least <= most or other.partly is None:
         return None
-    between = other.partly(centred)
+    between = replace(other.partly(centring.entries), strain=centring.strain)
     found = _start_of(between, generator, meter)
     is_same = not _difference(written, between, found.modes[0], meter)
     return (between, found) if is_same else None
@@ -662,6 +661,7 @@ def _program(problem: Problem, start: Start | None, meter: Meter) -> policy.Prog
         problem.epsilon * float(np.max(np.abs(start.mean) / start.modes[0].deviations)),
         problem.seconds_with_all_rows(each),
         has_engine,
+        problem.strain,
     )
 
 

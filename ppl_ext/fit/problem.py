@@ -114,6 +114,8 @@ class Problem:
     centred : mapping of str to array
         By site that is written in between, how far its entries are centred: see
         :mod:`ppl_ext.fit.centring`.
+    strain : float
+        What is left of the dependence of these entries' widths on their scales, as a factor.
     partly : callable, optional
         Of such a mapping: the program with its sites written so.
     other_forms : tuple of str
@@ -147,6 +149,7 @@ class Problem:
     maps: Maps | None = None
     latents: Mapping[str, str] = field(default_factory=dict)
     centred: Mapping[str, np.ndarray] = field(default_factory=dict)
+    strain: float = 1.0
     partly: Callable[[Mapping[str, np.ndarray]], Problem] | None = None
     other_forms: tuple[str, ...] = ()
     observed: Observed = field(default_factory=Observed)

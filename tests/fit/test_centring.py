@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal, norm
 
-from ppl_ext.fit.centring import FAR, centrings, has_neck
+from ppl_ext.fit.centring import FAR, Centring, centring_of, has_neck
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.start.find import find
 from ppl_ext.start.start import Mode
@@ -133,7 +133,7 @@ def test_entries_are_centred_by_what_their_data_tell(y: np.ndarray, errors: np.n
     written, other = groups(y, errors)
     start = find(other.evaluate, other.starting_points, np.random.default_rng(0), 1e-16)
     meter = Meter(10_000, 60.0)
-    found = centrings(written, other, start.modes[0], meter)["effect"]
+    found = centring_of(written, other, start.modes[0], meter).entries["effect"]
     np.testing.assert_allclose(found, shares_of_the_range(y, errors), atol=0.08)
     assert meter.evaluations == 100  # of one coordinate that changes a scale
 
@@ -141,7 +141,7 @@ def test_entries_are_centred_by_what_their_data_tell(y: np.ndarray, errors: np.n
 def test_entries_with_few_data_stay_non_centred() -> None:
     written, other = groups(Y, np.full(4, 10.0))
     start = find(other.evaluate, other.starting_points, np.random.default_rng(0), 1e-16)
-    assert centrings(written, other, start.modes[0], Meter(10_000, 60.0)) == {}
+    assert centring_of(written, other, start.modes[0], Meter(10_000, 60.0)) == Centring()
 
 
 def test_moves_of_entries_keep_what_else_the_host_is_told() -> None:
