@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.trust.pathology import Draws, Exact, gaussian_draws, split
-from benchmarks.trust.planted.schools import schools
+from benchmarks.trust.planted.schools import groups
 from benchmarks.trust.planted.supports import lkj_factors
 
 
@@ -109,7 +109,7 @@ def _factor(number: int, rng: np.random.Generator) -> Draws:
 
 
 def _schools(*, centred: bool) -> Exact:
-    own = schools(5.0, centred=centred)
+    own = groups("schools", 5.0, centred=centred)
 
     def exact(number: int, rng: np.random.Generator) -> Draws:
         assert own.exact is not None

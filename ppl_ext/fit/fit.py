@@ -707,6 +707,7 @@ class Fit:
         sampled = climbed.sampled
         return {
             "way": climbed.problem.name,
+            "centred": dict(climbed.problem.centred),
             "arguments": self._arguments,
             "calls": climbed.problem.evaluate.calls,
             "seed": self._seed,
@@ -744,12 +745,13 @@ def load_fit(
         bit_generator = GENERATORS[rest["generator"]["bit_generator"]]()
         bit_generator.state = rest["generator"]
         generator = np.random.Generator(bit_generator)
-        seed, written = rest["seed"], (rest["way"], rest["arguments"])
+        seed, centred = rest["seed"], dict(rest["centred"])
+        written = rest["way"], rest["arguments"]
         evidence = from_tree(rest["evidence"], {})
     # Not inside: the program runs, whose errors are no damage. Binding draws random numbers of its
     # own.
     first = np.random.default_rng(0)
-    problem = _way(ways(args, kwargs, seed, first, passes=passes), *written, draws)
+    problem = _way(ways(args, kwargs, seed, first, passes=passes), *written, draws, centred)
     again = ways if passes is None else None
     with state_files.reading(path):
         if evidence.program.is_whole and not problem.is_whole:
@@ -781,9 +783,13 @@ def _check_draws(draws: Mapping[str, np.ndarray], gaps: Sequence[str], verdict: 
 
 
 def _way(
-    ways: Iterable[Problem], name: str, arguments: str, draws: Mapping[str, np.ndarray]
+    ways: Iterable[Problem],
+    name: str,
+    arguments: str,
+    draws: Mapping[str, np.ndarray],
+    centred: Mapping[str, np.ndarray],
 ) -> Problem:
-    """The way to write the program that was saved.
+    """The way to write the program that was saved, with entries so far centred.
 
     Raises
     ------
@@ -797,6 +803,8 @@ def _way(
             raise _other(f"the sites {', '.join(names)}")
         if problem.digest() != arguments:
             raise _other("other numbers in its arguments")
+        if centred and problem.partly is not None:
+            problem = problem.partly(centred)
         if problem.name == name:
             return problem
     raise _other(f"one that cannot be written {name}")

@@ -25,8 +25,9 @@ from ppl_ext.chains.symmetry import Symmetry, ordered_values
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import labels, policy
+from ppl_ext.fit.centring import centring_of, has_neck
 from ppl_ext.fit.chain_figures import chained_of, endless, flat_far_out
-from ppl_ext.fit.modes import LEAST_WEIGHT, MORE, Search, Watched, masses, unexplained
+from ppl_ext.fit.modes import LEAST_MASS, LEAST_WEIGHT, MORE, Search, Watched, masses, unexplained
 from ppl_ext.fit.problem import Meter, Problem, timed
 from ppl_ext.fit.verdict import STAGES, Stage, Verdict
 from ppl_ext.start.find import find
@@ -50,12 +51,8 @@ APART, PAIRS, PAIRS_SHARE = 3.0, 32, 0.2
 FORGOTTEN = 0.25
 #: Nats of difference between bounds from which on a way to write the program is the better one.
 BETTER = 0.5
-#: Factor by which the curvature of sites of latent scale may change between two places, so many
-#: standard deviations to either side in any other coordinate. Chains whose steps are tuned to the
-#: widths at one of them do not enter a neck of half of these, and nothing that they see tells.
-NARROW, FAR = 3.5, 3.0
-#: Step of the differences that curvatures are from, in standard deviations.
-STEP = 0.05
+#: Centring of an entry up to which a program that could stay as written has too few data for it.
+FEW_DATA = 0.3
 
 
 @dataclass
@@ -423,7 +420,7 @@ def _is_enough(
         return False
     chained = chained_of(problem, window, figures, symmetry)
     meter.shows(chained.ess_bulk, wanted.target_ess, time.perf_counter() - began)
-    is_heavy = policy.is_doubtful(chained, correction)
+    is_heavy = policy.is_doubtful(chained, correction, problem.strain)
     is_far = policy.lacks_approximation(correction)
     return policy.enough(chained, wanted, is_sure=is_sure, is_heavy=is_heavy, is_far=is_far)
 
@@ -542,7 +539,7 @@ def _best(
     written can do without them. The program as it is written knows which sites have another form.
     """
     problem, start = written, _start_of(written, generator, meter)
-    other_forms: list[str] = []
+    other_forms, tried = list[str](), "non-centred"
     try:
         for other in others:
             of_other = _start_of(other, generator, meter)
@@ -550,37 +547,49 @@ def _best(
                 dropped.append(f"Not fitted {other.name}: {told}.")
                 continue
             other_forms.extend(other.latents)
+            if problem is not written:
+                continue
             is_better = of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER
-            if is_better or (problem is written and _has_neck(written, other, start, meter)):
-                problem, start = other, of_other
+            # Labels that can be exchanged, which make modes, want entries alike.
+            may_differ = (start.weights > LEAST_MASS).sum() == 1
+            if is_better or has_neck(written, other, start.modes[0], meter):
+                problem, start, most = other, of_other, 1.0
+            else:
+                most = FEW_DATA
+            tried = "partly non-centred"
+            if may_differ:
+                found = _partly(written, other, of_other, most, generator, meter)
+                problem, start = found or (problem, start)
     except SpentError:
-        dropped.append(
-            "Not fitted with sites of latent scale non-centred: the budget ended before."
-        )
+        dropped.append(f"Not fitted with sites of latent scale {tried}: the budget ended before.")
     except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the fit.
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        dropped.append(f"Not fitted with sites of latent scale non-centred, which failed: {reason}")
+        dropped.append(f"Not fitted with sites of latent scale {tried}, which failed: {reason}")
     if problem is written and other_forms:
         problem = replace(written, other_forms=tuple(other_forms))
     return problem, start
 
 
-def _has_neck(written: Problem, other: Problem, start: Start, meter: Meter) -> bool:
-    """Whether widths of the sites that another way has non-centred depend much on other sites."""
-    own = np.zeros(written.dim, bool)
-    for name in other.latents:
-        own[written.coordinates[name]] = True
-    mode, where = start.modes[0], np.flatnonzero(~own)
-    if not own.any() or not len(where):
-        return False
-    direction = np.where(own, mode.deviations, 0.0) * np.resize([1.0, -1.0], written.dim)
-    ends = mode.mean + FAR * np.stack([np.diag(mode.deviations), -np.diag(mode.deviations)])
-    points = ends[:, where, None] + STEP * direction * np.array([[1.0], [-1.0]])
-    _, scores = meter.of(written.evaluate)(points.reshape(-1, written.dim))
-    slopes = (scores @ direction).reshape(points.shape[:-1])
-    curvatures = (slopes[..., 1] - slopes[..., 0]) / (2.0 * STEP)
-    # Where a density is not finite, or not concave, nothing is said against the way it is written.
-    return bool((curvatures.max(0) / curvatures.min(0) > NARROW).any())
+def _partly(
+    written: Problem,
+    other: Problem,
+    start: Start,
+    most: float,
+    generator: np.random.Generator,
+    meter: Meter,
+) -> tuple[Problem, Start] | None:
+    """The way in between as written and non-centred, where data tell much of some entries.
+
+    ``start`` is that of the non-centred way, and ``most`` the most that one of the entries may be
+    centred for the way in between to be worth a third program.
+    """
+    centring = centring_of(written, other, start.modes[0], meter)
+    if not centring.least <= most or other.partly is None:
+        return None
+    between = replace(other.partly(centring.entries), strain=centring.strain)
+    found = _start_of(between, generator, meter)
+    is_same = not _difference(written, between, found.modes[0], meter)
+    return (between, found) if is_same else None
 
 
 def _difference(written: Problem, other: Problem, mode: Mode, meter: Meter) -> str:
@@ -652,6 +661,7 @@ def _program(problem: Problem, start: Start | None, meter: Meter) -> policy.Prog
         problem.epsilon * float(np.max(np.abs(start.mean) / start.modes[0].deviations)),
         problem.seconds_with_all_rows(each),
         has_engine,
+        problem.strain,
     )
 
 

@@ -55,6 +55,9 @@ MOST_DEVIATION = 4.0 / 3.0
 #: Chains that had the effective draws that were asked for, and went on, have this share of them at
 #: least: an estimate of their number varies by a fifth.
 STILL = 0.5
+#: Factor by which widths may depend on scales for chains to be believed as elsewhere: that of
+#: ``centring.NARROW``.
+STRAINED = 3.5
 #: Nats of rounding in the log density at most, and standard deviations of rounding in positions.
 ROUNDING, GRAIN = 0.1, 0.02
 #: Share of the last paths that found new modes at most.
@@ -86,6 +89,9 @@ class Program:
         Nats: machine epsilon times the size of log densities near the mode.
     grain : float
         Machine epsilon times the size of positions, in standard deviations.
+    strain : float
+        Factor by which widths of sites of latent scale still change with their scales, where they
+        are written partly non-centred.
     """
 
     dim: int
@@ -95,6 +101,7 @@ class Program:
     grain: float = 0.0
     seconds_with_all_rows: float = 0.0
     has_engine: bool = True
+    strain: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -323,9 +330,14 @@ def is_bounded(coupled: Coupled) -> bool:
     return coupled.bound is not None and coupled.bound < OPEN
 
 
-def is_doubtful(found: Chained, correction: Correction | None) -> bool:
-    """Whether tails are heavy, and no approximation that is near says that this is all right."""
-    return bool(found.heavy) and (correction is None or not is_good(correction))
+def is_doubtful(found: Chained, correction: Correction | None, strain: float = 1.0) -> bool:
+    """Whether chains have to agree closely to be believed.
+
+    Where tails are heavy, and no approximation that is near says that this is all right; or where
+    widths depend on scales, so that chains enter some parts of the posterior seldom.
+    """
+    is_heavy = bool(found.heavy) and (correction is None or not is_good(correction))
+    return is_heavy or strain > STRAINED
 
 
 def lacks_approximation(correction: Correction | None) -> bool:
@@ -390,7 +402,7 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
             evidence.wanted,
             rested=evidence.rested,
             is_sure=not bounded,
-            is_heavy=is_doubtful(found, evidence.correction),
+            is_heavy=is_doubtful(found, evidence.correction, evidence.program.strain),
         )
         figures = found.words
         if found.deviation_error > 0.0:  # of those that have one

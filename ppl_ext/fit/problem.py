@@ -111,6 +111,13 @@ class Problem:
         From positions (P, D) to the values of the sites that are evaluated, and back.
     latents : mapping of str to str
         By site that is non-centred, the latent site that stands for it.
+    centred : mapping of str to array
+        By site that is written in between, how far its entries are centred: see
+        :mod:`ppl_ext.fit.centring`.
+    strain : float
+        What is left of the dependence of these entries' widths on their scales, as a factor.
+    partly : callable, optional
+        Of such a mapping: the program with its sites written so.
     other_forms : tuple of str
         Sites that another way to write the program has in another form, such as non-centred.
     observed : Observed
@@ -141,6 +148,9 @@ class Problem:
     approximate: Approximate | None = None
     maps: Maps | None = None
     latents: Mapping[str, str] = field(default_factory=dict)
+    centred: Mapping[str, np.ndarray] = field(default_factory=dict)
+    strain: float = 1.0
+    partly: Callable[[Mapping[str, np.ndarray]], Problem] | None = None
     other_forms: tuple[str, ...] = ()
     observed: Observed = field(default_factory=Observed)
     prior: Prior | None = None

@@ -160,8 +160,11 @@ def refitted(
     found: Reweighted | None = None
     seen = [] if before.problem.name == written.name else list(itertools.islice(others, 1))
     with staged(stages, meter, "refit") as notes:
-        problem = next((p for p in (written, *seen) if p.name == before.problem.name), None)
+        problem = next((p for p in (written, *seen) if _is_of(p, before.problem)), None)
         why = why or _difference(before, problem)
+        if problem is not None and before.problem.centred and not why:
+            assert problem.partly is not None
+            problem = problem.partly(before.problem.centred)
         if not why:
             assert problem is not None
             try:
@@ -178,6 +181,11 @@ def refitted(
     told = f"Fitted from anew, without the fit before: {why}."
     climbed.evidence = replace(climbed.evidence, dropped=(*climbed.evidence.dropped, told))
     return climbed
+
+
+def _is_of(problem: Problem, before: Problem) -> bool:
+    """Whether a way to write a program is that of a fit before, or leads to it."""
+    return problem.name == before.name or bool(before.centred and problem.partly)
 
 
 def _difference(before: Climbed, problem: Problem | None) -> str:

@@ -201,10 +201,22 @@ def ways_of(
     moves = once("moves", lambda: host.moves(written, data) if may_move else Moves())
     if not moves.latents:
         return
-    program = host.noncentred(model, moves, written.layout.names)
-    moved = once("non-centred", lambda: host.target(program, args, kwargs, loaded, True))
-    name = f"with {', '.join(moves.latents)} non-centred"
-    yield problem(name, program, moved, moved.bind(*args, **kwargs), moves.latents)
+
+    def moved(name: str, given: Moves) -> Problem:
+        program = host.noncentred(model, given, written.layout.names)
+        own = once(name, lambda: host.target(program, args, kwargs, loaded, True))
+        return problem(name, program, own, own.bind(*args, **kwargs), moves.latents)
+
+    sites = ", ".join(moves.latents)
+
+    def partly(centred: Mapping[str, np.ndarray]) -> Problem:
+        # Other data sets of one shape do with the first one's, for which programs are compiled.
+        own = once("centred", lambda: centred)
+        given = {site: host.place(each.astype(np.float32)) for site, each in own.items()}
+        between = moved(f"with {sites} partly non-centred", moves.partly(given))
+        return replace(between, centred=own)
+
+    yield replace(moved(f"with {sites} non-centred", moves), partly=partly)
 
 
 def _rows(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +49,21 @@ class Moves:
 
     latents: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+
+    def partly(self, centred: Mapping[str, Any]) -> Moves:
+        """The same with entries centred from 0, as they are here, to 1, as written.
+
+        Parameters
+        ----------
+        centred : mapping of str to array
+            By site as written, the host's arrays of the shape of a value.
+        """
+        config = dict(self.config)
+        for site, latent in self.latents.items():
+            name = latent.removesuffix("_decentered")
+            known = config[name]
+            config[name] = type(known)(centred[site], shape_params=known.shape_params)
+        return replace(self, config=config)
 
 
 class Noncentred:

@@ -22,11 +22,10 @@ from ppl_ext.check.source import Source, source_of
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.comparison import compared, flat_columns
 from ppl_ext.fit.fit import Fit
-from ppl_ext.fit.ladder import _best, _has_neck
+from ppl_ext.fit.ladder import _best
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.verdict import SiteFigures, Verdict
 from ppl_ext.start.search import InPieces
-from ppl_ext.start.start import Mode, Start
 from ppl_ext.witnesses.drift import drift
 from ppl_ext.witnesses.ratios import importance_ratios
 from ppl_ext.witnesses.stein import stein_identities
@@ -541,26 +540,3 @@ def test_sites_that_another_way_to_write_a_program_has_otherwise() -> None:
         meter = Meter(10_000, 60.0)
         found, _ = _best(written, iter(others), np.random.default_rng(0), meter, [])
         assert found.name == written.name and found.other_forms == names
-
-
-@pytest.mark.parametrize(("error", "has_neck"), [(1.0, True), (0.1, False)])
-def test_a_neck_is_where_widths_follow_another_site(error: float, has_neck: bool) -> None:
-    """One effect of scale e^x and a row of it: its precision is e^-2x and that of the row."""
-
-    def density(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        log, effect = z[:, 0], z[:, 1]
-        square = effect**2 * np.exp(-2.0 * log)
-        value = -log - 0.5 * square - 0.5 * ((effect - 1.0) / error) ** 2 - 0.5 * log**2 / 0.09
-        scores = [
-            -1.0 + square - log / 0.09,
-            -effect * np.exp(-2.0 * log) - (effect - 1) / error**2,
-        ]
-        return value, np.stack(scores, 1)
-
-    places = {"scale": slice(0, 1), "effect": slice(1, 2)}
-    written = program(density, dim=2, coordinates=places).written
-    moved = replace(written, name="non-centred", latents={"effect": "effect_decentered"})
-    mode = Mode(np.array([0.0, 0.6]), np.array([0.3, 0.3]), 0.0, 0.0)
-    for meaning in (moved, replace(moved, latents={})):
-        found = _has_neck(written, meaning, Start((mode,), 0), Meter(1_000, 60.0))
-        assert found == (has_neck and bool(meaning.latents))

@@ -1,0 +1,159 @@
+"""Where the program as written has a neck, and how far entries are centred, on NumPy's problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import multivariate_normal, norm
+
+from ppl_ext.fit.centring import FAR, Centring, centring_of, has_neck
+from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.start.find import find
+from ppl_ext.start.start import Mode
+from ppl_ext.target.noncentred import Moves
+from tests.fit_support import WITHOUT_PROGRAM
+
+#: Of the groups: measurements and their errors, and the standard deviation of their mean's prior.
+Y, ERRORS, WIDE = np.array([1.3, -0.2, 0.4, 2.0]), np.array([0.05, 0.2, 1.0, 3.0]), 2.0
+
+
+def problem(
+    density: Callable[[np.ndarray], Any], coordinates: Mapping[str, slice], **changes: Any
+) -> Problem:
+    dim = max(place.stop for place in coordinates.values())
+    options: dict[str, Any] = {
+        "name": "as written",
+        "evaluate": density,
+        "dim": dim,
+        "epsilon": 1e-16,
+        "starting_points": lambda number: 0.1 * np.random.default_rng(0).normal(size=(number, dim)),
+        "coordinates": coordinates,
+        "values": lambda z: {name: z[:, place] for name, place in coordinates.items()},
+        "target": WITHOUT_PROGRAM,
+        "own": SimpleNamespace(
+            layout=SimpleNamespace(
+                shapes={name: (place.stop - place.start,) for name, place in coordinates.items()}
+            )
+        ),
+        "data": None,
+        "digest": lambda: "",
+    }
+    return Problem(**{**options, **changes})
+
+
+@pytest.mark.parametrize(("error", "is_narrow"), [(1.0, True), (0.1, False)])
+def test_a_neck_is_where_widths_follow_another_site(error: float, is_narrow: bool) -> None:
+    """One effect of scale e^x and a row of it: its precision is e^-2x and that of the row."""
+
+    def density(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        log, effect = z[:, 0], z[:, 1]
+        square = effect**2 * np.exp(-2.0 * log)
+        value = -log - 0.5 * square - 0.5 * ((effect - 1.0) / error) ** 2 - 0.5 * log**2 / 0.09
+        scores = [
+            -1.0 + square - log / 0.09,
+            -effect * np.exp(-2.0 * log) - (effect - 1) / error**2,
+        ]
+        return value, np.stack(scores, 1)
+
+    places = {"scale": slice(0, 1), "effect": slice(1, 2)}
+    written = problem(density, places)
+    moved = replace(written, name="non-centred", latents={"effect": "effect_decentered"})
+    mode = Mode(np.array([0.0, 0.6]), np.array([0.3, 0.3]), 0.0, 0.0)
+    for meaning in (moved, replace(moved, latents={})):
+        found = has_neck(written, meaning, mode, Meter(1_000, 60.0))
+        assert found == (is_narrow and bool(meaning.latents))
+
+
+def by_differences(value: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], Any]:
+    """Log densities with scores by central differences."""
+
+    def density(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        steps = 1e-5 * np.eye(z.shape[1])
+        ends = [value((z[:, None] + sign * steps).reshape(-1, z.shape[1])) for sign in (1, -1)]
+        return value(z), (ends[0] - ends[1]).reshape(z.shape) / 2e-5
+
+    return density
+
+
+def groups(y: np.ndarray, errors: np.ndarray) -> tuple[Problem, Problem]:
+    """Effects of mean m and scale e^u, measured once each; as written, and non-centred."""
+    number = len(y)
+    places = {"m": slice(0, 1), "u": slice(1, 2), "effect": slice(2, 2 + number)}
+
+    def effects(z: np.ndarray) -> np.ndarray:
+        return z[:, :1] + np.exp(z[:, 1:2]) * z[:, 2:]
+
+    def moved(z: np.ndarray) -> np.ndarray:
+        told = norm.logpdf(y, effects(z), errors) + norm.logpdf(z[:, 2:])
+        return told.sum(1) + norm.logpdf(z[:, 0], 0.0, WIDE) + norm.logpdf(z[:, 1], 0.0, 1.5)
+
+    def values(z: np.ndarray) -> dict[str, np.ndarray]:
+        return {"m": z[:, :1], "u": z[:, 1:2], "effect": effects(z)}
+
+    def there(values: Mapping[str, np.ndarray]) -> np.ndarray:
+        return np.concatenate([values[name] for name in places], axis=1)
+
+    def none(z: np.ndarray) -> dict[str, np.ndarray]:
+        raise AssertionError
+
+    own = {**places, "effect_decentered": places["effect"]}
+    del own["effect"]
+    other = problem(
+        by_differences(moved), own, latents={"effect": "effect_decentered"}, values=values
+    )
+    return problem(by_differences(moved), places, maps=(none, there)), other
+
+
+def shares_of_the_range(y: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """Means over the range of the log scale of the data's shares, by quadrature."""
+    grid = np.linspace(-8.0, 6.0, 1_401)
+    marginal = np.array(
+        [
+            multivariate_normal.logpdf(
+                y, cov=WIDE**2 + np.diag(errors**2) + np.exp(2.0 * u) * np.eye(len(y))
+            )
+            for u in grid
+        ]
+    ) + norm.logpdf(grid, 0.0, 1.5)
+    inside = grid[marginal >= marginal.max() - FAR**2 / 2.0]
+    return (1.0 / (1.0 + errors**2 * np.exp(-2.0 * inside[:, None]))).mean(0)
+
+
+@pytest.mark.parametrize(
+    ("y", "errors"),
+    [(Y, ERRORS), (Y, np.full(4, 0.1)), (np.tile(Y, 3), np.repeat([0.05, 1.5], 6))],
+)
+def test_entries_are_centred_by_what_their_data_tell(y: np.ndarray, errors: np.ndarray) -> None:
+    """The range of the scale is known to a step of the places where it is looked at."""
+    written, other = groups(y, errors)
+    start = find(other.evaluate, other.starting_points, np.random.default_rng(0), 1e-16)
+    meter = Meter(10_000, 60.0)
+    found = centring_of(written, other, start.modes[0], meter).entries["effect"]
+    np.testing.assert_allclose(found, shares_of_the_range(y, errors), atol=0.08)
+    assert meter.evaluations == 100  # of one coordinate that changes a scale
+
+
+def test_entries_with_few_data_stay_non_centred() -> None:
+    written, other = groups(Y, np.full(4, 10.0))
+    start = find(other.evaluate, other.starting_points, np.random.default_rng(0), 1e-16)
+    assert centring_of(written, other, start.modes[0], Meter(10_000, 60.0)) == Centring()
+
+
+def test_moves_of_entries_keep_what_else_the_host_is_told() -> None:
+    class Handler:
+        def __init__(self, centred: Any, shape_params: tuple[str, ...] = ()) -> None:
+            self.centred, self.shape_params = centred, shape_params
+
+    config = {"x": object(), "x_base": Handler(0.0, ("df",)), "y": Handler(0.0)}
+    moves = Moves({"x": "x_base_decentered", "y": "y_decentered"}, config)
+    centred = {"x": np.array([0.5, 1.0]), "y": np.array(0.25)}
+    found = moves.partly(centred)
+    assert found.latents == moves.latents and found.config["x"] is config["x"]
+    assert found.config["x_base"].centred is centred["x"]
+    assert found.config["x_base"].shape_params == ("df",)
+    assert found.config["y"].centred is centred["y"] and config["y"].centred == 0.0
