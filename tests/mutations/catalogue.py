@@ -1635,6 +1635,57 @@ def _fit() -> Iterator[Mutation]:
         "one, other = moved(points), written(found)",
         "reparameterise " + tests,
     )
+    for name, file, old, new in (
+        (
+            "entries of latent scale centred as if their data told all",
+            "fit/centring.py",
+            "shares = (of_high - of_low) / (2.0 * np.maximum(high - low, STEP))",
+            "shares = (of_high - of_low) / np.maximum(high - low, STEP)",
+        ),
+        (
+            "the range of a scale without the entries' volume",
+            "fit/centring.py",
+            "marginal = values - 0.5 * log_dets",
+            "marginal = values - 0.0 * log_dets",
+        ),
+        (
+            "the range of a scale from the mode's own entries",
+            "fit/centring.py",
+            "moved[:, others] += shares[:, None] * along",
+            "moved[:, others] += 0.0 * along",
+        ),
+        (
+            "what data tell of an entry without the entries around it",
+            "fit/centring.py",
+            "later = np.concatenate([here, later])",
+            "later = here",
+        ),
+        (
+            "chains whose widths follow a scale believed as others",
+            "fit/policy.py",
+            "return is_heavy or strain > STRAINED",
+            "return is_heavy",
+        ),
+        (
+            "a saved fit that forgets how far its entries are centred",
+            "fit/fit.py",
+            "if centred and problem.partly is not None:",
+            "if False:",
+        ),
+        (
+            "a refit that forgets how far its entries are centred",
+            "fit/refit.py",
+            "return problem.name == before.name or bool(before.centred and problem.partly)",
+            "return problem.name == before.name",
+        ),
+        (
+            "entries that are partly centred handed to the wrong site",
+            "target/noncentred.py",
+            "config[name] = type(known)(centred[site], shape_params=known.shape_params)",
+            "config[name] = type(known)(centred[site])",
+        ),
+    ):
+        yield from neutral(name, file, old, new, "centring policy in_between")
     yield from neutral(
         "another program taken for another way to write it",
         "fit/ladder.py",
