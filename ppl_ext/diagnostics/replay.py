@@ -675,6 +675,8 @@ class Recorder:
     num_draws : int
     chunked_plates : collection of str
         Plates whose rows come in chunks.
+    with_density : collection of str
+        Sites that record a value and have a density, of the prior, all the same.
 
     Attributes
     ----------
@@ -698,8 +700,9 @@ class Recorder:
         groups: Collection[str],
         num_draws: int,
         chunked_plates: Collection[str],
+        with_density: Collection[str] = (),
     ) -> None:
-        self.groups = frozenset(groups)
+        self.groups, self.with_density = frozenset(groups), with_density
         self._sites, self._num_draws = sites, num_draws
         self._chunked = frozenset(chunked_plates)
         self._arrays: dict[str, dict[str, Array]] = {group: {} for group in (*GROUPS[:-1], *TERMS)}

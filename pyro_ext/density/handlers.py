@@ -32,12 +32,18 @@ from torch.distributions import (
     Distribution,
     Independent,
     Normal,
+    TransformedDistribution,
     biject_to,
     constraints,
     transform_to,
 )
 from torch.distributions.constraints import MixtureSameFamilyConstraint
-from torch.distributions.transforms import ComposeTransform, IndependentTransform, Transform
+from torch.distributions.transforms import (
+    AffineTransform,
+    ComposeTransform,
+    IndependentTransform,
+    Transform,
+)
 
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.process import KEEPERS, handling, swapping
@@ -181,10 +187,50 @@ def _of_components(constraint: MixtureSameFamilyConstraint) -> Transform:
     return biject_to(base)
 
 
+def narrowed(fn: Any) -> Transform | None:
+    """The bijection to the support of a transformed distribution that is narrower than it says.
+
+    The host takes the last transform's codomain for the support, which is the line for an affine
+    map, whatever is mapped. None where that is right, or where a transform has no inverse.
+    """
+    while isinstance(fn, (Independent, MaskedDistribution)):
+        fn = fn.base_dist
+    # Families of the hosts that are written as transformed ones know their support.
+    if getattr(type(fn), "support", None) is not TransformedDistribution.support:
+        return None
+    if not all(each.bijective for each in fn.transforms):
+        return None
+    try:
+        inner = narrowed(fn.base_dist)
+        before = biject_to(fn.base_dist.support) if inner is None else inner
+    except NotImplementedError:
+        return None
+    parts, is_narrower = [before], inner is not None
+    for each in fn.transforms:
+        try:
+            wanted = biject_to(each.domain)
+        except NotImplementedError:
+            return None
+        is_narrower |= _kinds(before) != _kinds(wanted)
+        parts.append(each)
+        before = biject_to(each.codomain)
+    return ComposeTransform(parts) if is_narrower else None
+
+
+def _kinds(transform: Transform) -> tuple[object, ...]:
+    """The kinds of a bijection's parts. One with numbers is like no other: they may be latent."""
+    while isinstance(transform, IndependentTransform):
+        transform = transform.base_transform
+    if isinstance(transform, ComposeTransform):
+        return tuple(kind for part in transform.parts for kind in _kinds(part))
+    return (object(),) if isinstance(transform, AffineTransform) else (type(transform),)
+
+
 def transform_to_support(site: Mapping[str, Any]) -> Transform:
     """The bijection from unconstrained space to the support that ``site`` has now.
 
-    An angle is in (-pi, pi), as in NumPyro: on the line its density has no integral.
+    An angle is in (-pi, pi), as in NumPyro: on the line its density has no integral. Transformed
+    distributions have that of what is transformed, mapped on.
 
     Raises
     ------
@@ -193,7 +239,7 @@ def transform_to_support(site: Mapping[str, Any]) -> Transform:
     """
     try:
         with helpful_support_errors(site):
-            transform = biject_to(site["fn"].support)
+            transform = narrowed(site["fn"]) or biject_to(site["fn"].support)
         if not is_angle(site["fn"]):
             return transform
         turn = ComposeTransform([biject_to(constraints.interval(-math.pi, math.pi)), _OneTurn()])
@@ -493,7 +539,13 @@ class InitializationHandler(SiteHandler):
             return
         with helpful_support_errors(msg):
             value = self.strategy(msg)
-        self.positions[msg["name"]] = transform_to_support(msg).inv(value)
+        transform = transform_to_support(msg)
+        position = transform.inv(value)
+        if narrowed(msg["fn"]) is not None and not bool(torch.isfinite(position).all()):
+            # The host's strategies believe the support that the distribution says it has.
+            value = msg["fn"].sample()
+            position = transform.inv(value)
+        self.positions[msg["name"]] = position
         msg["value"] = value
 
     def _pyro_post_sample(self, msg: Any) -> None:

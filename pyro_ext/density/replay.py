@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from pyro.distributions import Delta
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
@@ -52,6 +53,7 @@ from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError, EvaluationWarning
 from ppl_ext.options import check_choice
 from ppl_ext.target.discrete import RowTerms
+from ppl_ext.target.families import innermost
 from pyro_ext.density.enumeration import (
     Factor,
     factor_of,
@@ -61,6 +63,7 @@ from pyro_ext.density.enumeration import (
 )
 from pyro_ext.density.handlers import (
     global_generator,
+    has_density,
     is_deterministic,
     is_factor,
     plate_frames,
@@ -162,6 +165,17 @@ def _kind(site: Mapping[str, Any]) -> str:
     return "discrete" if is_enumerated(site) else "latent"
 
 
+def _adds_density(site: Mapping[str, Any]) -> bool:
+    """Whether a site that records a value has a density beside those of other sites.
+
+    Of most it is 0 everywhere.
+    """
+    if not is_deterministic(site) or not has_density(site):
+        return False
+    delta = innermost(site["fn"], Delta)
+    return isinstance(delta, Delta) and bool((delta.log_density != 0.0).any())
+
+
 def _value_shape(site: Mapping[str, Any]) -> tuple[int, ...]:
     """Shape of the value; of an observed site together with its distribution."""
     shape = tuple(site["value"].shape)
@@ -244,7 +258,7 @@ def _shapes(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, SiteShapes]:
         kind, shape, frames = _kind(site), _value_shape(site), plate_frames(site)
         event_dim = None if kind == "deterministic" else site["fn"].event_dim
         found[name] = SiteShapes(kind, shape, plates_of_axes(shape, event_dim, frames))
-        if kind in ("observed", "latent"):
+        if kind in ("observed", "latent") or _adds_density(site):
             batch = tuple(_log_prob(site).shape)
             found[name].batch_shape = batch
             found[name].batch_plates = plates_of_axes(batch, 0, frames)
@@ -254,8 +268,11 @@ def _shapes(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, SiteShapes]:
 
 def _describe(
     target: LogDensity, data: Data, values: Mapping[str, Tensor], missing: Collection[str]
-) -> tuple[dict[str, SiteDescription], dict[str, int]]:
-    """Shapes and plates of every site, and the sizes of plates, on all rows."""
+) -> tuple[dict[str, SiteDescription], dict[str, int], list[str]]:
+    """Shapes and plates of every site, the sizes of plates, on all rows, and sites that record.
+
+    The last are those that have a density all the same.
+    """
     owned = target.plates
     first = target.first_rows()
     sites, shapes = _look(target, data, values, first)
@@ -275,7 +292,8 @@ def _describe(
     full = {name: plate.size for name, plate in owned.items()}
     computed = _computed_of(target, data, values, sites)
     described = describe_sites(shapes, probes, full)
-    return as_computed(described, computed, computed.keys() - set(missing)), sizes
+    recording = [name for name, site in sites.items() if _adds_density(site)]
+    return as_computed(described, computed, computed.keys() - set(missing)), sizes, recording
 
 
 def _computed_of(
@@ -351,7 +369,7 @@ def replay(
     }
     with torch.no_grad(), without_host_checks(), global_generator(seed):
         one = {name: value[0] for name, value in values.items()}
-        described, sizes = _describe(target, data, one, missing)
+        described, sizes, with_density = _describe(target, data, one, missing)
         check_draw_shapes(one, around or {}, described)
         num_draws = len(next(iter(values.values())))
         check_room(described, groups, num_draws, target.dtype.itemsize)
@@ -360,7 +378,7 @@ def replay(
         if sharding is not None:
             places = sharding.own_draws(num_draws)
             values = {name: value[places] for name, value in values.items()}
-        recorder = Recorder(described, groups, len(places), target.plates)
+        recorder = Recorder(described, groups, len(places), target.plates, with_density)
         if groups:
             if all_rows:
                 target.require_all_rows(data, PASS_ALL_ROWS)
@@ -444,7 +462,7 @@ class _Rows:
         for name, terms in marginals.items():
             found["log_likelihood", name] = terms.values
         if "log_prior" in groups and not (names and every.ties_latents):
-            for name in target.layout.names:
+            for name in (*target.layout.names, *recorder.with_density):
                 found["log_prior", name] = _log_prob(sites[name])
         together = {name for terms in marginals.values() for name in terms.sites}
         for name, fn in (linear or {}).items():
