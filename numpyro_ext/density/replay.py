@@ -65,6 +65,7 @@ from ppl_ext.diagnostics.replay import (
     check_room,
     computed_entries,
     describe_sites,
+    hidden_sites,
     is_outside,
     names_of_computed,
     nearby,
@@ -494,6 +495,7 @@ def _record(
 
         wanted = recorder.to_correct
         own = [name for group, name in wanted if group == "predictive"]
+        own = list(hidden_sites(own, missing))
 
         def recomputed(
             values: Mapping[str, jax.Array], data: Data, key: jax.Array
@@ -593,7 +595,8 @@ def _compiled_chunk(
                 computed["predictive"] = {name: _new_observation(site, key)}
         if "predictive" in groups and by_run:
             prior = random.fold_in(key, 1)
-            new = _run(target, data, values, indices, key, prior, observed)
+            hidden = hidden_sites(observed, missing)
+            new = _run(target, data, values, indices, key, prior, hidden)
             computed["predictive"] = {name: new[name]["value"] for name in observed}
         at = given if at_values else new
         computed["alongside"] = {name: at[name]["value"] for name in alongside}

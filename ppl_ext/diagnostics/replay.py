@@ -661,6 +661,15 @@ def check_room(
     )
 
 
+def hidden_sites(observed: Sequence[str], missing: Collection[str]) -> Sequence[str]:
+    """The observed sites that get new values: those without observations, or else all.
+
+    So the host's ``Predictive`` does it: what a model conditions on itself stays as it is where
+    the observations that depend on it are left out.
+    """
+    return [name for name in observed if name in missing] or observed
+
+
 # -- what is computed -----------------------------------------------------------------------------
 
 

@@ -43,6 +43,7 @@ from ppl_ext.diagnostics.replay import (
     check_room,
     computed_entries,
     describe_sites,
+    hidden_sites,
     is_outside,
     names_of_computed,
     nearby,
@@ -479,8 +480,8 @@ class _Rows:
                 said.pop("cdf", None)
             found |= {(term, name): value for term, value in said.items()}
         if "predictive" in groups and own:
-            apart = recorder.apart
-            new = _run(target, data, one, indices, resample=own) if apart else sites
+            apart, hidden = recorder.apart, hidden_sites(own, self.missing)
+            new = _run(target, data, one, indices, resample=hidden) if apart else sites
             for name in own:
                 value = new[name]["value"] if apart else _new_observation(new[name])
                 found["predictive", name] = value
@@ -553,7 +554,8 @@ def _record(
         one = {name: value[draw] for name, value in values.items()}
         _seed([*seeds[draw], chunk + 1])
         own = [name for group, name in recorder.to_correct if group == "predictive"]
-        sites = _run(target, data, one, target.all_rows(), resample=own)
+        hidden = hidden_sites(own, missing)
+        sites = _run(target, data, one, target.all_rows(), resample=hidden)
         for group, name in recorder.to_correct:
             recorder.correct(group, name, draw, _host(sites[name]["value"]))
 

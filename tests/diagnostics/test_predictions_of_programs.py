@@ -263,3 +263,29 @@ def test_new_observations_are_what_later_ones_are_made_of(
     error = np.sqrt(np.diag(covariance) / number)
     assert (abs(y_new.mean(0) - mean) < 5.0 * error).all()
     np.testing.assert_allclose(np.cov(y_new.T), covariance, atol=0.09 * covariance.max())
+
+
+def test_what_a_program_conditions_on_itself_stays_where_observations_are_left_out(
+    backend: Any,
+) -> None:
+    """As with the host: new observations are of the value that the program gives."""
+    host, dist = backend.host, backend.dist
+
+    def inner(y: Any = None) -> None:
+        a = host.sample("a", dist.Normal(0.0, 1.0))
+        b = host.sample("b", dist.Normal(a, 1.0))
+        with host.plate("rows", 20):
+            host.sample("y", dist.Normal(a + b, 0.1), obs=y)
+
+    given = {"b": backend.array(np.array(1.5, np.float32))}
+    handlers = host.poutine if backend.is_pyro else host.handlers
+    model = handlers.condition(inner, data=given)
+    draws = {"a": backend.array(np.linspace(-0.1, 0.1, 50).astype(np.float32))}
+    observed = backend.array(np.full(20, 1.5, np.float32))
+    hidden = predicted(backend, model, draws, (None,), {})
+    assert (abs(hidden["b"] - 1.5) < 1e-6).all()
+    assert abs(hidden["y"].mean() - 1.5) < 0.02
+    # With all observations there, all of them are drawn anew, each of those before it.
+    every = predicted(backend, model, draws, (observed,), {})
+    assert every["b"].std() > 0.5
+    assert np.corrcoef(every["b"], every["y"].mean(1))[0, 1] > 0.9
