@@ -59,18 +59,19 @@ from ppl_ext.diagnostics.replay import (
     SiteDescription,
     SiteShapes,
     as_computed,
+    cannot_be_drawn,
     check_draw_shape,
     check_draw_shapes,
     check_draws,
     check_room,
     computed_entries,
     describe_sites,
-    hidden_sites,
     is_outside,
     names_of_computed,
     nearby,
     one_draw,
     plates_of_axes,
+    without_kept,
 )
 from ppl_ext.documented import documented
 from ppl_ext.options import check_choice
@@ -144,7 +145,10 @@ def _new_observation(site: Site, rng_key: jax.Array) -> jax.Array:
     batch_shape = shape[: len(shape) - fn.event_dim]
     if fn.batch_shape != batch_shape:
         fn = fn.expand(batch_shape)
-    value: jax.Array = fn.sample(rng_key)
+    try:
+        value: jax.Array = fn.sample(rng_key)
+    except (NotImplementedError, ValueError) as error:
+        raise cannot_be_drawn(site["name"], error) from error
     return value
 
 
@@ -397,6 +401,7 @@ def replay(
     groups: Collection[str] = GROUPS,
     discrete: str = "sample",
     missing: Collection[str] = (),
+    finite: Collection[str] = (),
     all_rows: bool = True,
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
@@ -420,8 +425,8 @@ def replay(
         key = key_or(rng_key)
         rows = data_chunk or target.data_chunk or DATA_CHUNK
         most = discrete == "most probable"
-        unseen, size = frozenset(missing), draw_chunk or DRAW_CHUNK
-        _record(recorder, target, data, values, size, rows, key, most, unseen, around)
+        unseen, size = (frozenset(missing), frozenset(finite)), draw_chunk or DRAW_CHUNK
+        _record(recorder, target, data, values, size, rows, key, most, *unseen, around)
     return recorder.replayed(sizes)
 
 
@@ -443,6 +448,7 @@ def _record(
     rng_key: jax.Array,
     most: bool,
     missing: frozenset[str],
+    finite: frozenset[str],
     around: Mapping[str, Any] | None,
 ) -> None:
     num_draws = len(next(iter(values.values())))
@@ -467,6 +473,7 @@ def _record(
         quick,
         most,
         missing,
+        finite,
         around is not None,
     )
     for chunk, (_, rows) in enumerate(target.sweep(data_chunk)):
@@ -495,7 +502,7 @@ def _record(
 
         wanted = recorder.to_correct
         own = [name for group, name in wanted if group == "predictive"]
-        own = list(hidden_sites(own, missing))
+        own = without_kept(own, missing, finite)
 
         def recomputed(
             values: Mapping[str, jax.Array], data: Data, key: jax.Array
@@ -533,6 +540,7 @@ def _compiled_chunk(
     quick: bool,
     most: bool,
     missing: frozenset[str],
+    finite: frozenset[str],
     linear: bool,
 ) -> Program:
     """What is wanted at some draws, and the observations, on one chunk of rows."""
@@ -595,7 +603,7 @@ def _compiled_chunk(
                 computed["predictive"] = {name: _new_observation(site, key)}
         if "predictive" in groups and by_run:
             prior = random.fold_in(key, 1)
-            hidden = hidden_sites(observed, missing)
+            hidden = without_kept(observed, missing, finite)
             new = _run(target, data, values, indices, key, prior, hidden)
             computed["predictive"] = {name: new[name]["value"] for name in observed}
         at = given if at_values else new

@@ -67,6 +67,8 @@ REPLAY_DOCUMENTATION = """
     missing : collection of str
         Observed sites whose values are none: discrete sites are to know nothing of them, and they
         are not computed from latent sites.
+    finite : collection of str
+        Those of them that may be discrete latent sites.
     all_rows : bool
         Refuse arguments that hold only some rows of a plate. Predictions on new rows take those
         that there are.
@@ -661,13 +663,28 @@ def check_room(
     )
 
 
-def hidden_sites(observed: Sequence[str], missing: Collection[str]) -> Sequence[str]:
+def without_kept(
+    observed: Sequence[str], missing: Collection[str], finite: Collection[str]
+) -> list[str]:
     """The observed sites that get new values: those without observations, or else all.
 
     So the host's ``Predictive`` does it: what a model conditions on itself stays as it is where
-    the observations that depend on it are left out.
+    the observations that depend on it are left out. Of the ``missing`` the ``finite`` may be
+    discrete latent sites, which a program never observes.
     """
-    return [name for name in observed if name in missing] or observed
+    if set(missing) <= set(finite):
+        return list(observed)
+    return [name for name in observed if name in missing]
+
+
+def cannot_be_drawn(name: str, error: Exception) -> ArgumentError:
+    """Of an observed site whose distribution has a density and no draws in the host."""
+    text = str(error).strip() or type(error).__name__
+    return ArgumentError(
+        f"Expected a distribution of '{name}' that the host can draw from, found one that it "
+        f"cannot: {text} The fit itself does not need it: `to_arviz` goes without new "
+        "observations by posterior_predictive=False."
+    )
 
 
 # -- what is computed -----------------------------------------------------------------------------

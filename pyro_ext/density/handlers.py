@@ -20,6 +20,7 @@ import pyro
 import torch
 from jaxtyping import Float
 from pyro.distributions import Delta, MaskedDistribution, Unit
+from pyro.distributions.transforms import CholeskyTransform
 from pyro.distributions.util import scale_and_mask, sum_rightmost
 from pyro.infer.autoguide.utils import helpful_support_errors
 from pyro.ops.special import _SafeLog
@@ -44,6 +45,7 @@ from torch.distributions.transforms import (
     IndependentTransform,
     Transform,
 )
+from torch.distributions.utils import tril_matrix_to_vec, vec_to_tril_matrix
 
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.process import KEEPERS, handling, swapping
@@ -185,6 +187,55 @@ def _of_components(constraint: MixtureSameFamilyConstraint) -> Transform:
     if any(isinstance(each, Tensor) and each.dim() for each in vars(base).values()):
         raise NotImplementedError
     return biject_to(base)
+
+
+class _LowerCholesky(Transform):
+    """From vectors to lower triangles with positive diagonals, as NumPyro has it.
+
+    Below the diagonal are the first numbers, row by row, on it exponentials of the others.
+    """
+
+    domain, codomain = constraints.real_vector, constraints.lower_cholesky
+    bijective = True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _LowerCholesky)
+
+    def _call(self, x: Tensor) -> Tensor:
+        size = _size_of_triangle(x.shape[-1])
+        below = vec_to_tril_matrix(x[..., :-size], -1) if size > 1 else 0.0
+        return below + torch.diag_embed(x[..., -size:].exp())
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        diagonal = y.diagonal(dim1=-2, dim2=-1).log()
+        return torch.cat([tril_matrix_to_vec(y, -1), diagonal], -1) if y.shape[-1] > 1 else diagonal
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        return x[..., -y.shape[-1] :].sum(-1)
+
+    def forward_shape(self, shape: torch.Size) -> torch.Size:
+        size = _size_of_triangle(shape[-1])
+        return torch.Size((*shape[:-1], size, size))
+
+    def inverse_shape(self, shape: torch.Size) -> torch.Size:
+        return torch.Size((*shape[:-2], shape[-1] * (shape[-1] + 1) // 2))
+
+
+def _size_of_triangle(number: int) -> int:
+    """Rows of a lower triangle of so many numbers."""
+    return round((math.sqrt(1 + 8 * number) - 1) / 2)
+
+
+@biject_to.register(constraints.lower_cholesky)
+def _to_lower_cholesky(constraint: Any) -> Transform:
+    """The hosts have no bijection there, but a map that leaves a triangle unused."""
+    return _LowerCholesky()
+
+
+@biject_to.register(constraints.positive_definite)
+def _to_positive_definite(constraint: Any) -> Transform:
+    """A lower triangle times its transpose."""
+    return ComposeTransform([_LowerCholesky(), CholeskyTransform().inv])
 
 
 def narrowed(fn: Any) -> Transform | None:

@@ -37,18 +37,19 @@ from ppl_ext.diagnostics.replay import (
     SiteDescription,
     SiteShapes,
     as_computed,
+    cannot_be_drawn,
     check_draw_shape,
     check_draw_shapes,
     check_draws,
     check_room,
     computed_entries,
     describe_sites,
-    hidden_sites,
     is_outside,
     names_of_computed,
     nearby,
     one_draw,
     plates_of_axes,
+    without_kept,
 )
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError, EvaluationWarning
@@ -192,7 +193,10 @@ def _new_observation(site: Mapping[str, Any]) -> Tensor:
     batch_shape = shape[: len(shape) - fn.event_dim]
     if fn.batch_shape != batch_shape:
         fn = fn.expand(batch_shape)
-    return sampled(fn)
+    try:
+        return sampled(fn)
+    except NotImplementedError as error:
+        raise cannot_be_drawn(site["name"], error) from error
 
 
 def _log_prob(site: Mapping[str, Any]) -> Tensor:
@@ -354,6 +358,7 @@ def replay(
     groups: Collection[str] = GROUPS,
     discrete: str = "sample",
     missing: Collection[str] = (),
+    finite: Collection[str] = (),
     all_rows: bool = True,
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
@@ -387,7 +392,10 @@ def replay(
             unseen = frozenset(missing)
             seeds = [[seed % 2**64, place] for place in places]
             chunks = data_chunk, draw_chunk
-            _record(recorder, target, data, values, *chunks, most, unseen, seeds, around, of_all)
+            unsure = frozenset(finite)
+            _record(
+                recorder, target, data, values, *chunks, most, unseen, unsure, seeds, around, of_all
+            )
     found = recorder.replayed(sizes)
     if sharding is None:
         return found
@@ -430,6 +438,7 @@ class _Rows:
     indices: Indices
     most: bool
     missing: frozenset[str]
+    finite: frozenset[str]
 
     def __call__(
         self,
@@ -480,7 +489,7 @@ class _Rows:
                 said.pop("cdf", None)
             found |= {(term, name): value for term, value in said.items()}
         if "predictive" in groups and own:
-            apart, hidden = recorder.apart, hidden_sites(own, self.missing)
+            apart, hidden = recorder.apart, without_kept(own, self.missing, self.finite)
             new = _run(target, data, one, indices, resample=hidden) if apart else sites
             for name in own:
                 value = new[name]["value"] if apart else _new_observation(new[name])
@@ -500,6 +509,7 @@ def _record(
     draw_chunk: int | None,
     most: bool,
     missing: frozenset[str],
+    finite: frozenset[str],
     seeds: list[list[int]],
     around: Mapping[str, Any] | None,
     of_all: Mapping[str, Tensor],
@@ -511,7 +521,7 @@ def _record(
     size = draw_chunk or recorder.draws_together(_TOGETHER, _MOST_DRAWS)
     for chunk, (_, indices) in enumerate(target.sweep(data_chunk)):
         rows = {name: _host(places) for name, places in indices.items()}
-        at_draw = _Rows(recorder, target, data, indices, most, missing)
+        at_draw = _Rows(recorder, target, data, indices, most, missing, finite)
         if "observed" in recorder.groups:
             first = _run(target, data, {name: value[0] for name, value in values.items()}, indices)
             for site in recorder.observed_sites:
@@ -554,7 +564,7 @@ def _record(
         one = {name: value[draw] for name, value in values.items()}
         _seed([*seeds[draw], chunk + 1])
         own = [name for group, name in recorder.to_correct if group == "predictive"]
-        hidden = hidden_sites(own, missing)
+        hidden = without_kept(own, missing, finite)
         sites = _run(target, data, one, target.all_rows(), resample=hidden)
         for group, name in recorder.to_correct:
             recorder.correct(group, name, draw, _host(sites[name]["value"]))

@@ -1,5 +1,6 @@
 """Transformed distributions, and sites that record a value and have a density, in Pyro."""
 
+import math
 import warnings
 
 import numpy as np
@@ -8,10 +9,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide.initialization import init_to_value
 from pyro.infer.reparam import SplitReparam
 from torch.distributions import transforms as tf
 
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, ModelCheckError
 from pyro_ext import SVGD, fit, to_arviz
 from pyro_ext.density import LogDensity
 from pyro_ext.guides.flat_density import check_same_layout
@@ -153,3 +155,55 @@ def test_log_priors_have_those_of_sites_that_are_split():
     whole = torch.as_tensor(draws["s"].values.reshape(16, 3))
     expected = dist.Normal(0.0, 2.0).log_prob(whole).sum(-1)
     np.testing.assert_allclose(total, expected.numpy(), rtol=1e-6)
+
+
+#: Densities of a matrix of the size two, and log|d matrix / d z| with z in its order: below the
+#: diagonal, then logarithms on it.
+MATRICES = {
+    "Wishart": (
+        lambda: dist.Wishart(torch.tensor(5.0), torch.eye(2)),
+        lambda lower: lower @ lower.mT,
+        # 2^2 l_11^2 l_22 of the product, l_11 l_22 of the exponentials.
+        lambda lower: math.log(4.0) + 3.0 * lower[0, 0].log() + 2.0 * lower[1, 1].log(),
+    ),
+    "lower triangles": (
+        lambda: dist.ImproperUniform(
+            dist.constraints.lower_cholesky, torch.Size(), torch.Size([2, 2])
+        ),
+        lambda lower: lower,
+        lambda lower: lower[0, 0].log() + lower[1, 1].log(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_positive_definite_matrices_and_their_roots_are_latent_sites(name):
+    make, to_value, log_det = MATRICES[name]
+
+    def model():
+        pyro.sample("x", make())
+
+    target = LogDensity(model, init_strategy=init_to_value(values={"x": torch.eye(2)}))
+    assert target.dim == 3
+    z = torch.tensor([[0.3, -0.2, 0.5], [-1.0, 0.1, 0.0]])
+    values = target.constrain(z, target.bind())["x"]
+    density = target.log_density(z, target.bind())
+    for place, value, found in zip(z, values, density, strict=True):
+        lower = torch.diag(place[1:].exp())
+        lower[1, 0] = place[0]
+        torch.testing.assert_close(value, to_value(lower))
+        torch.testing.assert_close(found, make().log_prob(value) + log_det(lower))
+    back = target.unconstrain({"x": values}, target.bind())
+    torch.testing.assert_close(back, z)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_whole_numbers_where_the_host_wants_others_are_refused_with_what_to_write(dtype):
+    def model(y):
+        p = pyro.sample("p", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Bernoulli(logits=p), obs=y)
+
+    y = torch.tensor([0, 1, 1, 0]).to(dtype)
+    with pytest.raises(ModelCheckError, match=r"floating point, as `y.float\(\)`"):
+        LogDensity(model, (y,))
