@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ppl_ext.curvature.program_curvature import GaussNewton
 from ppl_ext.engines import judgement as shared
 from ppl_ext.engines.judgement import Drawn, Run, judge, unjudged
 from ppl_ext.errors import DoubtfulFitWarning
+from ppl_ext.laplace.laplace_ggn import notes_of
 from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import InPieces
 from ppl_ext.start.start import Mode
@@ -627,3 +629,12 @@ def test_engines_that_are_wrong_say_so(backend: Any, engine: str, name: str) -> 
         result = ended(backend, run, steps, *map(backend.array, args))
     assert result.judgement.doubtful != right, str(result.judgement)
     assert sum(each.category is DoubtfulFitWarning for each in heard) == (not right)
+
+
+def test_what_is_known_of_an_answer_beforehand_is_told_with_it() -> None:
+    found = judge(run_of(drawn(64), notes=("A note.",)))
+    assert found.told[-1] == "A note."
+    assert not found.doubtful
+    (told,) = notes_of(GaussNewton("kfac"))
+    assert "may spread by more than the noise" in told
+    assert notes_of(GaussNewton("full")) == ()

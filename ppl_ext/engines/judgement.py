@@ -255,6 +255,8 @@ class Run:
         See :class:`Judgement`.
     constrain : callable, optional
         From flat positions (S, D) to the values of sites, arrays (S, ...) on the host.
+    notes : tuple of str
+        What is told of the engine's answer whatever its draws show.
     """
 
     engine: str
@@ -270,6 +272,7 @@ class Run:
     modes: tuple[Mode, ...] = ()
     centred: tuple[str, ...] = ()
     constrain: Callable[[np.ndarray], Mapping[str, Any]] | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -299,7 +302,8 @@ def judge(run: Run) -> Judgement:
         return replace(nothing, told=(batch,))
     try:
         with np.errstate(all="ignore"):
-            return _judged(run)
+            found = _judged(run)
+        return replace(found, told=(*found.told, *run.notes))
     except (ArgumentError, ModelCheckError) as error:
         text = str(error).partition("\n")[0]
         return replace(nothing, told=(f"Not judged: {text}",))
