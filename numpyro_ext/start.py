@@ -195,13 +195,13 @@ def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None)
 
 
 def pieces_of(target: LogDensity) -> Callable[[Data, dict[str, np.ndarray] | None], Piece]:
-    """The same of any arguments and rows, which are traced once for all of one form."""
+    """The same of any arguments and rows, which a target traces once for all of one form."""
 
     def evaluate(z: Array, data: Data, indices: Any, _: Array) -> tuple[Array, Array]:
         found = target.score(z, data, indices) if indices else target.full_score(z, data)
         return found.log_density(target.likelihood_temperature), found.score
 
-    program = Loop(evaluate, CALLS)
+    program = target.remembered("pieces", lambda: Loop(evaluate, CALLS))
 
     def bound(data: Data, rows: dict[str, np.ndarray] | None) -> Piece:
         def piece(z: np.ndarray, before: int) -> tuple[Any, Any]:

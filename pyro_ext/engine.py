@@ -857,9 +857,11 @@ class Engine(EngineShell, ABC):
             piece = piece_of(target, data, rows)
 
             def kept(positions: np.ndarray, before: int) -> tuple[Any, Any]:
-                # What a model draws itself must not change how a run goes on.
-                with global_generator(0):
-                    return piece(positions, before)
+                # What a model draws itself is the same in each piece.
+                torch.default_generator.manual_seed(0)
+                if target.device.type == "cuda":
+                    torch.cuda.manual_seed_all(0)
+                return piece(positions, before)
 
             return kept
 
@@ -874,18 +876,19 @@ class Engine(EngineShell, ABC):
         def of_batch(batch: Batch) -> Any:
             return pieces(None, target.bind(*batch.args, **{**kwargs, **batch.kwargs}))
 
-        return self._judgement(
-            plan,
-            data,
-            self._stream,
-            lambda: Rows.of_plates(target.plates, pieces, np.random.default_rng(0)),
-            of_batch,
-            epsilon=target.epsilon,
-            steps=steps,
-            evaluations=evaluations,
-            draw=draw,
-            constrain=constrain,
-        )
+        with global_generator(0):  # It must not change how a run goes on.
+            return self._judgement(
+                plan,
+                data,
+                self._stream,
+                lambda: Rows.of_plates(target.plates, pieces, np.random.default_rng(0)),
+                of_batch,
+                epsilon=target.epsilon,
+                steps=steps,
+                evaluations=evaluations,
+                draw=draw,
+                constrain=constrain,
+            )
 
     @between_steps()
     @_at_work

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ppl_ext.curvature.program_curvature import GaussNewton
 from ppl_ext.engines import judgement as shared
 from ppl_ext.engines.judgement import Drawn, Run, judge, unjudged
 from ppl_ext.errors import DoubtfulFitWarning
+from ppl_ext.laplace.laplace_ggn import notes_of
 from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import InPieces
 from ppl_ext.start.start import Mode
+from ppl_ext.witnesses.stein import identities_along_flows, stein_identities
 
 SD = np.array([1.0, 2.0, 0.5])
 
@@ -275,6 +278,76 @@ def test_very_many_rows_are_judged_by_a_sample() -> None:
         found = judge(run_of(drawn(496, factor), rows=lambda: rows, evaluations=10.0))
         assert found.doubtful == doubtful
         assert found.evaluations <= 500
+
+
+def scale_and_effects(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log density and score of eight effects and their log scale, which is Normal(0, 3)."""
+    v, x = z[:, :1], z[:, 1:]
+    squares = np.square(x) * np.exp(-v)
+    values = -(v[:, 0] ** 2) / 18.0 - 0.5 * (squares.sum(1) + 8.0 * v[:, 0])
+    of_v = -v[:, 0] / 9.0 + 0.5 * (squares.sum(1) - 8.0)
+    return values, np.column_stack([of_v, -x * np.exp(-v)])
+
+
+def effects_given(v: np.ndarray, seed: int) -> np.ndarray:
+    """Draws of effects that are right given their log scale, behind it."""
+    noise = np.random.default_rng(seed).normal(size=(len(v), 8))
+    return np.column_stack([v, np.exp(0.5 * v)[:, None] * noise])
+
+
+def test_draws_of_a_scale_that_are_too_narrow_are_told_where_effects_follow_it() -> None:
+    """The slope in the scale has the noise of eight effects, which hides that of the scale."""
+    sites = {"coordinates": {"v": slice(0, 1), "x": slice(1, 9)}}
+    doubts, shares, told = [], [], []
+    for seed in range(20):
+        v = np.random.default_rng(100 + seed).normal(size=64)
+        right, narrow = (effects_given(scale * v, seed) for scale in (3.0, 1.2))
+        scores = scale_and_effects(narrow)[1]
+        alone = stein_identities(narrow, scores, ["v", *"abcdefgh"])
+        flow = identities_along_flows(narrow, scores, ["v", *"abcdefgh"], sites["coordinates"])
+        assert flow is not None
+        assert flow.names[0] == "v"
+        assert flow.diagonal_error[0] < 0.6 * alone.diagonal_error[0]
+        shares.append(1.0 - flow.diagonal[0])
+        found = judge(run_of(right, density=scale_and_effects, **sites))
+        doubts.append(any("moved along" in each for each in found.reasons))
+        found = judge(run_of(narrow, density=scale_and_effects, **sites))
+        told.append(any("moved along" in each for each in found.reasons))
+    # The variance is 0.16 times the right one.
+    assert abs(np.mean(shares) - 0.16) < 0.1
+    assert sum(told) >= 18
+    assert sum(doubts) <= 1
+
+
+def test_sites_that_nothing_follows_have_no_flow() -> None:
+    draws, names = drawn(64), ["a", "b", "c"]
+    sites = {name: slice(k, k + 1) for k, name in enumerate(names)}
+    assert identities_along_flows(draws, normal(draws)[1], names, sites) is None
+    # Nor are there any for few draws, and for many dimensions.
+    few, wide = effects_given(np.linspace(-3.0, 3.0, 20), 0), np.zeros((999, 65))
+    sites = {"v": slice(0, 1), "x": slice(1, 9)}
+    assert identities_along_flows(few, scale_and_effects(few)[1], [*"vabcdefgh"], sites) is None
+    assert identities_along_flows(wide, wide, ["w"] * 65, {"w": slice(0, 65)}) is None
+
+
+def test_a_guide_of_another_shape_is_told_by_the_spread_of_its_ratios() -> None:
+    """Of a joint Student t in ten dimensions every moment that weights can tell is right."""
+    number, dim = 496, 10
+    z = np.random.default_rng(0).normal(size=(number, dim))
+
+    def density(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        factor = 1.0 + 1.25 * np.square(z).sum(1) / 3.0
+        return -6.5 * np.log(factor), -6.5 * 2.5 / 3.0 * z / factor[:, None]
+
+    log_q = -0.5 * np.square(z).sum(1)
+    found = judge(run_of(z, log_q, density))
+    assert found.ratios is not None
+    assert not found.ratios.moves
+    (reason,) = found.reasons
+    assert "another shape" in reason
+    # A Normal that is a tenth too wide in each of ten dimensions is let pass.
+    wide = -0.5 * np.square(1.05 * z).sum(1)
+    assert not judge(run_of(z, log_q, lambda z: (wide, -(1.05**2) * z))).doubtful
 
 
 def test_a_draw_in_the_neck_of_a_funnel_is_told() -> None:
@@ -556,3 +629,12 @@ def test_engines_that_are_wrong_say_so(backend: Any, engine: str, name: str) -> 
         result = ended(backend, run, steps, *map(backend.array, args))
     assert result.judgement.doubtful != right, str(result.judgement)
     assert sum(each.category is DoubtfulFitWarning for each in heard) == (not right)
+
+
+def test_what_is_known_of_an_answer_beforehand_is_told_with_it() -> None:
+    found = judge(run_of(drawn(64), notes=("A note.",)))
+    assert found.told[-1] == "A note."
+    assert not found.doubtful
+    (told,) = notes_of(GaussNewton("kfac"))
+    assert "may spread by more than the noise" in told
+    assert notes_of(GaussNewton("full")) == ()

@@ -8,7 +8,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,9 @@ from ppl_ext.target.log_density import LogDensityShell, warn_of_held_parameters
 _ADVICE = "Pass arrays of JAX or NumPy, as y.to_numpy() of a column or tensor.numpy() gives."
 #: Bytes of arguments up to which they are taken to fit on one device beside all that it holds.
 WHOLE_UP_TO = 2**30
+
+
+Kept = TypeVar("Kept")
 
 
 class LogDensity(LogDensityShell[Array, Data]):
@@ -202,6 +205,7 @@ class LogDensity(LogDensityShell[Array, Data]):
         )
         self._start = StartingPositions(self._evaluation, self.init_strategy)
         self._programs: dict[Any, Program] = {}
+        self._remembered: dict[str, Any] = {}
         self._set_model(bound)
         self.layout: Layout = bound.layout
         self.dtype = bound.dtype
@@ -300,6 +304,19 @@ class LogDensity(LogDensityShell[Array, Data]):
         """Let go of the programs that looked for a start and at it; a network's are large."""
         self._start.forget()
         self._programs.clear()
+        self._remembered.clear()
+
+    def remembered(self, name: str, make: Callable[[], Kept]) -> Kept:
+        """What was made of this target under a name, so that it is traced once for all runs.
+
+        Made anew where all rows are those of a loader, which targets of one density may differ by.
+        """
+        if self.passes is not None:
+            return make()
+        if name not in self._remembered:
+            self._remembered[name] = make()
+        found: Kept = self._remembered[name]
+        return found
 
     def _run(self, name: Any, function: Callable[..., Any], *, rarely: bool = False) -> Program:
         if name not in self._programs:

@@ -59,6 +59,7 @@ from ppl_ext.diagnostics.replay import (
     SiteDescription,
     SiteShapes,
     as_computed,
+    cannot_be_drawn,
     check_draw_shape,
     check_draw_shapes,
     check_draws,
@@ -70,6 +71,7 @@ from ppl_ext.diagnostics.replay import (
     nearby,
     one_draw,
     plates_of_axes,
+    without_kept,
 )
 from ppl_ext.documented import documented
 from ppl_ext.options import check_choice
@@ -143,7 +145,10 @@ def _new_observation(site: Site, rng_key: jax.Array) -> jax.Array:
     batch_shape = shape[: len(shape) - fn.event_dim]
     if fn.batch_shape != batch_shape:
         fn = fn.expand(batch_shape)
-    value: jax.Array = fn.sample(rng_key)
+    try:
+        value: jax.Array = fn.sample(rng_key)
+    except (NotImplementedError, ValueError) as error:
+        raise cannot_be_drawn(site["name"], error) from error
     return value
 
 
@@ -396,6 +401,7 @@ def replay(
     groups: Collection[str] = GROUPS,
     discrete: str = "sample",
     missing: Collection[str] = (),
+    finite: Collection[str] = (),
     all_rows: bool = True,
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
@@ -419,8 +425,8 @@ def replay(
         key = key_or(rng_key)
         rows = data_chunk or target.data_chunk or DATA_CHUNK
         most = discrete == "most probable"
-        unseen, size = frozenset(missing), draw_chunk or DRAW_CHUNK
-        _record(recorder, target, data, values, size, rows, key, most, unseen, around)
+        unseen, size = (frozenset(missing), frozenset(finite)), draw_chunk or DRAW_CHUNK
+        _record(recorder, target, data, values, size, rows, key, most, *unseen, around)
     return recorder.replayed(sizes)
 
 
@@ -442,6 +448,7 @@ def _record(
     rng_key: jax.Array,
     most: bool,
     missing: frozenset[str],
+    finite: frozenset[str],
     around: Mapping[str, Any] | None,
 ) -> None:
     num_draws = len(next(iter(values.values())))
@@ -466,6 +473,7 @@ def _record(
         quick,
         most,
         missing,
+        finite,
         around is not None,
     )
     for chunk, (_, rows) in enumerate(target.sweep(data_chunk)):
@@ -494,6 +502,7 @@ def _record(
 
         wanted = recorder.to_correct
         own = [name for group, name in wanted if group == "predictive"]
+        own = without_kept(own, missing, finite)
 
         def recomputed(
             values: Mapping[str, jax.Array], data: Data, key: jax.Array
@@ -531,6 +540,7 @@ def _compiled_chunk(
     quick: bool,
     most: bool,
     missing: frozenset[str],
+    finite: frozenset[str],
     linear: bool,
 ) -> Program:
     """What is wanted at some draws, and the observations, on one chunk of rows."""
@@ -593,7 +603,8 @@ def _compiled_chunk(
                 computed["predictive"] = {name: _new_observation(site, key)}
         if "predictive" in groups and by_run:
             prior = random.fold_in(key, 1)
-            new = _run(target, data, values, indices, key, prior, observed)
+            hidden = without_kept(observed, missing, finite)
+            new = _run(target, data, values, indices, key, prior, hidden)
             computed["predictive"] = {name: new[name]["value"] for name in observed}
         at = given if at_values else new
         computed["alongside"] = {name: at[name]["value"] for name in alongside}

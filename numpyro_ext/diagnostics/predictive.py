@@ -207,6 +207,7 @@ def predictions(
         return _forecasts(model, draws, args, kwargs, seed, return_sites)
     options: dict[str, Any] = {
         "missing": observing.missing,
+        "finite": observing.finite,
         "all_rows": False,
         "rng_key": random.key(seed),
     }

@@ -67,6 +67,8 @@ REPLAY_DOCUMENTATION = """
     missing : collection of str
         Observed sites whose values are none: discrete sites are to know nothing of them, and they
         are not computed from latent sites.
+    finite : collection of str
+        Those of them that may be discrete latent sites.
     all_rows : bool
         Refuse arguments that hold only some rows of a plate. Predictions on new rows take those
         that there are.
@@ -661,6 +663,30 @@ def check_room(
     )
 
 
+def without_kept(
+    observed: Sequence[str], missing: Collection[str], finite: Collection[str]
+) -> list[str]:
+    """The observed sites that get new values: those without observations, or else all.
+
+    So the host's ``Predictive`` does it: what a model conditions on itself stays as it is where
+    the observations that depend on it are left out. Of the ``missing`` the ``finite`` may be
+    discrete latent sites, which a program never observes.
+    """
+    if set(missing) <= set(finite):
+        return list(observed)
+    return [name for name in observed if name in missing]
+
+
+def cannot_be_drawn(name: str, error: Exception) -> ArgumentError:
+    """Of an observed site whose distribution has a density and no draws in the host."""
+    text = str(error).strip() or type(error).__name__
+    return ArgumentError(
+        f"Expected a distribution of '{name}' that the host can draw from, found one that it "
+        f"cannot: {text} The fit itself does not need it: `to_arviz` goes without new "
+        "observations by posterior_predictive=False."
+    )
+
+
 # -- what is computed -----------------------------------------------------------------------------
 
 
@@ -675,6 +701,8 @@ class Recorder:
     num_draws : int
     chunked_plates : collection of str
         Plates whose rows come in chunks.
+    with_density : collection of str
+        Sites that record a value and have a density, of the prior, all the same.
 
     Attributes
     ----------
@@ -698,8 +726,9 @@ class Recorder:
         groups: Collection[str],
         num_draws: int,
         chunked_plates: Collection[str],
+        with_density: Collection[str] = (),
     ) -> None:
-        self.groups = frozenset(groups)
+        self.groups, self.with_density = frozenset(groups), with_density
         self._sites, self._num_draws = sites, num_draws
         self._chunked = frozenset(chunked_plates)
         self._arrays: dict[str, dict[str, Array]] = {group: {} for group in (*GROUPS[:-1], *TERMS)}

@@ -388,6 +388,10 @@ class EngineShell:
         """Score evaluations that a step takes as long as, at each of its positions."""
         return 1.0
 
+    def _notes(self, plan: Any) -> tuple[str, ...]:
+        """What a judgement tells of the answer whatever the draws show."""
+        return ()
+
     def _judgement(
         self,
         plan: Any,
@@ -423,6 +427,7 @@ class EngineShell:
                 draws_take_all_rows=self._draws_take_all_rows,
                 modes=() if self.start is None else self.start.modes,
                 centred=self._centred,
+                notes=self._notes(plan),
                 **found,
             )
         )

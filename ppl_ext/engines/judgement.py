@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy.special import ndtr, ndtri
 
 from ppl_ext.diagnostics.importance import LEAST_KHAT_SAMPLES
 from ppl_ext.errors import ArgumentError, DoubtfulFitWarning, ModelCheckError
@@ -35,7 +36,7 @@ from ppl_ext.start.start import Mode
 from ppl_ext.witnesses.drift import DRAWS_PER_DIMENSION, Drift, drift
 from ppl_ext.witnesses.ratios import LEAST_NUMBER, Ratios, importance_ratios
 from ppl_ext.witnesses.sample import sampled_identities
-from ppl_ext.witnesses.stein import Stein, stein_identities
+from ppl_ext.witnesses.stein import Stein, identities_along_flows, stein_identities
 
 #: Draws that are looked at, at most: whole pieces, so that a piece that is filled up does not lead
 #: beyond 500 evaluations.
@@ -64,6 +65,11 @@ VARIANCE = 1.0 - math.exp(-2.0 * DEVIATION)
 #: variance of log ratios for each dimension up to which that is the number of dimensions' doing:
 #: half the square of a tenth, the error of a variance.
 HOPELESS, OF_DIMENSIONS = 1.0, 0.005
+#: Variance of log ratios of a guide whose mean is off by what is let pass in one coordinate.
+OF_SHAPES = MEAN**2
+#: Variance of half the distance between a Normal's quantiles at one standard deviation to either
+#: side, times the number of draws.
+OF_QUANTILES = 0.93
 #: Effective share from which on the shape of the ratios' tail does not matter: that of ratios whose
 #: logarithms have a standard deviation of a third.
 EVEN = 0.9
@@ -249,6 +255,8 @@ class Run:
         See :class:`Judgement`.
     constrain : callable, optional
         From flat positions (S, D) to the values of sites, arrays (S, ...) on the host.
+    notes : tuple of str
+        What is told of the engine's answer whatever its draws show.
     """
 
     engine: str
@@ -264,6 +272,7 @@ class Run:
     modes: tuple[Mode, ...] = ()
     centred: tuple[str, ...] = ()
     constrain: Callable[[np.ndarray], Mapping[str, Any]] | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -293,7 +302,8 @@ def judge(run: Run) -> Judgement:
         return replace(nothing, told=(batch,))
     try:
         with np.errstate(all="ignore"):
-            return _judged(run)
+            found = _judged(run)
+        return replace(found, told=(*found.told, *run.notes))
     except (ArgumentError, ModelCheckError) as error:
         text = str(error).partition("\n")[0]
         return replace(nothing, told=(f"Not judged: {text}",))
@@ -364,10 +374,11 @@ def _by_density(
     if finite.sum() < LEAST:
         told.append(f"Only {finite.sum()} draws could be looked at.")
         return replace(found, reasons=tuple(reasons), told=tuple(told))
-    names = run.names
+    names, coordinates = run.names, run.coordinates
     if where is not None and len(where) < run.dim:
         held = dict.fromkeys(names[k] for k in np.setdiff1d(np.arange(run.dim), where))
         told.append(f"Held where they are, and not judged: {', '.join(held)}.")
+        coordinates = {}
         z, scores, names = z[:, where], scores[:, where], [names[k] for k in where]
     dim = len(names)
     spread = float(values[finite].std(ddof=1))
@@ -392,10 +403,17 @@ def _by_density(
             reasons.append(ratios.told_of_skewness)
         if not off and ratios.is_misplaced:
             reasons.append(ratios.told_of_distance)
+        if not reasons and (other := _other_shape((values - log_q)[finite], dim)):
+            reasons.append(other)
     stein = stein_identities(z[finite], scores[finite], names)
     stein = replace(stein, tolerances=(MEAN, VARIANCE))
     variance, error = _variance(z[finite], scores[finite])
     (reasons if stein.is_off else told).append(stein.told)
+    flows = identities_along_flows(z[finite], scores[finite], names, coordinates)
+    if flows is not None and not stein.is_off:
+        flows = replace(flows, tolerances=(MEAN, VARIANCE), level=LEVEL)
+        if flows.is_off:
+            reasons.append(f"With sites that follow others moved along: {flows.told}")
     tails, tails_error = _tails(z[finite], scores[finite])
     allowed = np.hypot(VARIANCE, stein.quantile * tails_error)
     worst = int((np.abs(tails - 1.0) / allowed).argmax())
@@ -420,6 +438,24 @@ def _by_density(
         variance=variance,
         variance_error=error,
         spread=spread,
+    )
+
+
+def _other_shape(ratios: Float[np.ndarray, " S"], dim: int) -> str:
+    """What is to be said of log ratios that spread by more than errors of moments that pass.
+
+    The spread is of the middle, which few draws tell well and heavy tails do not change.
+    """
+    low, high = np.quantile(ratios, ndtr([-1.0, 1.0]))
+    spread, allowed = 0.5 * (high - low), math.sqrt(OF_SHAPES + OF_DIMENSIONS * dim)
+    # Of a Normal's quantiles: 0.16 * 0.84 / density^2 each, half of their difference.
+    error = spread * math.sqrt(OF_QUANTILES / len(ratios))
+    if not spread - float(ndtri(1.0 - LEVEL)) * error > allowed:
+        return ""
+    return (
+        "The draws have another shape than the posterior: logarithms of their importance ratios "
+        f"spread by {spread:.2f} ± {error:.2f} nats, where at most {allowed:.2f} are let pass. A "
+        "guide of another shape, or `fit`, helps."
     )
 
 

@@ -431,7 +431,9 @@ class Fit:
         ----------
         *args, **kwargs
             The model's arguments, with new rows. Observations among them are not looked at; those
-            that are left out have to be None in the model. Default: the arguments of the fit.
+            that are left out have to be None in the model. Where some sites are left without, as
+            beside what the model conditions on itself, the others keep their values, as with the
+            host's ``Predictive``. Default: the arguments of the fit.
         num_samples : int, optional
             Draws at most, as many of each chain. Default: all.
         seed : int

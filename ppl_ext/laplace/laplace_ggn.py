@@ -136,6 +136,10 @@ class LaplaceShell(EngineShell):
     # The curvature is a sum over them.
     _draws_take_all_rows = True
 
+    def _notes(self, plan: Any) -> tuple[str, ...]:
+        dim = plan.target.dim if self.curvature is None else 0
+        return notes_of(structure_for(self.curvature, dim))
+
     def _settings(self) -> dict[str, str]:
         # Without hyperparameters the steps do not depend on the curvature, and the state of one
         # serves engines with all others.
@@ -360,6 +364,17 @@ def added(prior: Any, likelihood: Any) -> Any:
         sum(matrices[1:], start=matrices[0]) if matrices else None,
         likelihood.rows,
         likelihood.blocks,
+    )
+
+
+def notes_of(options: GaussNewton) -> tuple[str, ...]:
+    """What a judgement tells of a structure, whatever the draws show."""
+    if options.structure == "full":
+        return ()
+    return (
+        f'The curvature is "{options.structure}", an approximation of the Gauss-Newton matrix: on '
+        "rows of training linearised outputs may spread by more than the noise, which those of the "
+        'full matrix do not. Where that matters give curvature="full", or a tighter prior.',
     )
 
 

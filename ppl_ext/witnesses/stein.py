@@ -8,7 +8,7 @@ them, so that they are grounds for suspicion, which an exact kernel has to confi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,11 @@ LEVEL = 1e-3
 #: What the identities may be off: the mean score in units of 1 over the standard deviation, and
 #: the diagonal of the second, which is 1 in size.
 MEAN, DIAGONAL = 0.1, 0.2
+#: Of the identities along flows: share of a slope's variance that the flow takes away, from which
+#: on they say more than those of the slope alone; dimensions up to which they are looked at; draws
+#: for each coefficient; parts of the draws of which each gets the others' coefficients; and what
+#: keeps a regression on almost equal columns finite.
+EXPLAINED, FEW, DRAWS_EACH, FOLDS, RIDGE = 0.5, 64, 8, 4, 1e-3
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ class Stein:
         Of the coordinates.
     tolerances : tuple of float
         What the mean and the diagonal may be off.
+    level : float
+        Probability of suspicion of right draws.
     """
 
     mean: Float[np.ndarray, " D"]
@@ -50,11 +57,12 @@ class Stein:
     number: float
     names: Sequence[str]
     tolerances: tuple[float, float] = (MEAN, DIAGONAL)
+    level: float = LEVEL
 
     @property
     def quantile(self) -> float:
         """Standard errors that chance allows a figure."""
-        return -float(stdtrit(max(1.0, self.number - 1.0), LEVEL / (4 * len(self.mean))))
+        return -float(stdtrit(max(1.0, self.number - 1.0), self.level / (4 * len(self.mean))))
 
     @property
     def least_shift(self) -> float:
@@ -108,3 +116,77 @@ def stein_identities(
         number,
         names,
     )
+
+
+@np.errstate(all="ignore")
+def identities_along_flows(
+    positions: Float[np.ndarray, "S D"],
+    scores: Float[np.ndarray, "S D"],
+    names: Sequence[str],
+    coordinates: Mapping[str, slice],
+) -> Stein | None:
+    """The identities of coordinates that others follow, as the effects of a group follow its scale.
+
+    The slope in a scale alone has the noise of all effects in it, whose size it answers to, and
+    hides that the scale's draws are too narrow. Moving the scale and stretching the effects with
+    it is a vector field as good as any other for Stein's identity, E[<v, s> + div v] = 0. How far
+    to stretch and to shift each site, that of least variance tells: its coefficients are those of
+    a regression of the slope on the identities of the sites' own stretches and shifts.
+
+    Parameters
+    ----------
+    positions, scores : array (S, D)
+    names : sequence of str
+        Of the coordinates.
+    coordinates : mapping of str to slice
+        Range of each site.
+
+    Returns
+    -------
+    Stein or None
+        Of the coordinates where the field takes away most of the variance; None where there are
+        none, or draws are too few for the dimensions.
+    """
+    number, dim = positions.shape
+    if dim > FEW or number < DRAWS_EACH * 2 * len(coordinates):
+        return None
+    moves = positions - positions.mean(0)
+    stretches = moves * scores + 1.0
+    chosen, left = [], []
+    for k in range(dim):
+        columns = []
+        for where in coordinates.values():
+            others = [j for j in range(where.start, where.stop) if j != k]
+            if others:
+                columns += [stretches[:, others].sum(1), scores[:, others].sum(1)]
+        if not columns:
+            continue
+        along = _left_of(scores[:, k], np.stack(columns, 1))
+        if along.var() < (1.0 - EXPLAINED) * scores[:, k].var():
+            chosen.append(k)
+            left.append(along)
+    if not chosen:
+        return None
+    found = [names[k] for k in chosen]
+    return stein_identities(positions[:, chosen], np.stack(left, 1), found)
+
+
+def _left_of(
+    slopes: Float[np.ndarray, " S"], fields: Float[np.ndarray, "S K"]
+) -> Float[np.ndarray, " S"]:
+    """Slopes less what fields of mean zero explain, by coefficients of other draws than these.
+
+    With coefficients of the same draws the identities would be fitted, and one large draw would
+    explain itself.
+    """
+    scale = np.maximum(fields.std(0), np.finfo(float).tiny)
+    white, left = fields / scale, np.empty_like(slopes)
+    fold = np.arange(len(slopes)) % FOLDS
+    for number in range(FOLDS):
+        own = fold == number
+        others, wanted = white[~own], slopes[~own]
+        moves = others - others.mean(0)
+        normal = moves.T @ moves / len(moves) + RIDGE * np.eye(white.shape[1])
+        coefficients = np.linalg.solve(normal, moves.T @ (wanted - wanted.mean()) / len(moves))
+        left[own] = slopes[own] - white[own] @ coefficients
+    return left

@@ -161,10 +161,13 @@ class CheckHandler(DiscoveryHandler):
         except (ValueError, RuntimeError) as error:
             if isinstance(error, ModelCheckError):
                 raise
+            whole = msg["is_observed"] and not msg["value"].is_floating_point()
+            number = "numbers in floating point, as `y.float()`, " if whole else ""
+            shape = tuple(msg["fn"].shape())
             raise ModelCheckError(
                 f"Error while computing log_prob at site '{msg['name']}': {error}\n"
-                "Expected values inside the distribution's support and of a shape that broadcasts "
-                f"with {tuple(msg['fn'].shape())}; check the data and the shapes at this site."
+                f"Expected {number}values inside the distribution's support and of a shape that "
+                f"broadcasts with {shape}; check the data and the shapes at this site."
             ) from error
         if not site_is_subsample(msg) and not is_deterministic(msg):
             value, fn = msg["value"], msg["fn"]

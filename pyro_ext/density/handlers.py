@@ -20,6 +20,7 @@ import pyro
 import torch
 from jaxtyping import Float
 from pyro.distributions import Delta, MaskedDistribution, Unit
+from pyro.distributions.transforms import CholeskyTransform
 from pyro.distributions.util import scale_and_mask, sum_rightmost
 from pyro.infer.autoguide.utils import helpful_support_errors
 from pyro.ops.special import _SafeLog
@@ -32,12 +33,19 @@ from torch.distributions import (
     Distribution,
     Independent,
     Normal,
+    TransformedDistribution,
     biject_to,
     constraints,
     transform_to,
 )
 from torch.distributions.constraints import MixtureSameFamilyConstraint
-from torch.distributions.transforms import ComposeTransform, IndependentTransform, Transform
+from torch.distributions.transforms import (
+    AffineTransform,
+    ComposeTransform,
+    IndependentTransform,
+    Transform,
+)
+from torch.distributions.utils import tril_matrix_to_vec, vec_to_tril_matrix
 
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.process import KEEPERS, handling, swapping
@@ -181,10 +189,99 @@ def _of_components(constraint: MixtureSameFamilyConstraint) -> Transform:
     return biject_to(base)
 
 
+class _LowerCholesky(Transform):
+    """From vectors to lower triangles with positive diagonals, as NumPyro has it.
+
+    Below the diagonal are the first numbers, row by row, on it exponentials of the others.
+    """
+
+    domain, codomain = constraints.real_vector, constraints.lower_cholesky
+    bijective = True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _LowerCholesky)
+
+    def _call(self, x: Tensor) -> Tensor:
+        size = _size_of_triangle(x.shape[-1])
+        below = vec_to_tril_matrix(x[..., :-size], -1) if size > 1 else 0.0
+        return below + torch.diag_embed(x[..., -size:].exp())
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        diagonal = y.diagonal(dim1=-2, dim2=-1).log()
+        return torch.cat([tril_matrix_to_vec(y, -1), diagonal], -1) if y.shape[-1] > 1 else diagonal
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        return x[..., -y.shape[-1] :].sum(-1)
+
+    def forward_shape(self, shape: torch.Size) -> torch.Size:
+        size = _size_of_triangle(shape[-1])
+        return torch.Size((*shape[:-1], size, size))
+
+    def inverse_shape(self, shape: torch.Size) -> torch.Size:
+        return torch.Size((*shape[:-2], shape[-1] * (shape[-1] + 1) // 2))
+
+
+def _size_of_triangle(number: int) -> int:
+    """Rows of a lower triangle of so many numbers."""
+    return round((math.sqrt(1 + 8 * number) - 1) / 2)
+
+
+@biject_to.register(constraints.lower_cholesky)
+def _to_lower_cholesky(constraint: Any) -> Transform:
+    """The hosts have no bijection there, but a map that leaves a triangle unused."""
+    return _LowerCholesky()
+
+
+@biject_to.register(constraints.positive_definite)
+def _to_positive_definite(constraint: Any) -> Transform:
+    """A lower triangle times its transpose."""
+    return ComposeTransform([_LowerCholesky(), CholeskyTransform().inv])
+
+
+def narrowed(fn: Any) -> Transform | None:
+    """The bijection to the support of a transformed distribution that is narrower than it says.
+
+    The host takes the last transform's codomain for the support, which is the line for an affine
+    map, whatever is mapped. None where that is right, or where a transform has no inverse.
+    """
+    while isinstance(fn, (Independent, MaskedDistribution)):
+        fn = fn.base_dist
+    # Families of the hosts that are written as transformed ones know their support.
+    if getattr(type(fn), "support", None) is not TransformedDistribution.support:
+        return None
+    if not all(each.bijective for each in fn.transforms):
+        return None
+    try:
+        inner = narrowed(fn.base_dist)
+        before = biject_to(fn.base_dist.support) if inner is None else inner
+    except NotImplementedError:
+        return None
+    parts, is_narrower = [before], inner is not None
+    for each in fn.transforms:
+        try:
+            wanted = biject_to(each.domain)
+        except NotImplementedError:
+            return None
+        is_narrower |= _kinds(before) != _kinds(wanted)
+        parts.append(each)
+        before = biject_to(each.codomain)
+    return ComposeTransform(parts) if is_narrower else None
+
+
+def _kinds(transform: Transform) -> tuple[object, ...]:
+    """The kinds of a bijection's parts. One with numbers is like no other: they may be latent."""
+    while isinstance(transform, IndependentTransform):
+        transform = transform.base_transform
+    if isinstance(transform, ComposeTransform):
+        return tuple(kind for part in transform.parts for kind in _kinds(part))
+    return (object(),) if isinstance(transform, AffineTransform) else (type(transform),)
+
+
 def transform_to_support(site: Mapping[str, Any]) -> Transform:
     """The bijection from unconstrained space to the support that ``site`` has now.
 
-    An angle is in (-pi, pi), as in NumPyro: on the line its density has no integral.
+    An angle is in (-pi, pi), as in NumPyro: on the line its density has no integral. Transformed
+    distributions have that of what is transformed, mapped on.
 
     Raises
     ------
@@ -193,7 +290,7 @@ def transform_to_support(site: Mapping[str, Any]) -> Transform:
     """
     try:
         with helpful_support_errors(site):
-            transform = biject_to(site["fn"].support)
+            transform = narrowed(site["fn"]) or biject_to(site["fn"].support)
         if not is_angle(site["fn"]):
             return transform
         turn = ComposeTransform([biject_to(constraints.interval(-math.pi, math.pi)), _OneTurn()])
@@ -493,7 +590,13 @@ class InitializationHandler(SiteHandler):
             return
         with helpful_support_errors(msg):
             value = self.strategy(msg)
-        self.positions[msg["name"]] = transform_to_support(msg).inv(value)
+        transform = transform_to_support(msg)
+        position = transform.inv(value)
+        if narrowed(msg["fn"]) is not None and not bool(torch.isfinite(position).all()):
+            # The host's strategies believe the support that the distribution says it has.
+            value = msg["fn"].sample()
+            position = transform.inv(value)
+        self.positions[msg["name"]] = position
         msg["value"] = value
 
     def _pyro_post_sample(self, msg: Any) -> None:

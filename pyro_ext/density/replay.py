@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from pyro.distributions import Delta
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
@@ -36,6 +37,7 @@ from ppl_ext.diagnostics.replay import (
     SiteDescription,
     SiteShapes,
     as_computed,
+    cannot_be_drawn,
     check_draw_shape,
     check_draw_shapes,
     check_draws,
@@ -47,11 +49,13 @@ from ppl_ext.diagnostics.replay import (
     nearby,
     one_draw,
     plates_of_axes,
+    without_kept,
 )
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError, EvaluationWarning
 from ppl_ext.options import check_choice
 from ppl_ext.target.discrete import RowTerms
+from ppl_ext.target.families import innermost
 from pyro_ext.density.enumeration import (
     Factor,
     factor_of,
@@ -61,6 +65,7 @@ from pyro_ext.density.enumeration import (
 )
 from pyro_ext.density.handlers import (
     global_generator,
+    has_density,
     is_deterministic,
     is_factor,
     plate_frames,
@@ -162,6 +167,17 @@ def _kind(site: Mapping[str, Any]) -> str:
     return "discrete" if is_enumerated(site) else "latent"
 
 
+def _adds_density(site: Mapping[str, Any]) -> bool:
+    """Whether a site that records a value has a density beside those of other sites.
+
+    Of most it is 0 everywhere.
+    """
+    if not is_deterministic(site) or not has_density(site):
+        return False
+    delta = innermost(site["fn"], Delta)
+    return isinstance(delta, Delta) and bool((delta.log_density != 0.0).any())
+
+
 def _value_shape(site: Mapping[str, Any]) -> tuple[int, ...]:
     """Shape of the value; of an observed site together with its distribution."""
     shape = tuple(site["value"].shape)
@@ -177,7 +193,10 @@ def _new_observation(site: Mapping[str, Any]) -> Tensor:
     batch_shape = shape[: len(shape) - fn.event_dim]
     if fn.batch_shape != batch_shape:
         fn = fn.expand(batch_shape)
-    return sampled(fn)
+    try:
+        return sampled(fn)
+    except NotImplementedError as error:
+        raise cannot_be_drawn(site["name"], error) from error
 
 
 def _log_prob(site: Mapping[str, Any]) -> Tensor:
@@ -244,7 +263,7 @@ def _shapes(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, SiteShapes]:
         kind, shape, frames = _kind(site), _value_shape(site), plate_frames(site)
         event_dim = None if kind == "deterministic" else site["fn"].event_dim
         found[name] = SiteShapes(kind, shape, plates_of_axes(shape, event_dim, frames))
-        if kind in ("observed", "latent"):
+        if kind in ("observed", "latent") or _adds_density(site):
             batch = tuple(_log_prob(site).shape)
             found[name].batch_shape = batch
             found[name].batch_plates = plates_of_axes(batch, 0, frames)
@@ -254,8 +273,11 @@ def _shapes(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, SiteShapes]:
 
 def _describe(
     target: LogDensity, data: Data, values: Mapping[str, Tensor], missing: Collection[str]
-) -> tuple[dict[str, SiteDescription], dict[str, int]]:
-    """Shapes and plates of every site, and the sizes of plates, on all rows."""
+) -> tuple[dict[str, SiteDescription], dict[str, int], list[str]]:
+    """Shapes and plates of every site, the sizes of plates, on all rows, and sites that record.
+
+    The last are those that have a density all the same.
+    """
     owned = target.plates
     first = target.first_rows()
     sites, shapes = _look(target, data, values, first)
@@ -275,7 +297,8 @@ def _describe(
     full = {name: plate.size for name, plate in owned.items()}
     computed = _computed_of(target, data, values, sites)
     described = describe_sites(shapes, probes, full)
-    return as_computed(described, computed, computed.keys() - set(missing)), sizes
+    recording = [name for name, site in sites.items() if _adds_density(site)]
+    return as_computed(described, computed, computed.keys() - set(missing)), sizes, recording
 
 
 def _computed_of(
@@ -335,6 +358,7 @@ def replay(
     groups: Collection[str] = GROUPS,
     discrete: str = "sample",
     missing: Collection[str] = (),
+    finite: Collection[str] = (),
     all_rows: bool = True,
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
@@ -351,7 +375,7 @@ def replay(
     }
     with torch.no_grad(), without_host_checks(), global_generator(seed):
         one = {name: value[0] for name, value in values.items()}
-        described, sizes = _describe(target, data, one, missing)
+        described, sizes, with_density = _describe(target, data, one, missing)
         check_draw_shapes(one, around or {}, described)
         num_draws = len(next(iter(values.values())))
         check_room(described, groups, num_draws, target.dtype.itemsize)
@@ -360,7 +384,7 @@ def replay(
         if sharding is not None:
             places = sharding.own_draws(num_draws)
             values = {name: value[places] for name, value in values.items()}
-        recorder = Recorder(described, groups, len(places), target.plates)
+        recorder = Recorder(described, groups, len(places), target.plates, with_density)
         if groups:
             if all_rows:
                 target.require_all_rows(data, PASS_ALL_ROWS)
@@ -368,7 +392,10 @@ def replay(
             unseen = frozenset(missing)
             seeds = [[seed % 2**64, place] for place in places]
             chunks = data_chunk, draw_chunk
-            _record(recorder, target, data, values, *chunks, most, unseen, seeds, around, of_all)
+            unsure = frozenset(finite)
+            _record(
+                recorder, target, data, values, *chunks, most, unseen, unsure, seeds, around, of_all
+            )
     found = recorder.replayed(sizes)
     if sharding is None:
         return found
@@ -411,6 +438,7 @@ class _Rows:
     indices: Indices
     most: bool
     missing: frozenset[str]
+    finite: frozenset[str]
 
     def __call__(
         self,
@@ -444,7 +472,7 @@ class _Rows:
         for name, terms in marginals.items():
             found["log_likelihood", name] = terms.values
         if "log_prior" in groups and not (names and every.ties_latents):
-            for name in target.layout.names:
+            for name in (*target.layout.names, *recorder.with_density):
                 found["log_prior", name] = _log_prob(sites[name])
         together = {name for terms in marginals.values() for name in terms.sites}
         for name, fn in (linear or {}).items():
@@ -461,8 +489,8 @@ class _Rows:
                 said.pop("cdf", None)
             found |= {(term, name): value for term, value in said.items()}
         if "predictive" in groups and own:
-            apart = recorder.apart
-            new = _run(target, data, one, indices, resample=own) if apart else sites
+            apart, hidden = recorder.apart, without_kept(own, self.missing, self.finite)
+            new = _run(target, data, one, indices, resample=hidden) if apart else sites
             for name in own:
                 value = new[name]["value"] if apart else _new_observation(new[name])
                 found["predictive", name] = value
@@ -481,6 +509,7 @@ def _record(
     draw_chunk: int | None,
     most: bool,
     missing: frozenset[str],
+    finite: frozenset[str],
     seeds: list[list[int]],
     around: Mapping[str, Any] | None,
     of_all: Mapping[str, Tensor],
@@ -492,7 +521,7 @@ def _record(
     size = draw_chunk or recorder.draws_together(_TOGETHER, _MOST_DRAWS)
     for chunk, (_, indices) in enumerate(target.sweep(data_chunk)):
         rows = {name: _host(places) for name, places in indices.items()}
-        at_draw = _Rows(recorder, target, data, indices, most, missing)
+        at_draw = _Rows(recorder, target, data, indices, most, missing, finite)
         if "observed" in recorder.groups:
             first = _run(target, data, {name: value[0] for name, value in values.items()}, indices)
             for site in recorder.observed_sites:
@@ -535,7 +564,8 @@ def _record(
         one = {name: value[draw] for name, value in values.items()}
         _seed([*seeds[draw], chunk + 1])
         own = [name for group, name in recorder.to_correct if group == "predictive"]
-        sites = _run(target, data, one, target.all_rows(), resample=own)
+        hidden = without_kept(own, missing, finite)
+        sites = _run(target, data, one, target.all_rows(), resample=hidden)
         for group, name in recorder.to_correct:
             recorder.correct(group, name, draw, _host(sites[name]["value"]))
 

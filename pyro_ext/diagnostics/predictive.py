@@ -150,6 +150,7 @@ def predictions(
     groups = ("predictive", "alongside")
     options: dict[str, Any] = {
         "missing": observing.missing,
+        "finite": observing.finite,
         "all_rows": False,
         "seed": as_seed(seed),
     }

@@ -29,7 +29,12 @@ from ppl_ext.guides.registry import (
 )
 from ppl_ext.process import swapping
 from pyro_ext.density.enumeration import is_enumerated
-from pyro_ext.density.handlers import LARGE_SITE, global_generator, isolated_parameters
+from pyro_ext.density.handlers import (
+    LARGE_SITE,
+    global_generator,
+    isolated_parameters,
+    narrowed,
+)
 from pyro_ext.density.layout import Layout
 
 Parameters = dict[str, Tensor]
@@ -308,8 +313,16 @@ def check_same_layout(guide: Any, layout: Layout) -> None:
     Raises
     ------
     ArgumentError
-        It has not.
+        It has not, or takes a site to another place than these engines do.
     """
+    for name, site in guide.prototype_trace.iter_stochastic_nodes():
+        if narrowed(site["fn"]) is not None:
+            raise ArgumentError(
+                f"The guide takes the support of '{name}' for {site['fn'].support}, which is that "
+                "of its last transform and wider than what is transformed has. Expected a guide "
+                "that stays inside: sample what is transformed, and compute the rest by "
+                "pyro.deterministic."
+            )
     found = {
         name: tuple(biject_to(site["fn"].support).inv(site["value"]).shape)
         for name, site in guide.prototype_trace.iter_stochastic_nodes()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ppl_ext.errors import ArgumentError
 from tests import arviz_support
 from tests.backends import PACKAGES, backend_of, from_zoo, use_float64
 from tests.models import zoo
@@ -263,3 +264,64 @@ def test_new_observations_are_what_later_ones_are_made_of(
     error = np.sqrt(np.diag(covariance) / number)
     assert (abs(y_new.mean(0) - mean) < 5.0 * error).all()
     np.testing.assert_allclose(np.cov(y_new.T), covariance, atol=0.09 * covariance.max())
+
+
+def test_what_a_program_conditions_on_itself_stays_where_observations_are_left_out(
+    backend: Any,
+) -> None:
+    """As with the host: new observations are of the value that the program gives."""
+    host, dist = backend.host, backend.dist
+
+    def inner(y: Any = None) -> None:
+        a = host.sample("a", dist.Normal(0.0, 1.0))
+        b = host.sample("b", dist.Normal(a, 1.0))
+        with host.plate("rows", 20):
+            host.sample("y", dist.Normal(a + b, 0.1), obs=y)
+
+    given = {"b": backend.array(np.array(1.5, np.float32))}
+    handlers = host.poutine if backend.is_pyro else host.handlers
+    model = handlers.condition(inner, data=given)
+    draws = {"a": backend.array(np.linspace(-0.1, 0.1, 50).astype(np.float32))}
+    observed = backend.array(np.full(20, 1.5, np.float32))
+    hidden = predicted(backend, model, draws, (None,), {})
+    assert (abs(hidden["b"] - 1.5) < 1e-6).all()
+    assert abs(hidden["y"].mean() - 1.5) < 0.02
+    # With all observations there, all of them are drawn anew, each of those before it.
+    every = predicted(backend, model, draws, (observed,), {})
+    assert every["b"].std() > 0.5
+    assert np.corrcoef(every["b"], every["y"].mean(1))[0, 1] > 0.9
+
+
+def test_a_discrete_latent_site_is_no_observation_that_is_left_out(backend: Any) -> None:
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any = None) -> None:
+        mean = host.sample("mean", dist.Normal(0.0, 1.0))
+        with host.plate("rows", 6):
+            z = host.sample(
+                "z", dist.Bernoulli(backend.array(0.5)), infer={"enumerate": "parallel"}
+            )
+            host.sample("y", dist.Normal(mean + 4.0 * z, 0.1), obs=y)
+
+    draws = {"mean": backend.array(np.zeros(200, np.float32))}
+    for given in (None, backend.array(np.full(6, 4.0, np.float32))):
+        found = predicted(backend, model, draws, (given,), {})
+        assert (abs(found["y"] - 4.0 * found["z"]) < 1.0).all()
+        assert 0.3 < found["z"].mean() < 0.7
+
+
+def test_observations_that_the_host_cannot_draw_are_named(backend: Any) -> None:
+    """Of counts with another total in each row the hosts have densities alone."""
+    host, dist = backend.host, backend.dist
+    counts = backend.array(np.array([[1.0, 2.0], [4.0, 1.0]], np.float32))
+
+    def model(y: Any = None) -> None:
+        totals = backend.array(np.array([3.0, 5.0], np.float32))
+        totals = totals if backend.is_pyro else totals.astype(int)
+        shares = host.sample("shares", dist.Dirichlet(backend.array(np.ones(2, np.float32))))
+        with host.plate("rows", 2):
+            host.sample("y", dist.DirichletMultinomial(10.0 * shares, totals), obs=y)
+
+    draws = {"shares": backend.array(np.full((4, 2), 0.5, np.float32))}
+    with pytest.raises(ArgumentError, match="distribution of 'y' that the host can draw from"):
+        predicted(backend, model, draws, (counts,), {})

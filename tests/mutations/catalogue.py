@@ -1949,6 +1949,21 @@ def _fit() -> Iterator[Mutation]:
         "each = ((z - z.mean(0)) * scores).mean(1)",
         "test_judgement",
     )
+    for name, file, old, new in (
+        (
+            "identities along flows that add what the fields explain",
+            "witnesses/stein.py",
+            "slopes[own] - white[own] @ coefficients",
+            "slopes[own] + white[own] @ coefficients",
+        ),
+        (
+            "ratios of another shape are let pass",
+            "engines/judgement.py",
+            "0.5 * (high - low), math.sqrt(OF_SHAPES",
+            "0.5 * (high + low), math.sqrt(OF_SHAPES",
+        ),
+    ):
+        yield from neutral(name, file, old, new, "test_judgement")
     yield from neutral(
         "a standard deviation that rests on the nearest draw, not the farthest",
         "engines/judgement.py",

@@ -23,6 +23,7 @@ from scipy import special, stats
 
 from numpyro_ext.density import Data, LogDensity, layout
 from numpyro_ext.density.handlers import with_own_determinants
+from numpyro_ext.start import pieces_of
 from ppl_ext.errors import (
     ArgumentError,
     EvaluationWarning,
@@ -444,3 +445,28 @@ def test_a_site_of_a_scan_that_depends_on_a_discrete_one_is_refused() -> None:
 
     with pytest.raises(ModelCheckError, match="'u' inside scan .* depends on a discrete latent"):
         LogDensity(model, KEY, (np.linspace(-1.0, 2.0, 4),))
+
+
+def test_pieces_are_traced_once_for_all_runs_of_a_target():
+    """A second run looks for its start, and is judged, by what the first has traced."""
+    runs = []
+
+    def model(y):
+        runs.append(1)
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", 4):
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    y = jnp.arange(4.0)
+    target = LogDensity(model, jax.random.key(0), (y,), {})
+    data, z = target.bind(y), np.zeros((16, 1))
+    first = [np.asarray(each) for each in pieces_of(target)(data, None)(z, 0)]
+    number = len(runs)
+    again = [np.asarray(each) for each in pieces_of(target.with_start(None))(data, None)(z, 0)]
+    assert len(runs) == number
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+    # What a network keeps is let go of.
+    target.forget_programs()
+    pieces_of(target)(data, None)(z, 0)
+    assert len(runs) > number
