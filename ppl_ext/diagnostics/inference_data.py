@@ -184,6 +184,7 @@ def inference_data(
     attributes: Mapping[str, Any] | None = None,
     num_chains: int = 1,
     sites: Collection[str] = (),
+    draws_of: Mapping[str, Sequence[int]] | None = None,
 ) -> Any:
     """Build an ``InferenceData`` (ArviZ 0.23) or a ``DataTree`` (ArviZ 1).
 
@@ -204,6 +205,8 @@ def inference_data(
         Chains that the draws are of, one after another.
     sites : collection of str
         Of the model, whose names may be among ``dims`` where no group has them.
+    draws_of : mapping of str to sequence of int, optional
+        By group the draws of each chain that it has, where these are not all.
 
     Raises
     ------
@@ -290,6 +293,8 @@ def inference_data(
         labels = {}
         for axis, length in lengths.items():
             labels[axis] = np.arange(length)
+            if axis == "draw" and group in (draws_of or {}):
+                labels[axis] = np.asarray((draws_of or {})[group])
             if axis in wanted_coords:
                 labels[axis] = np.asarray(wanted_coords[axis])
                 if len(labels[axis]) != length:

@@ -73,6 +73,8 @@ REPLAY_DOCUMENTATION = """
     $draw_chunk
     data_chunk : int, optional
         Rows evaluated at once in models with subsampled plates. Default: that of the target.
+    num_chains : int
+        Chains that the draws are of, in words about memory.
     around : mapping of str to array, optional
         Constrained values of the latent sites at which the observed distributions are made linear,
         see :mod:`ppl_ext.target.linearized`. Default: the model as it is.
@@ -92,6 +94,8 @@ REPLAY_DOCUMENTATION = """
 #: Rows of a subsampled plate, and draws, that are evaluated at once unless told otherwise.
 DATA_CHUNK = 2048
 DRAW_CHUNK = 128
+#: Numbers of the largest site that are evaluated at once: as many as stay near the processor.
+TOGETHER = 2**20
 
 
 class ComputedEntries(NamedTuple):
@@ -619,9 +623,15 @@ def free_memory() -> float:
 
 
 def check_room(
-    sites: Mapping[str, SiteDescription], groups: Collection[str], num_draws: int, itemsize: int
+    sites: Mapping[str, SiteDescription],
+    groups: Collection[str],
+    num_draws: int,
+    itemsize: int,
+    num_chains: int,
 ) -> None:
     """See that what is computed at so many draws fits into memory, before anything is computed.
+
+    Fewer are as many of each chain.
 
     Raises
     ------
@@ -652,11 +662,11 @@ def check_room(
     if num_draws * each <= free:
         return
     largest = max(numbers, key=lambda group: numbers[group])
-    fitting = int(free // each)
+    fitting = max(1, int(free // each) // num_chains) * num_chains
     raise ArgumentError(
         f"Expected groups that fit into the {free / 2**30:.1f} GiB of memory that may be used, "
         f"found {num_draws * each / 2**30:.1f} GiB for {num_draws:,} draws, most of them for "
-        f"{largest}. Pass num_samples={max(1, fitting)} or fewer, or switch off what is not "
+        f"{largest}. Pass num_samples={fitting} or fewer, or switch off what is not "
         "needed, such as log_likelihood=False or what return_sites= leaves out."
     )
 

@@ -433,7 +433,7 @@ class Fit:
             The model's arguments, with new rows. Observations among them are not looked at; those
             that are left out have to be None in the model. Default: the arguments of the fit.
         num_samples : int, optional
-            Draws at most, as many of each chain. Default: all.
+            So many draws, evenly spaced. Default: all.
         seed : int
             Of the new values.
         return_sites : sequence of str, optional
@@ -477,22 +477,20 @@ class Fit:
         return plot(self, kind, options)
 
     def get_samples(self, *given: Any, num_samples: int | None = None, **__: Any) -> dict[str, Any]:
-        """The draws, see ``draws``, or so many of them at most, as many of each chain.
+        """The draws, see ``draws``, or so many of them, evenly spaced.
 
         The number may be given without its name.
-
-        They are evenly spaced: the next lower multiple of the number of chains.
 
         Raises
         ------
         ArgumentError
-            There are fewer, or they are less than one of each chain.
+            There are fewer.
         """
         if num_samples is None:
             num_samples = next((each for each in given if is_count(each)), None)
         number = len(next(iter(self.draws.values())))
         more = "fit.more(number) makes further draws."
-        rows = evenly_spaced(number, self.num_chains, num_samples, more)
+        rows = evenly_spaced(number, num_samples, more)
         if rows is None:
             return self.draws
         return {name: value[rows] for name, value in self.draws.items()}

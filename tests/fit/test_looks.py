@@ -151,9 +151,14 @@ def test_predictions_have_the_distribution_of_new_rows(backend: Any, fit: Any) -
     again, others = fit.predict(backend.array(new)), fit.predict(backend.array(new), seed=1)
     np.testing.assert_array_equal(again["y"], found["y"])
     assert (others["y"] != found["y"]).any()
-    # Without arguments those of the fit; fewer draws are as many of each chain.
-    few = fit.predict(num_samples=fit.num_chains)["y"]
-    assert few.shape == (fit.num_chains, 6)
+    # Without arguments those of the fit; so many draws as are asked for, and in ArviZ's object,
+    # where chains have as many, so many at least.
+    assert fit.predict(num_samples=30)["y"].shape == (30, 6)
+    assert dict(fit.to_arviz(num_samples=30)["posterior"].sizes) == {
+        "chain": 16,
+        "draw": 2,
+        "town": 6,
+    }
 
 
 def test_draws_are_found_by_the_name_of_their_site(backend: Any, fit: Any) -> None:
@@ -216,9 +221,51 @@ def test_what_does_not_fit_into_memory_is_refused_before_it_is_computed(
     # Six rows each of a log likelihood, predictions and a mean, and the prior of one number.
     number, room = len(fit["slope"]), 100 * 4 * (3 * 6 + 1) / 0.8
     monkeypatch.setattr("ppl_ext.diagnostics.replay.free_memory", lambda: room)
-    with pytest.raises(ArgumentError, match=f"for {number:,} draws.*Pass num_samples=100 or fewer"):
+    with pytest.raises(ArgumentError, match=f"for {number:,} draws.*Pass num_samples=96 or fewer"):
         fit.to_arviz()
     assert "posterior" in fit.to_arviz(num_samples=96)
+
+
+def test_groups_of_very_many_numbers_have_fewer_draws_and_say_so(
+    backend: Any, fit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Six rows: two draws of each of 16 chains are 192 numbers.
+    number, whole = len(fit["slope"]), fit.to_arviz()
+    monkeypatch.setattr("ppl_ext.diagnostics.thinning.MOST_NUMBERS", 192)
+    monkeypatch.setattr("ppl_ext.diagnostics.thinning.LEAST_DRAWS", 1)
+    with pytest.warns(UserWarning, match=f"Of the {number:,} draws 32, .*num_samples={number} "):
+        tree = fit.to_arviz()
+    for name in ("log_likelihood", "posterior_predictive"):
+        assert dict(tree[name].sizes) == {"chain": 16, "draw": 2, "town": 6}
+    # The others have all draws, by whose numbers those of the few are known.
+    posterior = tree["posterior"]
+    np.testing.assert_array_equal(posterior["mean"].values, whole["posterior"]["mean"].values)
+    assert tree["sample_stats"].sizes["draw"] * 16 == number
+    few, all_of_them = tree["log_likelihood"]["y"], whole["log_likelihood"]["y"]
+    np.testing.assert_allclose(few, all_of_them.sel(draw=few["draw"]), rtol=1e-5)
+    noise = tree["posterior_predictive"]["y"] - posterior["mean"].sel(draw=few["draw"])
+    assert abs(noise.values.std() / 0.5 - 1.0) < 4.5 / np.sqrt(2 * 192)
+    # So many as are asked for are there, and what is not wanted is not thinned.
+    asked = fit.to_arviz(num_samples=number)
+    assert asked["log_likelihood"].sizes["draw"] * 16 == number
+    without = {"log_likelihood": False, "posterior_predictive": False}
+    assert fit.to_arviz(**without)["posterior"].sizes["draw"] * 16 == number
+
+
+def test_many_rows_are_computed_draw_by_draw_as_few_are(
+    backend: Any, fit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit.to_arviz()
+    for module in ("density.replay", "diagnostics.fit_groups"):
+        package = backend.public.__name__ if module.startswith("density") else "ppl_ext"
+        monkeypatch.setattr(f"{package}.{module}.TOGETHER", 24)
+    monkeypatch.setattr("ppl_ext.diagnostics.fit_groups.LEAST_TOGETHER", 3)
+    parts = fit.to_arviz()
+    for group, name in (("log_likelihood", "y"), ("posterior", "mean"), ("sample_stats", "log_p")):
+        np.testing.assert_allclose(parts[group][name], whole[group][name], rtol=1e-4)
+    if not backend.is_pyro:  # Draws have keys of their own.
+        found = (each["posterior_predictive"]["y"] for each in (parts, whole))
+        np.testing.assert_allclose(*found, rtol=1e-5)
 
 
 @pytest.mark.parametrize("what", ["dims", "coords"])
