@@ -17,6 +17,7 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import array_or_none, on_host, place
 from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.density.reparameterise import moves_of, noncentred
+from numpyro_ext.density.replay import replay
 from numpyro_ext.diagnostics.arviz import to_arviz
 from numpyro_ext.diagnostics.predictive import predictions, predictive_distribution
 from numpyro_ext.draws import check_key
@@ -118,7 +119,8 @@ def fit(
     passes, names = passes_of(batches, args), axis_names(dims, coords)
     ways, named = partial(ways_of, model), Named(given, guide, autoguide, made)
     call = args, kwargs
-    return fit_program(ways, call, (generator, seed), asked, named, passes, names, sharding)
+    numbers = generator, seed
+    return fit_program(ways, call, numbers, asked, named, passes, names, replay, sharding)
 
 
 @documented(
@@ -196,8 +198,8 @@ def load_fit(
     True
     """
     passes, names = passes_of(batches, args), axis_names(dims, coords)
-    ways = None if model is None else partial(ways_of, model, names=names)
-    return shared.load_fit(path, ways, args, kwargs, passes)
+    ways = None if model is None else partial(ways_of, model)
+    return shared.load_fit(path, ways, args, kwargs, passes, names, replay)
 
 
 def seed_of(rng_key: Array) -> int:

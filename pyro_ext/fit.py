@@ -35,6 +35,7 @@ from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.reparameterise import moves_of, noncentred
+from pyro_ext.density.replay import replay
 from pyro_ext.diagnostics.arviz import to_arviz
 from pyro_ext.diagnostics.predictive import predictions, predictive_distribution
 from pyro_ext.engine import Engine
@@ -121,7 +122,8 @@ def fit(
     passes, names = passes_of(batches, args), axis_names(dims, coords)
     ways, named = partial(ways_of, model), Named(given, guide, autoguide, made)
     call = args, kwargs
-    return fit_program(ways, call, (generator, seed), asked, named, passes, names, sharding)
+    random = generator, seed
+    return fit_program(ways, call, random, asked, named, passes, names, replay, sharding)
 
 
 @documented(
@@ -199,8 +201,8 @@ def load_fit(
     True
     """
     passes, names = passes_of(batches, args), axis_names(dims, coords)
-    ways = None if model is None else partial(ways_of, model, names=names)
-    return shared.load_fit(path, ways, args, kwargs, passes)
+    ways = None if model is None else partial(ways_of, model)
+    return shared.load_fit(path, ways, args, kwargs, passes, names, replay)
 
 
 def ways_of(

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,11 +27,12 @@ from ppl_ext.fit.evidence import LogEvidence, log_evidence
 from ppl_ext.fit.figures import site_figures
 from ppl_ext.fit.ladder import Climbed, climb, staged, with_chains
 from ppl_ext.fit.looks import as_arviz, fit_page, plot, predicted, summary, values_of
+from ppl_ext.fit.naming import Describe, named_ways, names_of, with_labels, with_names
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.refit import Reweighted, refitted
-from ppl_ext.fit.saved import as_tree, from_tree
+from ppl_ext.fit.saved import as_tree, from_tree, names_as_tree, names_from_tree
 from ppl_ext.fit.verdict import Stage, Verdict
-from ppl_ext.fit.views import Views
+from ppl_ext.fit.views import NO_NAMES, Names, Views
 from ppl_ext.networks.random_module import watched
 from ppl_ext.options import check_choice, check_count, check_number, is_count
 from ppl_ext.process import between_steps
@@ -239,6 +241,7 @@ class Fit:
         sites = {
             name: site_figures(name, np.asarray(judged[name]), chains, share) for name in draws
         }
+        sites = with_labels(sites, names_of(climbed.problem).labels)
         number = chains if chains > 1 else 0
         verdict = replace(climbed.verdict, by_site=sites, num_chains=number)
         verdict = climbed.problem.observed.judged(verdict)
@@ -322,6 +325,13 @@ class Fit:
             self.check_data()
             self._log_evidence = log_evidence(self.climbed, self.verdict, self._seed)
         return self._log_evidence
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[Sequence[Any]]]:
+        """Of each site the labels along its axes, where ``dims`` or ``coords`` were given."""
+        if self._climbed is not None:
+            return names_of(self._climbed.problem).labels
+        return names_from_tree((self._unbound or {}).get("names", {})).labels
 
     @property
     def views(self) -> Views | None:
@@ -714,6 +724,7 @@ class Fit:
             "symmetry": as_tree(climbed.symmetry),
             "evidence": as_tree(climbed.evidence),
             "stages": as_tree(climbed.stages),
+            "names": names_as_tree(names_of(climbed.problem)),
         }
 
     def __repr__(self) -> str:
@@ -730,8 +741,14 @@ def load_fit(
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] = MappingProxyType({}),
     passes: Any = None,
+    names: Names = NO_NAMES,
+    describe: Describe | None = None,
 ) -> Fit:
-    """See the packages' ``load_fit``; ``ways`` to write the program, or None without one."""
+    """See the packages' ``load_fit``; ``ways`` to write the program, or None without one.
+
+    Names of axes are those that were saved where none are given, and ``describe`` is that of
+    :func:`ppl_ext.fit.doors.fit_program`.
+    """
     _, state = state_files.load(os.fspath(path), "fit", lambda array, _: array)
     with state_files.reading(path):
         verdict = Verdict.from_json(state["verdict"])
@@ -743,11 +760,18 @@ def load_fit(
         bit_generator.state = rest["generator"]
         generator = np.random.Generator(bit_generator)
         seed, written = rest["seed"], (rest["way"], rest["arguments"])
+        if not names.given and "names" in rest:
+            names = names_from_tree(rest["names"])
         evidence = from_tree(rest["evidence"], {})
     # Not inside: the program runs, whose errors are no damage. Binding draws random numbers of its
     # own.
     first = np.random.default_rng(0)
-    problem = _way(ways(args, kwargs, seed, first, passes=passes), *written, draws)
+    ways = partial(ways, names=names)
+    found = ways(args, kwargs, seed, first, passes=passes)
+    if describe is not None:
+        found = named_ways(found, describe, refuses=True)
+        ways = with_names(ways, describe)
+    problem = _way(found, *written, draws)
     again = ways if passes is None else None
     with state_files.reading(path):
         if evidence.program.is_whole and not problem.is_whole:
@@ -918,7 +942,7 @@ def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
     verdict = Verdict(
         level,
         (*reasons, *unsure, found.worst.told),
-        found.by_site,
+        with_labels(found.by_site, names_of(problem).labels),
         tuple(climbed.stages),
         confirmed=level == "approximate" and not unsure,
     )

@@ -39,6 +39,8 @@ class Fit(Protocol):
     @property
     def views(self) -> Views | None: ...
     @property
+    def labels(self) -> Mapping[str, Sequence[Sequence[Any]]]: ...
+    @property
     def climbed(self) -> Any: ...
     @property
     def has_program(self) -> bool: ...
@@ -107,7 +109,7 @@ def summary(fit: Fit, sites: Sequence[str] | None, probability: float) -> pd.Dat
     if fit.has_program and fit.views is not None:
         numbers = numbers_of(as_arviz(_ordered(fit), **POSTERIOR_ALONE)["posterior"])
     else:
-        numbers = numbers_of_draws(fit.draws)
+        numbers = numbers_of_draws(fit.draws, fit.labels)
     return table(numbers, sites, probability, figures)
 
 

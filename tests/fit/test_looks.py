@@ -279,6 +279,67 @@ def test_names_are_checked_before_anything_is_computed(backend: Any, what: str) 
         backend.public.fit(*keys, model, **{what: {"town": "Ulm"}})
 
 
+def slopes(backend: Any) -> Any:
+    """A plane through six points, with two slopes and a shift of each town."""
+    host, dist = backend.host, backend.dist
+
+    def model(x: Any, y: Any = None) -> None:
+        w = host.sample("w", dist.Normal(backend.array(np.zeros(2)), 10.0).to_event(1))
+        with host.plate("town", len(x)):
+            shift = host.sample("shift", dist.Normal(0.0, 1.0))
+            host.sample("y", dist.Normal(x @ w + shift, 0.5), obs=y)
+
+    return model
+
+
+NAMES = {"dims": {"w": ["feature"]}, "coords": {"feature": ["age", "height"], "town": TOWNS}}
+
+
+def test_names_of_axes_are_kept_in_the_verdict_and_in_a_file(backend: Any, tmp_path: Path) -> None:
+    keys = () if backend.is_pyro else (backend.key(),)
+    model, args = slopes(backend), (backend.array(np.stack([X, X**2], 1)), backend.array(Y))
+    fit = backend.public.fit(*keys, model, *args, progress_bar=False, **NAMES)
+    without = backend.public.fit(*keys, model, *args, progress_bar=False)
+    np.testing.assert_array_equal(fit["w"], without["w"])
+    rows = ["w[age]", "w[height]", *(f"shift[{town}]" for town in TOWNS)]
+    assert [value.name for name in fit for value in fit.verdict.by_site[name].values] == rows
+    assert "w[height]" in str(fit.verdict) and fit.verdict.worst.name in rows
+    fit.save(tmp_path / "fit")
+    alone = backend.public.load_fit(tmp_path / "fit")
+    assert list(alone.summary().index) == rows and "shift[Bonn]" in str(alone.verdict)
+    alone.save(tmp_path / "again")
+    assert list(backend.public.load_fit(tmp_path / "again").summary().index) == rows
+    whole = backend.public.load_fit(tmp_path / "fit", model, *args)
+    assert list(whole.to_arviz()["posterior"]["feature"].values) == ["age", "height"]
+    assert [value.name for value in whole.verdict.by_site["w"].values] == rows[:2]
+    other = {"coords": {"town": [1, 2, 3, 4, 5, 6]}}
+    found = backend.public.load_fit(tmp_path / "fit", model, *args, **other)
+    assert [value.name for value in found.verdict.by_site["shift"].values][-1] == "shift[6]"
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ({"dims": {"v": ["feature"]}}, r"dims names \['v'\], which are no variables.*'w'"),
+        ({"dims": {"w": ["feature", "town"]}}, "Expected 1 dims for 'w' in group posterior"),
+        ({"dims": {"y": ["town", "other"]}}, "Expected 1 dims for 'y'"),
+        ({"coords": {"town": TOWNS[1:]}}, "Expected 6 labels along dimension 'town', found 5"),
+        ({"coords": {"town": ["Ulm", *TOWNS[:5]]}}, "'town'. to have a label .* 'Ulm' twice"),
+    ],
+)
+def test_names_that_do_not_fit_the_program_are_refused_before_it_is_fitted(
+    backend: Any, monkeypatch: pytest.MonkeyPatch, names: Any, told: str
+) -> None:
+    def climb(*_: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("ppl_ext.fit.fit.climb", climb)
+    keys = () if backend.is_pyro else (backend.key(),)
+    args = backend.array(np.stack([X, X**2], 1)), backend.array(Y)
+    with pytest.raises(ArgumentError, match=told):
+        backend.public.fit(*keys, slopes(backend), *args, progress_bar=False, **names)
+
+
 VERDICT = Verdict(
     "exact",
     ("Least certain is 'b'. Give more seconds.", "Give more seconds.", "All <is> well."),
