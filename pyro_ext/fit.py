@@ -22,7 +22,7 @@ from ppl_ext.fit import ways as shared_ways
 from ppl_ext.fit.doors import Asked, Named, fit_program
 from ppl_ext.fit.engine import check_own_engine
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
-from ppl_ext.fit.habits import KEYS, check_habits, engine_of
+from ppl_ext.fit.habits import KEYS, check_habits, engine_of, written_for_arrays
 from ppl_ext.fit.many import MANY_DOCUMENTATION, Fits, calls_of
 from ppl_ext.fit.problem import Problem
 from ppl_ext.fit.views import axis_names
@@ -268,7 +268,9 @@ def ways_of(
         predictions=predictions,
         predictive_distribution=predictive_distribution,
     )
-    return shared_ways.ways_of(host, model, args, kwargs, generator, sharding=sharding, **options)
+    options |= {"generator": generator, "sharding": sharding}
+    ways = partial(shared_ways.ways_of, host, model, **options)
+    return written_for_arrays(ways, args, kwargs, host.place)
 
 
 class _Run:
