@@ -26,7 +26,7 @@ from ppl_ext.fit.comparison import compared, flat_columns
 from ppl_ext.fit.evidence import LogEvidence, log_evidence
 from ppl_ext.fit.figures import site_figures
 from ppl_ext.fit.ladder import Climbed, climb, staged, with_chains
-from ppl_ext.fit.looks import as_arviz, fit_page, plot, predicted, summary, values_of
+from ppl_ext.fit.looks import as_arviz, check_options, fit_page, plot, predicted, summary, values_of
 from ppl_ext.fit.naming import Describe, named_ways, names_of, with_labels, with_names
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.refit import Reweighted, refitted
@@ -404,11 +404,13 @@ class Fit:
         """
         return summary(self, sites, probability)
 
-    def to_arviz(self, **options: Any) -> Any:
+    def to_arviz(self, *args: Any, **options: Any) -> Any:
         """The draws as an ArviZ object, with the arguments, ``dims`` and ``coords`` of the fit.
 
         Parameters
         ----------
+        *args
+            None: the arguments are those of the fit.
         **options
             Of the package's ``to_arviz``, such as ``num_samples=500`` or ``log_likelihood=False``.
 
@@ -419,8 +421,10 @@ class Fit:
         Raises
         ------
         ArgumentError
-            The fit was loaded without its program, or its data were changed in place since.
+            The fit was loaded without its program, or its data were changed in place since; or
+            other arguments were given.
         """
+        check_options(self, args, options)
         return as_arviz(self, **options)
 
     def predict(

@@ -279,6 +279,19 @@ def test_names_are_checked_before_anything_is_computed(backend: Any, what: str) 
         backend.public.fit(*keys, model, **{what: {"town": "Ulm"}})
 
 
+def test_what_a_look_does_not_take_is_told(backend: Any, fit: Any) -> None:
+    new = backend.array(X)
+    for given, options in (((new,), {}), ((), {"x": new})):
+        with pytest.raises(ArgumentError, match=r"found .* Type fit\.to_arviz\(\), fit\.predict"):
+            fit.to_arviz(*given, **options)
+    with pytest.raises(ArgumentError, match=r"found dims=\. Type fit\(model, \*args, dims="):
+        fit.summary(dims={"slope": []})
+    with pytest.raises(ArgumentError, match="arguments of summary among sites=, probability=, but too"):
+        fit.summary(["slope"], 0.9)
+    with pytest.raises(ArgumentError, match="arguments of more among num_draws=.* but missing .*'num_draws'"):
+        fit.more(number=3)
+
+
 def slopes(backend: Any) -> Any:
     """A plane through six points, with two slopes and a shift of each town."""
     host, dist = backend.host, backend.dist
