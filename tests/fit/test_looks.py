@@ -286,9 +286,13 @@ def test_what_a_look_does_not_take_is_told(backend: Any, fit: Any) -> None:
             fit.to_arviz(*given, **options)
     with pytest.raises(ArgumentError, match=r"found dims=\. Type fit\(model, \*args, dims="):
         fit.summary(dims={"slope": []})
-    with pytest.raises(ArgumentError, match="arguments of summary among sites=, probability=, but too"):
+    with pytest.raises(
+        ArgumentError, match="arguments of summary among sites=, probability=, but too"
+    ):
         fit.summary(["slope"], 0.9)
-    with pytest.raises(ArgumentError, match="arguments of more among num_draws=.* but missing .*'num_draws'"):
+    with pytest.raises(
+        ArgumentError, match="arguments of more among num_draws=.* but missing .*'num_draws'"
+    ):
         fit.more(number=3)
 
 
