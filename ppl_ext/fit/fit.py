@@ -572,7 +572,7 @@ class Fit:
                 made_anew = self._further(
                     climbed, generator, -(-num_draws // self.num_chains), meter
                 )
-                bar.set_description_str(made_anew.verdict.level)
+                ends(bar, made_anew.verdict)
         except BaseException:
             generator.bit_generator.state, evaluate.calls = before
             raise
@@ -917,7 +917,7 @@ def fit(
             )
         if of_rows is not None:
             ended = networks.sampled(of_rows, generator, wanted, meter, before, why)
-            bar.set_description_str(ended[1].level)
+            ends(bar, ended[1])
             return Fit.of_network(*ended, generator, seed, again)
         if known is None:
             climbed = climb(written, ways, generator, wanted, meter)
@@ -926,8 +926,19 @@ def fit(
         found = Fit.of(climbed, generator, seed, None if has_engine else again)
         if has_engine and found.num_chains > 1:
             found = _of_engine(written, found, meter)
-        bar.set_description_str(found.verdict.level)
+        ends(bar, found.verdict)
     return found
+
+
+def ends(bar: Any, verdict: Verdict) -> None:
+    """Let a bar say how a fit ended: what its draws are worth, or why they are not trusted."""
+    bar.set_description_str(verdict.level)
+    told, worst = "", verdict.worst
+    if not verdict.trusted:
+        told = next(iter(verdict.findings), "")
+    elif worst is not None:
+        told = f"ESS {worst.ess_bulk:,.0f}"
+    bar.set_postfix_str(told)
 
 
 def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:

@@ -13,7 +13,7 @@ import pytest
 from ppl_ext.diagnostics.tables import Table
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.figures import site_figures
-from ppl_ext.fit.fit import Fit
+from ppl_ext.fit.fit import Fit, ends
 from ppl_ext.fit.looks import KINDS
 from ppl_ext.fit.verdict import Stage, Verdict
 
@@ -364,6 +364,22 @@ VERDICT = Verdict(
     (Stage("chains", 4_000, 1.0, "4 chains"),),
     num_chains=4,
 )
+
+
+def test_the_bar_says_how_a_fit_ended() -> None:
+    class Bar:
+        def set_description_str(self, text: str) -> None:
+            self.description = text
+
+        def set_postfix_str(self, text: str) -> None:
+            self.postfix = text
+
+    bar = Bar()
+    ends(bar, VERDICT)
+    assert bar.description == "exact" and bar.postfix.startswith("ESS ")
+    # What the draws seemed to be worth on the way is no figure of draws that are not trusted.
+    ends(bar, Verdict("not trusted", ("Chains disagree: R-hat 1.2. Give more seconds.",)))
+    assert (bar.description, bar.postfix) == ("not trusted", "Chains disagree: R-hat 1.2.")
 
 
 def test_a_verdict_says_what_was_found_and_what_to_do_apart() -> None:
