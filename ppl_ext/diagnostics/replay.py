@@ -552,7 +552,8 @@ def check_draw_shape(name: str, found: Shape, expected: Shape) -> None:
         raise ArgumentError(
             f"Expected every draw of site '{name}' in shape {expected}, found {found}. Chains "
             "must be one axis with the draws, as get_samples returns them, and sites inside a "
-            "plate must have all its rows."
+            "plate must have all its rows: to predict others, give latent sites a plate of groups, "
+            "and each row the number of its group."
         )
 
 

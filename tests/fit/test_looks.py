@@ -279,6 +279,15 @@ def test_names_are_checked_before_anything_is_computed(backend: Any, what: str) 
         backend.public.fit(*keys, model, **{what: {"town": "Ulm"}})
 
 
+def test_other_rows_of_a_plate_with_latents_are_refused_with_what_helps(backend: Any) -> None:
+    keys = () if backend.is_pyro else (backend.key(),)
+    args = [backend.array(np.stack([X, X**2], 1)), backend.array(Y)]
+    fit = backend.public.fit(*keys, slopes(backend), *args, progress_bar=False, exact=False)
+    assert fit.predict(args[0])["y"].shape[1:] == (6,)
+    with pytest.raises(ArgumentError, match="'shift' in shape .2,., found .6.*a plate of groups"):
+        fit.predict(args[0][:2])
+
+
 def test_what_a_look_does_not_take_is_told(backend: Any, fit: Any) -> None:
     new = backend.array(X)
     for given, options in (((new,), {}), ((), {"x": new})):
