@@ -90,8 +90,9 @@ def _goes_on(given: Sequence[Mapping[str, Any]], steps: int, site: Site) -> None
     """See that a site in the body of a ``scan`` has a value for each step, if it has any."""
     for values in given:
         value = values.get(site["name"])
-        of_steps = value is not None and jnp.ndim(value) > len(site["fn"].shape())
-        if of_steps and len(value) < steps:
+        if value is None:
+            continue
+        if jnp.ndim(value) > len(site["fn"].shape()) and len(value) < steps:
             raise GoesOnError
 
 

@@ -38,7 +38,7 @@ from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import Sharding, entry, on_own_axes
 from ppl_ext.batches.passes import rows_of_loader
-from ppl_ext.diagnostics.fit import of_each_chain
+from ppl_ext.diagnostics.fit import asked_of
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
     Group,
@@ -166,9 +166,7 @@ def to_arviz(
         state = state_of_engine(engine, state)
     data = target.bind(*args, **kwargs)
     key = key_or(rng_key)
-    asked = of_each_chain(num_samples, getattr(engine, "num_chains", 1))
-    options = {} if asked is None else {"num_samples": asked}
-    given = engine.get_samples(state, rng_key=key, **options)
+    given = engine.get_samples(state, rng_key=key, **asked_of(engine, num_samples))
     draws = {name: np.asarray(given[name]) for name in target.layout.names if name in given}
     included = posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats
     wanted = Wanted(*included, constant_data, discrete, losses, draw_chunk, data_chunk)

@@ -222,6 +222,12 @@ def of_each_chain(num_samples: int | None, num_chains: int) -> int | None:
     return None if num_samples is None else -(-num_samples // num_chains) * num_chains
 
 
+def asked_of(engine: Any, num_samples: int | None) -> dict[str, int]:
+    """What an engine, or what has several chains, is asked for so many draws."""
+    wanted = of_each_chain(num_samples, getattr(engine, "num_chains", 1))
+    return {} if wanted is None else {"num_samples": wanted}
+
+
 class HostFit:
     """What the packages' ``HostFit`` share: the guide, and where it has a log density, its fit."""
 

@@ -359,7 +359,8 @@ def arviz_of(
     for name, count in chunks.items():
         check_count(name, count, optional=True)
     steps = step_group(traces, wanted.losses, host.as_array)
-    options = {"groups": wanted.to_replay(), "discrete": wanted.discrete or "sample", **chunks}
+    groups_of = wanted.to_replay()
+    options = {"groups": groups_of, "discrete": wanted.discrete or "sample", **chunks}
 
     chains, num_draws = getattr(engine, "num_chains", 1), len(next(iter(draws.values())))
     model = getattr(target.model, "forward", target.model)
@@ -372,7 +373,7 @@ def arviz_of(
     if wanted.may_thin and (passes is not None or is_much(num_draws, numbers)):
         described = host.replay(target, draws, data, number=None, groups=()).sites
         rows = {} if passes is None else target.over(passes).plates_of_batches(data)
-        kept = kept_draws(described, rows, options["groups"], num_draws, chains)
+        kept = kept_draws(described, rows, groups_of, num_draws, chains)
 
     def on_rows(data: Any, number: int | None) -> Replay:
         def at(draws: Mapping[str, Any], **some: Any) -> Replay:
@@ -380,7 +381,7 @@ def arviz_of(
             own["all_rows"] = number is None
             return host.replay(target, draws, data, **own)
 
-        return at(draws) if kept is None else thinned(at, draws, kept, options["groups"])
+        return at(draws) if kept is None else thinned(at, draws, kept, groups_of)
 
     replayed = over_batches(on_rows, target, data, passes, host.place)
     filled = told_of_filled(replayed.sites) if wanted.log_likelihood else ""

@@ -189,7 +189,7 @@ def inference_data(
     attributes: Mapping[str, Any] | None = None,
     num_chains: int = 1,
     sites: Collection[str] = (),
-    draws_of: Mapping[str, Sequence[int]] | None = None,
+    draws_of: Mapping[str, Sequence[int] | NDArray[np.int64]] | None = None,
 ) -> Any:
     """Build an ``InferenceData`` (ArviZ 0.23) or a ``DataTree`` (ArviZ 1).
 
@@ -246,7 +246,7 @@ def inference_data(
         for group, (arrays, labels) in named.items()
     }
     if int(arviz.__version__.split(".")[0]) < 1:
-        standard = {name: value for name, value in datasets.items() if name not in _CUSTOM}
+        standard: Any = {name: value for name, value in datasets.items() if name not in _CUSTOM}
         result = arviz.InferenceData(attrs=dict(attributes), **standard)
         custom = {name: value for name, value in datasets.items() if name in _CUSTOM}
         if custom:
@@ -265,7 +265,7 @@ def named_groups(
     coords: Mapping[str, Sequence[Any]] | None = None,
     num_chains: int = 1,
     sites: Collection[str] = (),
-    draws_of: Mapping[str, Sequence[int]] | None = None,
+    draws_of: Mapping[str, Sequence[int] | NDArray[np.int64]] | None = None,
 ) -> tuple[dict[str, NamedGroup], SafeNames]:
     """Arrays of each group with the names of their axes, and the labels along these.
 

@@ -62,7 +62,7 @@ def with_names(ways: Callable[..., Iterator[Problem]], describe: Describe) -> Ca
     return named
 
 
-def _labels(problem: Problem, describe: Describe, names: Names) -> dict[str, list[Sequence[Any]]]:
+def _labels(problem: Problem, describe: Describe, names: Names) -> dict[str, list[Any]]:
     """Labels along the axes of each site of the posterior."""
     target, views = problem.target, problem.views
     assert views is not None

@@ -27,7 +27,7 @@ from pyro.infer.mcmc import StreamingMCMC
 
 from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import rows_of_loader
-from ppl_ext.diagnostics.fit import of_each_chain
+from ppl_ext.diagnostics.fit import asked_of
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
     Group,
@@ -139,8 +139,7 @@ def to_arviz(
     sharding = target.sharding
     data = target.bind(*args, **kwargs)
     target.follows(data, look=False)  # raises where the arguments do not fit each other
-    asked = of_each_chain(num_samples, getattr(engine, "num_chains", 1))
-    given = engine.get_samples(**({} if asked is None else {"num_samples": asked}))
+    given = engine.get_samples(**asked_of(engine, num_samples))
     draws = {
         name: torch.as_tensor(given[name]).detach() for name in target.layout.names if name in given
     }
