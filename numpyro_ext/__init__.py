@@ -84,6 +84,7 @@ from numpyro_ext.start import find_start
 from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from numpyro_ext.warm_chains import warm_chains
 from ppl_ext.calibrate.calibration import Calibration
+from ppl_ext.check.checked import Checked
 from ppl_ext.curvature.program_curvature import GaussNewton
 from ppl_ext.engines.judgement import Judgement
 from ppl_ext.errors import (
@@ -138,6 +139,7 @@ __all__ = [
     "Fits",
     "LogEvidence",
     "Verdict",
+    "Checked",
     "calibrate",
     "check",
     "compare",

@@ -523,6 +523,10 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     return ((f"{name}.{key}", each) for key, each in (*own, *more))
 
 
+class ForeignArgumentError(ArgumentError):
+    """A model failed at arguments that are no arrays of its host's."""
+
+
 @contextmanager
 def named_if_foreign(
     model: Callable[..., Any],
@@ -560,7 +564,7 @@ def named_if_foreign(
             raise
         told = ", ".join(f"'{name}' is a {kind}" for name, kind in list(others.items())[:_NAMED])
         first = str(error).strip().partition("\n")[0].rstrip(".") + "."
-        raise ArgumentError(
+        raise ForeignArgumentError(
             f"The model failed with {type(error).__name__}: {first} Argument {told}, which it may "
             f"not be made for. {advice}"
         ) from error

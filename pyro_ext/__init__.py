@@ -7,6 +7,7 @@
 """
 
 from ppl_ext.calibrate.calibration import Calibration
+from ppl_ext.check.checked import Checked
 from ppl_ext.curvature.program_curvature import GaussNewton
 from ppl_ext.engines.judgement import Judgement
 from ppl_ext.errors import (
@@ -138,6 +139,7 @@ __all__ = [
     "Fits",
     "LogEvidence",
     "Verdict",
+    "Checked",
     "calibrate",
     "check",
     "compare",

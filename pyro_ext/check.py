@@ -14,10 +14,10 @@ from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.check import check as shared
 from ppl_ext.check.check import CHECK_DOCUMENTATION, CHECK_ESS, Program
+from ppl_ext.check.checked import Checked
 from ppl_ext.check.predictions import told_of_predictions
 from ppl_ext.check.source import Source, number_of_draws, source_of
 from ppl_ext.documented import documented
-from ppl_ext.fit.verdict import Verdict
 from ppl_ext.target.noncentred import moved_sites
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
@@ -51,7 +51,7 @@ def check(
     target_ess: float = CHECK_ESS,
     progress_bar: bool = True,
     **kwargs: Any,
-) -> Verdict:
+) -> Checked:
     """Whether draws of any method are the posterior's.
 
     Examples

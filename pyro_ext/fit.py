@@ -22,7 +22,7 @@ from ppl_ext.fit import ways as shared_ways
 from ppl_ext.fit.doors import Asked, Named, fit_program
 from ppl_ext.fit.engine import check_own_engine
 from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
-from ppl_ext.fit.habits import KEYS, check_habits, engine_of
+from ppl_ext.fit.habits import KEYS, check_habits, engine_of, written_for_arrays
 from ppl_ext.fit.many import MANY_DOCUMENTATION, Fits, calls_of
 from ppl_ext.fit.problem import Problem
 from ppl_ext.fit.views import axis_names
@@ -35,6 +35,7 @@ from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.reparameterise import moves_of, noncentred
+from pyro_ext.density.replay import replay
 from pyro_ext.diagnostics.arviz import to_arviz
 from pyro_ext.diagnostics.predictive import predictions, predictive_distribution
 from pyro_ext.engine import Engine
@@ -121,7 +122,8 @@ def fit(
     passes, names = passes_of(batches, args), axis_names(dims, coords)
     ways, named = partial(ways_of, model), Named(given, guide, autoguide, made)
     call = args, kwargs
-    return fit_program(ways, call, (generator, seed), asked, named, passes, names, sharding)
+    random = generator, seed
+    return fit_program(ways, call, random, asked, named, passes, names, replay, sharding)
 
 
 @documented(
@@ -199,8 +201,8 @@ def load_fit(
     True
     """
     passes, names = passes_of(batches, args), axis_names(dims, coords)
-    ways = None if model is None else partial(ways_of, model, names=names)
-    return shared.load_fit(path, ways, args, kwargs, passes)
+    ways = None if model is None else partial(ways_of, model)
+    return shared.load_fit(path, ways, args, kwargs, passes, names, replay)
 
 
 def ways_of(
@@ -266,7 +268,9 @@ def ways_of(
         predictions=predictions,
         predictive_distribution=predictive_distribution,
     )
-    return shared_ways.ways_of(host, model, args, kwargs, generator, sharding=sharding, **options)
+    options |= {"generator": generator, "sharding": sharding}
+    ways = partial(shared_ways.ways_of, host, model, **options)
+    return written_for_arrays(ways, args, kwargs, host.place)
 
 
 class _Run:

@@ -29,6 +29,7 @@ import json
 import math
 import os
 import re
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -234,6 +235,8 @@ class Database:
         from benchmarks.posteriordb import own
 
         folder = Path(where).expanduser()
+        for told in own.left_out(folder):
+            print(told, file=sys.stderr, flush=True)
         return cls(own.files_of(folder) if own.names_of(folder) else FolderFiles(folder))
 
     @property

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -38,6 +39,16 @@ Draws = dict[str, NDArray[np.float64]]
 def names_of(folder: Path) -> list[str]:
     """Names of the posteriors in a folder: what has a program and data."""
     return sorted(path.stem for path in folder.glob("*.py") if path.with_suffix(".json").is_file())
+
+
+def left_out(folder: Path) -> list[str]:
+    """What is said of programs in a folder that have no data beside them."""
+    found = []
+    for path in sorted(folder.glob("*.py")):
+        is_program = re.search(r"\b(numpyro|pyro)_model\b", path.read_text(encoding="utf-8"))
+        if is_program and not path.with_suffix(".json").is_file():
+            found.append(f"{path.name} is left out: its data, {path.stem}.json, is not beside it")
+    return found
 
 
 def files_of(folder: Path) -> FolderFiles:

@@ -7,9 +7,11 @@ known. :class:`ObserveMissing` lets a model without observations of a site be ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
@@ -29,6 +31,13 @@ from ppl_ext.target.discrete import STANDS_IN, Missing, Run
 from ppl_ext.target.outputs import prediction_terms
 
 
+class GoesOnError(Exception):
+    """A ``scan`` has more steps than the values that one of its sites is observed at.
+
+    The site is observed in the first steps and drawn in the others, which no density has.
+    """
+
+
 class ObserveMissing(Missing, Messenger):
     """Makes observed sites of those that are neither observed nor among the given names.
 
@@ -42,9 +51,19 @@ class ObserveMissing(Missing, Messenger):
         Messenger.__init__(self, fn)
 
     def process_message(self, msg: Site) -> None:
-        """Observe a site for which nobody has a value, of the body of a ``scan`` as well."""
+        """Observe a site for which nobody has a value, of the body of a ``scan`` as well.
+
+        Raises
+        ------
+        GoesOnError
+            A ``scan`` goes on beyond its data.
+        """
         if msg["type"] == "control_flow":
-            msg["kwargs"]["substitute_stack"].append(("condition", self._stand_in))
+            stack = msg["kwargs"]["substitute_stack"]
+            given = [values for _, values in stack if isinstance(values, Mapping)]
+            if given:  # Seen before the values are, which the host does not take then.
+                stack.insert(0, ("condition", partial(_goes_on, given, _steps(*msg["args"]))))
+            stack.append(("condition", self._stand_in))
             return
         value = self._stand_in(msg)
         if value is not None:
@@ -60,6 +79,21 @@ class ObserveMissing(Missing, Messenger):
             random.key(self._seed), msg["kwargs"].get("sample_shape", ())
         )
         return value
+
+
+def _steps(f: Any, init: Any, xs: Any, length: int | None, *_: Any) -> int:
+    """Steps of a ``scan`` with these arguments."""
+    return len(jax.tree.leaves(xs)[0]) if length is None else length
+
+
+def _goes_on(given: Sequence[Mapping[str, Any]], steps: int, site: Site) -> None:
+    """See that a site in the body of a ``scan`` has a value for each step, if it has any."""
+    for values in given:
+        value = values.get(site["name"])
+        if value is None:
+            continue
+        if jnp.ndim(value) > len(site["fn"].shape()) and len(value) < steps:
+            raise GoesOnError
 
 
 def _log_prob(site: Site) -> Array:

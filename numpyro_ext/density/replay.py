@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -53,6 +53,7 @@ from ppl_ext.diagnostics.replay import (
     GROUPS,
     PASS_ALL_ROWS,
     REPLAY_DOCUMENTATION,
+    TOGETHER,
     ComputedEntries,
     Recorder,
     Replay,
@@ -405,6 +406,7 @@ def replay(
     all_rows: bool = True,
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
+    num_chains: int = 1,
     around: Mapping[str, Any] | None = None,
     rng_key: jax.Array | None = None,
 ) -> Replay:
@@ -419,14 +421,20 @@ def replay(
     described, sizes = _describe(target, data, one, missing)
     check_draw_shapes(one, around or {}, described)
     num_draws = len(next(iter(values.values())))
-    check_room(described, groups, num_draws, jnp.dtype(target.dtype).itemsize)
+    check_room(described, groups, num_draws, jnp.dtype(target.dtype).itemsize, num_chains)
     recorder = Recorder(described, groups, num_draws, target.plates)
     if groups:
         key = key_or(rng_key)
         rows = data_chunk or target.data_chunk or DATA_CHUNK
         most = discrete == "most probable"
+<<<<<<< HEAD
         unseen, size = (frozenset(missing), frozenset(finite)), draw_chunk or DRAW_CHUNK
         _record(recorder, target, data, values, size, rows, key, most, *unseen, around)
+=======
+        unseen = frozenset(missing)
+        size = draw_chunk or recorder.draws_together(TOGETHER, DRAW_CHUNK)
+        _record(recorder, target, data, values, size, rows, key, most, unseen, around)
+>>>>>>> front3
     return recorder.replayed(sizes)
 
 
@@ -475,6 +483,7 @@ def _record(
         missing,
         finite,
         around is not None,
+        size < min(num_draws, DRAW_CHUNK) and target.sharding is None,
     )
     for chunk, (_, rows) in enumerate(target.sweep(data_chunk)):
         places_of_rows = {name: np.asarray(places) for name, places in rows.items()}
@@ -542,8 +551,13 @@ def _compiled_chunk(
     missing: frozenset[str],
     finite: frozenset[str],
     linear: bool,
+    in_turn: bool,
 ) -> Program:
-    """What is wanted at some draws, and the observations, on one chunk of rows."""
+    """What is wanted at some draws, and the observations, on one chunk of rows.
+
+    Draws whose numbers are many are taken ``in_turn``: side by side they would leave the
+    processor's cache.
+    """
     # Predictions are then given the values of the discrete sites.
     at_values = "discrete" in groups
 
@@ -623,8 +637,14 @@ def _compiled_chunk(
         keys = lax.map(
             lambda draw: random.fold_in(random.fold_in(rng_key, _STREAM - number), draw), draws
         )
-        in_axes = (0, 0, None, None, None, 0)
-        computed = jax.vmap(at_draw, in_axes)(values, keys, data, indices, *linear_at)
+        centre, moves = linear_at
+
+        def one(draw: tuple[Mapping[str, jax.Array], jax.Array, jax.Array]) -> Computed:
+            values, key, move = draw
+            return at_draw(values, key, data, indices, centre, move)
+
+        side_by_side: Callable[..., Computed] = partial(lax.map, one) if in_turn else jax.vmap(one)
+        computed = side_by_side((values, keys, moves))
         if "observed" not in groups:
             return computed, {}
         trace = _run(target, data, {name: value[0] for name, value in values.items()}, indices)

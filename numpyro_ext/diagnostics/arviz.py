@@ -38,6 +38,7 @@ from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import Sharding, entry, on_own_axes
 from ppl_ext.batches.passes import rows_of_loader
+from ppl_ext.diagnostics.fit import asked_of
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
     Group,
@@ -122,6 +123,7 @@ def to_arviz(
     >>> print(round(float(idata.posterior["mean"].mean())), dict(idata.log_likelihood["y"].sizes))
     2 {'chain': 1, 'draw': 20, 'rows': 4}
     """
+    all_draws = num_samples is None
     if isinstance(engine, RunResult):
         args = args if state is None else (state, *args)
         engine, state = engine.ran.engine, engine
@@ -164,19 +166,18 @@ def to_arviz(
         state = state_of_engine(engine, state)
     data = target.bind(*args, **kwargs)
     key = key_or(rng_key)
-    options = {} if num_samples is None else {"num_samples": num_samples}
-    given = engine.get_samples(state, rng_key=key, **options)
+    given = engine.get_samples(state, rng_key=key, **asked_of(engine, num_samples))
     draws = {name: np.asarray(given[name]) for name in target.layout.names if name in given}
     included = posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats
     wanted = Wanted(*included, constant_data, discrete, losses, draw_chunk, data_chunk)
-    wanted = wanted._replace(dims=dims, coords=coords)
+    wanted = wanted._replace(dims=dims, coords=coords, may_thin=all_draws)
 
     def seeded(*given: Any, number: int | None, **options: Any) -> Replay:
         own = key if number is None else jax.random.fold_in(key, number)
         return replay(*given, rng_key=own, **options)
 
-    def statistics(target: LogDensity) -> Group:
-        return _sample_statistics(engine, target, state, draws, data, draw_chunk)
+    def statistics(target: LogDensity, together: int) -> Group:
+        return _sample_statistics(engine, target, state, draws, data, together)
 
     host = Host(("numpyro_ext", "numpyro", "numpyro"), seeded, array_or_none, place)
     call = args, kwargs, passes
@@ -189,7 +190,7 @@ def _sample_statistics(
     state: Any,
     draws: Mapping[str, Any],
     data: Data,
-    draw_chunk: int | None,
+    together: int,
 ) -> Group:
     """Log densities of the model and, where the engine knows it, of the fit."""
     number = len(next(iter(draws.values())))
@@ -198,7 +199,7 @@ def _sample_statistics(
     inside = hook if isinstance(engine, (Engine, HostFit)) else None
     evaluate = _compiled_log_densities(target, inside, is_quick(number, target, data))
     # Chunks of one size, for which one program is compiled: the last is filled up.
-    size = -(-number // -(-number // (draw_chunk or number)))
+    size = -(-number // -(-number // together))
     pieces: dict[str, list[Array]] = {}
     for start in range(0, number, size):
         places = np.minimum(np.arange(start, start + size), number - 1)

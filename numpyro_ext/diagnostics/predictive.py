@@ -13,7 +13,7 @@ from numpyro.infer import Predictive
 from numpyro.util import is_prng_key
 
 from numpyro_ext.density.batches import place
-from numpyro_ext.density.prediction import ObserveMissing, run_at
+from numpyro_ext.density.prediction import GoesOnError, ObserveMissing, run_at
 from numpyro_ext.density.replay import computed_sites, replay
 from numpyro_ext.diagnostics.fit import target_of_model
 from numpyro_ext.draws import check_key
@@ -203,7 +203,7 @@ def predictions(
     observing = ObserveMissing(model, draws)
     try:
         target, data = target_of_model(observing, args, kwargs, all_rows=False, owner="predict")
-    except AssertionError:
+    except GoesOnError:
         return _forecasts(model, draws, args, kwargs, seed, return_sites)
     options: dict[str, Any] = {
         "missing": observing.missing,

@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from ppl_ext.chains.convergence import in_chains
 from ppl_ext.chains.symmetry import Symmetry, find_symmetry, ordered_values
+from ppl_ext.check.checked import Checked
 from ppl_ext.check.own_chains import OwnChains, own_chains
 from ppl_ext.check.source import Source
 from ppl_ext.errors import ArgumentError, HeldParameterWarning
@@ -106,10 +107,12 @@ CHECK_DOCUMENTATION = """
 
     Returns
     -------
-    Verdict
-        "approximate" and trusted where the draws agree with chains that agree; "not trusted" with
-        what speaks against them; else "approximate" and not trusted, with what was not done. By
-        site, bounds on the errors of means and standard deviations.
+    Checked
+        A :class:`Verdict` with the draws, which ``summary``, ``to_arviz``, ``plot`` and
+        ``predict`` show as those of a fit: "approximate" and trusted where the draws agree with
+        chains that agree; "not trusted" with what speaks against them; else "approximate" and not
+        trusted, with what was not done. By site, bounds on the errors of means and standard
+        deviations.
 
     Raises
     ------
@@ -233,7 +236,7 @@ def check(
     progress_bar: bool = True,
     predictions: Callable[[], str] | None = None,
     reference: Callable[[], Fit] | None = None,
-) -> Verdict:
+) -> Checked:
     """The verdict on draws; see the packages' ``check``.
 
     Parameters
@@ -281,7 +284,7 @@ def check(
         found = observed.judged(_heard(source, program, generator, hearing, reference or made))
         found = replace(found, reasons=(*found.reasons, _conclusion(found)))
         bar.set_description_str("agrees" if found.trusted else found.level)
-    return found
+    return Checked.of(found, source, program.written, program.held)
 
 
 def _conclusion(verdict: Verdict) -> str:

@@ -186,18 +186,15 @@ def check_chains(has_draws: bool, kernel: Any) -> None:
         )
 
 
-def evenly_spaced(
-    num_draws: int, num_chains: int, num_samples: int | None, more: str
-) -> NDArray[np.int64] | None:
-    """Places of so many draws at most, as many of each chain; None where all are wanted.
+def evenly_spaced(num_draws: int, num_samples: int | None, more: str) -> NDArray[np.int64] | None:
+    """Places of so many draws, evenly spaced; None where all are wanted.
 
-    They are evenly spaced, and so many as the next lower multiple of the number of chains.
+    Of chains, one after the other, they are as many of each where their number is a multiple of
+    the number of chains.
 
     Parameters
     ----------
     num_draws : int
-        Of all chains, one after the other.
-    num_chains : int
     num_samples : int, optional
     more : str
         How to get further draws.
@@ -205,20 +202,30 @@ def evenly_spaced(
     Raises
     ------
     ArgumentError
-        There are fewer, or they are less than one of each chain.
+        There are fewer.
     """
     if num_samples is None:
         return None
     check_count("num_samples", num_samples)
-    each, length = num_samples // num_chains, num_draws // num_chains
-    if not 1 <= each or num_samples > length * num_chains:
+    if num_samples > num_draws:
         raise ArgumentError(
-            f"Expected num_samples from {num_chains}, one draw of each of its {num_chains} chains, "
-            f"to {length * num_chains}, all draws that there are, found {num_samples}. {more}"
+            f"Expected num_samples to be at most {num_draws}, all draws that there are, found "
+            f"{num_samples}. {more}"
         )
     # The middle of each of so many stretches.
-    places = ((np.arange(each) + 0.5) * length / each).astype(int)
-    return (length * np.arange(num_chains)[:, None] + places).ravel()
+    return (2 * np.arange(num_samples) + 1) * num_draws // (2 * num_samples)
+
+
+def of_each_chain(num_samples: int | None, num_chains: int) -> int | None:
+    """So many draws, or the next larger number that is a multiple of the number of chains."""
+    check_count("num_samples", num_samples, optional=True)
+    return None if num_samples is None else -(-num_samples // num_chains) * num_chains
+
+
+def asked_of(engine: Any, num_samples: int | None) -> dict[str, int]:
+    """What an engine, or what has several chains, is asked for so many draws."""
+    wanted = of_each_chain(num_samples, getattr(engine, "num_chains", 1))
+    return {} if wanted is None else {"num_samples": wanted}
 
 
 class HostFit:
@@ -246,7 +253,8 @@ class Chains:
         self.mcmc, self._kernel, self.num_chains = mcmc, kernel, int(mcmc.num_chains)
         self._all = dict(mcmc.get_samples())
         self._num_draws = len(next(iter(self._all.values())))
-        self._places = evenly_spaced(self._num_draws, self.num_chains, num_samples, LONGER)
+        wanted = of_each_chain(num_samples, self.num_chains)
+        self._places = evenly_spaced(self._num_draws, wanted, LONGER)
 
     def _taken(self, values: Any) -> Any:
         return values if self._places is None else values[self._places]

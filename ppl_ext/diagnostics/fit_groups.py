@@ -22,16 +22,21 @@ from ppl_ext.diagnostics.inference_data import (
 )
 from ppl_ext.diagnostics.replay import (
     DISCRETE,
+    TOGETHER,
     Replay,
     over_batches,
     told_of_filled,
     told_of_outside,
 )
+from ppl_ext.diagnostics.thinning import is_much, kept_draws, of_one_chain, thinned
 from ppl_ext.errors import ArgumentError, DataWarning, DivergenceWarning
 from ppl_ext.options import check_choice, check_count, described
 
 Array = NDArray[Any]
 Group = dict[str, Variable]
+
+#: Draws at which densities are evaluated at once, at least, where there are many rows.
+LEAST_TOGETHER = 8
 
 ARVIZ_DOCUMENTATION = """
     Everything is computed on the full data, also when the model draws minibatches: the model
@@ -61,7 +66,10 @@ ARVIZ_DOCUMENTATION = """
         come out in its order. Arrays of single batches are not constant data.
     num_samples : int, optional
         Number of draws. Default: every particle, all draws of a fit or of ``MCMC``, or what the
-        engine draws by default. Of a fit and of ``MCMC`` fewer can be taken, as many of each chain.
+        engine draws by default. Of a fit and of ``MCMC`` fewer can be taken, as many of each chain:
+        the number is rounded up to that. Without it ``log_likelihood`` and
+        ``posterior_predictive`` have fewer draws than the posterior, evenly spaced and labelled,
+        where they would hold more than 33 million numbers, and a warning says how many.
     posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats : bool
         Groups to include. ``log_likelihood`` is pointwise, without the scales of plates and of
         ``$scale``; observations that are masked out have 0, and factors are no part of it.
@@ -165,6 +173,7 @@ class Wanted(NamedTuple):
     losses: Any = None
     draw_chunk: int | None = None
     data_chunk: int | None = None
+    may_thin: bool = False
     dims: Mapping[str, Sequence[str]] | None = None
     coords: Mapping[str, Sequence[Any]] | None = None
 
@@ -338,35 +347,50 @@ def arviz_of(
     wanted: Wanted,
     call: tuple[Sequence[Any], Mapping[str, Any], Passes | None],
     traces: Mapping[str, Any],
-    statistics_of: Callable[[Any], Group],
+    statistics_of: Callable[[Any, int], Group],
 ) -> Any:
     """All groups of draws, of the arguments that a user gave, and what is said of the draws.
 
-    ``statistics_of`` makes figures of draws of a target that evaluates all rows.
+    ``statistics_of`` makes figures of draws of a target that evaluates all rows, so many draws at
+    once.
     """
     args, kwargs, passes = call
     chunks = {"draw_chunk": wanted.draw_chunk, "data_chunk": wanted.data_chunk}
     for name, count in chunks.items():
         check_count(name, count, optional=True)
     steps = step_group(traces, wanted.losses, host.as_array)
-    options = {"groups": wanted.to_replay(), "discrete": wanted.discrete or "sample", **chunks}
+    groups_of = wanted.to_replay()
+    options = {"groups": groups_of, "discrete": wanted.discrete or "sample", **chunks}
+
+    chains, num_draws = getattr(engine, "num_chains", 1), len(next(iter(draws.values())))
+    model = getattr(target.model, "forward", target.model)
+    called = inspect.signature(model), args, kwargs
+    named = {} if passes is not None else named_arguments(*called)
+    found = {name: host.as_array(value) for name, value in named.items()}
+    arguments = {name: value for name, value in found.items() if value is not None}
+    kept = None
+    numbers = sum(value.size for value in arguments.values())
+    if wanted.may_thin and (passes is not None or is_much(num_draws, numbers)):
+        described = host.replay(target, draws, data, number=None, groups=()).sites
+        rows = {} if passes is None else target.over(passes).plates_of_batches(data)
+        kept = kept_draws(described, rows, groups_of, num_draws, chains)
 
     def on_rows(data: Any, number: int | None) -> Replay:
-        whole = number is None
-        return host.replay(target, draws, data, number=number, all_rows=whole, **options)
+        def at(draws: Mapping[str, Any], **some: Any) -> Replay:
+            own = {**options, **some, "number": number, "num_chains": chains}
+            own["all_rows"] = number is None
+            return host.replay(target, draws, data, **own)
+
+        return at(draws) if kept is None else thinned(at, draws, kept, groups_of)
 
     replayed = over_batches(on_rows, target, data, passes, host.place)
     filled = told_of_filled(replayed.sites) if wanted.log_likelihood else ""
     if filled:
         warnings.warn(filled, DataWarning, stacklevel=3)
-    statistics = statistics_of(target.over(passes)) if wanted.sample_stats else {}
-    model = getattr(target.model, "forward", target.model)
-    called = inspect.signature(model), args, kwargs
+    together = wanted.draw_chunk or max(LEAST_TOGETHER, TOGETHER // max(1, numbers))
+    statistics = statistics_of(target.over(passes), together) if wanted.sample_stats else {}
     given = wanted.constant_data
     constants = constant_group(given, *called, replayed, host.as_array, passes)
-    # Constants have names of axes also where their group is left out.
-    named = {} if passes is not None else named_arguments(*called)
-    arguments = [name for name, value in named.items() if host.as_array(value) is not None]
     arrays = {name: np.asarray(host.as_array(value)) for name, value in draws.items()}
     groups = site_groups(replayed, arrays, engine.target.parameter_sites)
     if not wanted.observed_data:
@@ -381,8 +405,10 @@ def arviz_of(
         dims=wanted.dims,
         coords=wanted.coords,
         attributes=fit_attributes(engine, *host.names),
-        num_chains=getattr(engine, "num_chains", 1),
+        num_chains=chains,
+        # Constants have names of axes also where their group is left out.
         sites=(*replayed.sites, *arguments),
+        draws_of={} if kept is None else of_one_chain(kept, chains),
     )
 
 

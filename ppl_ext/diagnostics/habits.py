@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -74,16 +75,29 @@ def no_attribute(
 def answers(
     words: Mapping[str, str],
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-    """A method that answers keywords of other libraries with what to type, by keyword."""
+    """A method that answers keywords of other libraries with what to type, by keyword.
+
+    What it does not take is refused with what it takes.
+    """
 
     def of(verb: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        signature = inspect.signature(verb)
+        _, *own = signature.parameters.values()
+        name = verb.__name__
+        takes = ", ".join(f"{each.name}=" for each in own if each.kind is not each.VAR_KEYWORD)
+
         @wraps(verb)
         def answered(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-            for name in kwargs:
-                if name in words:
+            for each in kwargs:
+                if each in words:
                     raise ArgumentError(
-                        f"Expected options of {verb.__name__}, found {name}=. Type {words[name]}."
+                        f"Expected options of {name}, found {each}=. Type {words[each]}."
                     )
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                told = f"Expected arguments of {name} among {takes}, but {error}."
+                raise ArgumentError(told) from None
             return verb(*args, **kwargs)
 
         return answered
@@ -95,6 +109,9 @@ def answers(
 OF_SUMMARY = {
     **dict.fromkeys(("var_names", "vars", "variables", "names"), "summary(sites=[...])"),
     **dict.fromkeys(("hdi_prob", "ci_prob", "prob", "interval"), "summary(probability=0.9)"),
+    **dict.fromkeys(
+        ("dims", "coords"), "fit(model, *args, dims=..., coords=...), whose tables have the labels"
+    ),
 }
 OF_MORE = dict.fromkeys(
     ("draws", "num_samples", "samples", "n", "num_steps"), "more(1000), for 1,000 further draws"

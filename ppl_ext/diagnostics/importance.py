@@ -140,6 +140,11 @@ class ELBO(NamedTuple):
     num_samples: int
 
 
+def khat_in_words(khat: float) -> str:
+    """A Pareto k-hat: ratios that are all alike have no tail, and theirs is minus infinity."""
+    return "below 0 (the ratios are all alike)" if khat == -math.inf else f"{khat:.2f}"
+
+
 class ParetoKHat(NamedTuple):
     """Shape of the upper tail of the importance ratios p/q.
 
@@ -169,7 +174,7 @@ class ParetoKHat(NamedTuple):
     @property
     def message(self) -> str:
         """What khat says of the fit."""
-        found = f"k-hat is {self.khat:.2f} with {self.num_samples} draws"
+        found = f"k-hat is {khat_in_words(self.khat)} with {self.num_samples} draws"
         if self.reliable:
             return (
                 f"{found}, below {self.threshold:.2f}: the draws can be reweighted to the "

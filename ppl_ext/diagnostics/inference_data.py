@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,6 +57,10 @@ class Variable:
 
     values: Shaped[Array, " ..."]
     dims: tuple[str | None, ...] = ()
+
+
+#: Arrays of a group with the names of their axes, and labels along axes.
+NamedGroup = tuple[dict[str, tuple[tuple[str, ...], Array]], dict[str, Array]]
 
 
 @dataclass
@@ -184,6 +189,7 @@ def inference_data(
     attributes: Mapping[str, Any] | None = None,
     num_chains: int = 1,
     sites: Collection[str] = (),
+    draws_of: Mapping[str, Sequence[int] | NDArray[np.int64]] | None = None,
 ) -> Any:
     """Build an ``InferenceData`` (ArviZ 0.23) or a ``DataTree`` (ArviZ 1).
 
@@ -204,6 +210,8 @@ def inference_data(
         Chains that the draws are of, one after another.
     sites : collection of str
         Of the model, whose names may be among ``dims`` where no group has them.
+    draws_of : mapping of str to sequence of int, optional
+        By group the draws of each chain that it has, where these are not all.
 
     Raises
     ------
@@ -221,6 +229,54 @@ def inference_data(
             "to_arviz needs ArviZ, which is not installed. Install it with `pip install arviz`."
         ) from error
 
+    named, safe = named_groups(
+        groups,
+        plate_sizes,
+        dims=dims,
+        coords=coords,
+        num_chains=num_chains,
+        sites=sites,
+        draws_of=draws_of,
+    )
+    attributes = {key: _attribute(value) for key, value in (attributes or {}).items()}
+    if safe.changed:
+        attributes["renamed"] = json.dumps(safe.changed, sort_keys=True)
+    datasets = {
+        group: xarray.Dataset(arrays, labels, attributes)
+        for group, (arrays, labels) in named.items()
+    }
+    if int(arviz.__version__.split(".")[0]) < 1:
+        standard: Any = {name: value for name, value in datasets.items() if name not in _CUSTOM}
+        result = arviz.InferenceData(attrs=dict(attributes), **standard)
+        custom = {name: value for name, value in datasets.items() if name in _CUSTOM}
+        if custom:
+            result.add_groups(custom, warn_on_custom_groups=False)
+        return result
+    tree = xarray.DataTree.from_dict({f"/{name}": value for name, value in datasets.items()})
+    tree.attrs.update(attributes)
+    return tree
+
+
+def named_groups(
+    groups: Mapping[str, Mapping[str, Variable]],
+    plate_sizes: Mapping[str, int],
+    *,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    coords: Mapping[str, Sequence[Any]] | None = None,
+    num_chains: int = 1,
+    sites: Collection[str] = (),
+    draws_of: Mapping[str, Sequence[int] | NDArray[np.int64]] | None = None,
+) -> tuple[dict[str, NamedGroup], SafeNames]:
+    """Arrays of each group with the names of their axes, and the labels along these.
+
+    See :func:`inference_data`.
+
+    Raises
+    ------
+    ArgumentError
+        ``dims`` or ``coords`` do not fit the arrays, ``dims`` names nothing, or an axis has two
+        lengths.
+    """
     groups = {name: variables for name, variables in groups.items() if variables}
     safe = SafeNames()
     every_name = [name for variables in groups.values() for name in variables]
@@ -254,8 +310,7 @@ def inference_data(
             f"{sorted({*every_name, *sites})}."
         )
 
-    attributes = {key: _attribute(value) for key, value in (attributes or {}).items()}
-    datasets: dict[str, Any] = {}
+    found: dict[str, NamedGroup] = {}
     for group, variables in groups.items():
         arrays: dict[str, Any] = {}
         lengths: dict[str, int] = {}
@@ -269,10 +324,10 @@ def inference_data(
                 lead, shape = ("step",), values.shape[1:]
             else:
                 lead, shape = (), values.shape
-            found = variable.dims
+            own = variable.dims
             if group == _CONSTANTS:
-                found = tuple(None if each in variables else each for each in found)
-            axes = _axis_names(label, found, shape, wanted_dims.get(label), group, axis_of)
+                own = tuple(None if each in variables else each for each in own)
+            axes = _axis_names(label, own, shape, wanted_dims.get(label), group, axis_of)
             arrays[label] = (lead + axes, values)
             for axis, length in zip(lead + axes, values.shape, strict=True):
                 if lengths.setdefault(axis, length) != length:
@@ -290,6 +345,8 @@ def inference_data(
         labels = {}
         for axis, length in lengths.items():
             labels[axis] = np.arange(length)
+            if axis == "draw" and group in (draws_of or {}):
+                labels[axis] = np.asarray((draws_of or {})[group])
             if axis in wanted_coords:
                 labels[axis] = np.asarray(wanted_coords[axis])
                 if len(labels[axis]) != length:
@@ -297,22 +354,8 @@ def inference_data(
                         f"Expected {length} labels along dimension '{axis}', found "
                         f"{len(labels[axis])} in coords."
                     )
-        datasets[group] = xarray.Dataset(arrays, labels, attributes)
-    if safe.changed:
-        attributes["renamed"] = json.dumps(safe.changed, sort_keys=True)
-        for dataset in datasets.values():
-            dataset.attrs["renamed"] = attributes["renamed"]
-
-    if int(arviz.__version__.split(".")[0]) < 1:
-        standard = {name: value for name, value in datasets.items() if name not in _CUSTOM}
-        result = arviz.InferenceData(attrs=dict(attributes), **standard)
-        custom = {name: value for name, value in datasets.items() if name in _CUSTOM}
-        if custom:
-            result.add_groups(custom, warn_on_custom_groups=False)
-        return result
-    tree = xarray.DataTree.from_dict({f"/{name}": value for name, value in datasets.items()})
-    tree.attrs.update(attributes)
-    return tree
+        found[group] = arrays, labels
+    return found, safe
 
 
 def _named_axes(variables: Mapping[str, Variable]) -> set[str]:
@@ -349,6 +392,12 @@ def listed(what: str, name: str, given: Any) -> tuple[Any, ...]:
         raise ArgumentError(
             f"Expected {what}[{name!r}] to be {kind}, found {described(given)}. Write "
             f"{what}={{{name!r}: [...]}}."
+        )
+    twice = [] if names else [label for label, count in Counter(found).items() if count > 1]
+    if twice:
+        raise ArgumentError(
+            f"Expected coords[{name!r}] to have a label of its own for each place, found "
+            f"{twice[0]!r} twice."
         )
     return found
 

@@ -48,10 +48,15 @@ def numbers_of(posterior: Any) -> Numbers:
     return values, {name: list(_names(name, axes[name])) for name in values}
 
 
-def numbers_of_draws(draws: Mapping[str, Any]) -> Numbers:
-    """The same of draws by site, by places along axes."""
+def numbers_of_draws(
+    draws: Mapping[str, Any], labels: Mapping[str, Sequence[Sequence[Any]]]
+) -> Numbers:
+    """The same of draws by site, by the labels of those that have some, or places along axes."""
     values = {name: np.asarray(value) for name, value in draws.items()}
-    axes = {name: [np.arange(n) for n in value.shape[1:]] for name, value in values.items()}
+    axes = {
+        name: labels.get(name, [np.arange(n) for n in value.shape[1:]])
+        for name, value in values.items()
+    }
     return values, {name: list(_names(name, axes[name])) for name in values}
 
 

@@ -75,6 +75,8 @@ REPLAY_DOCUMENTATION = """
     $draw_chunk
     data_chunk : int, optional
         Rows evaluated at once in models with subsampled plates. Default: that of the target.
+    num_chains : int
+        Chains that the draws are of, in words about memory.
     around : mapping of str to array, optional
         Constrained values of the latent sites at which the observed distributions are made linear,
         see :mod:`ppl_ext.target.linearized`. Default: the model as it is.
@@ -94,6 +96,8 @@ REPLAY_DOCUMENTATION = """
 #: Rows of a subsampled plate, and draws, that are evaluated at once unless told otherwise.
 DATA_CHUNK = 2048
 DRAW_CHUNK = 128
+#: Numbers of the largest site that are evaluated at once: as many as stay near the processor.
+TOGETHER = 2**20
 
 
 class ComputedEntries(NamedTuple):
@@ -550,7 +554,8 @@ def check_draw_shape(name: str, found: Shape, expected: Shape) -> None:
         raise ArgumentError(
             f"Expected every draw of site '{name}' in shape {expected}, found {found}. Chains "
             "must be one axis with the draws, as get_samples returns them, and sites inside a "
-            "plate must have all its rows."
+            "plate must have all its rows: to predict others, give latent sites a plate of groups, "
+            "and each row the number of its group."
         )
 
 
@@ -621,9 +626,15 @@ def free_memory() -> float:
 
 
 def check_room(
-    sites: Mapping[str, SiteDescription], groups: Collection[str], num_draws: int, itemsize: int
+    sites: Mapping[str, SiteDescription],
+    groups: Collection[str],
+    num_draws: int,
+    itemsize: int,
+    num_chains: int,
 ) -> None:
     """See that what is computed at so many draws fits into memory, before anything is computed.
+
+    Fewer are as many of each chain.
 
     Raises
     ------
@@ -654,11 +665,11 @@ def check_room(
     if num_draws * each <= free:
         return
     largest = max(numbers, key=lambda group: numbers[group])
-    fitting = int(free // each)
+    fitting = max(1, int(free // each) // num_chains) * num_chains
     raise ArgumentError(
         f"Expected groups that fit into the {free / 2**30:.1f} GiB of memory that may be used, "
         f"found {num_draws * each / 2**30:.1f} GiB for {num_draws:,} draws, most of them for "
-        f"{largest}. Pass num_samples={max(1, fitting)} or fewer, or switch off what is not "
+        f"{largest}. Pass num_samples={fitting} or fewer, or switch off what is not "
         "needed, such as log_likelihood=False or what return_sites= leaves out."
     )
 

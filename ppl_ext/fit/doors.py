@@ -12,6 +12,7 @@ import numpy as np
 from ppl_ext.batches.passes import Passes
 from ppl_ext.fit.engine import epoch_of
 from ppl_ext.fit.fit import TARGET_ESS, Fit, fit
+from ppl_ext.fit.naming import Describe, named_ways, with_names
 from ppl_ext.fit.policy import guide_for
 from ppl_ext.fit.views import Names
 
@@ -61,15 +62,18 @@ def fit_program(
     named: Named,
     passes: Passes | None,
     names: Names,
+    describe: Describe,
     sharding: Any,
 ) -> Fit:
     """Fit a program with these arguments; see the packages' ``fit``.
 
-    ``random`` are a generator and the seed of what else is drawn.
+    ``random`` are a generator and the seed of what else is drawn, and ``describe`` tells the sites
+    of a program, against which names are held.
     """
-    ways = partial(ways_of, engine_of=named.of_program, sharding=sharding, names=names)
+    own = partial(ways_of, engine_of=named.of_program, sharding=sharding, names=names)
+    ways = with_names(own, describe)
     return fit(
-        lambda: ways(*call, *random[::-1], passes=passes),
+        lambda: named_ways(own(*call, *random[::-1], passes=passes), describe, refuses=True),
         *random,
         has_engine=named.guide is not None or named.engine is not None,
         clock=time.perf_counter if sharding is None else sharding.clock,

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,12 +26,13 @@ from ppl_ext.fit.comparison import compared, flat_columns
 from ppl_ext.fit.evidence import LogEvidence, log_evidence
 from ppl_ext.fit.figures import site_figures
 from ppl_ext.fit.ladder import Climbed, climb, staged, with_chains
-from ppl_ext.fit.looks import as_arviz, fit_page, plot, predicted, summary, values_of
+from ppl_ext.fit.looks import as_arviz, check_options, fit_page, plot, predicted, summary, values_of
+from ppl_ext.fit.naming import Describe, named_ways, names_of, with_labels, with_names
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.refit import Reweighted, refitted
-from ppl_ext.fit.saved import as_tree, from_tree
+from ppl_ext.fit.saved import as_tree, from_tree, names_as_tree, names_from_tree
 from ppl_ext.fit.verdict import Stage, Verdict
-from ppl_ext.fit.views import Views
+from ppl_ext.fit.views import NO_NAMES, Names, Views
 from ppl_ext.networks.random_module import watched
 from ppl_ext.options import check_choice, check_count, check_number, is_count
 from ppl_ext.process import between_steps
@@ -239,6 +241,7 @@ class Fit:
         sites = {
             name: site_figures(name, np.asarray(judged[name]), chains, share) for name in draws
         }
+        sites = with_labels(sites, names_of(climbed.problem).labels)
         number = chains if chains > 1 else 0
         verdict = replace(climbed.verdict, by_site=sites, num_chains=number)
         verdict = climbed.problem.observed.judged(verdict)
@@ -324,6 +327,13 @@ class Fit:
         return self._log_evidence
 
     @property
+    def labels(self) -> Mapping[str, Sequence[Sequence[Any]]]:
+        """Of each site the labels along its axes, where ``dims`` or ``coords`` were given."""
+        if self._climbed is not None:
+            return names_of(self._climbed.problem).labels
+        return names_from_tree((self._unbound or {}).get("names", {})).labels
+
+    @property
     def views(self) -> Views | None:
         """The arguments that were fitted, and how the package looks at the program.
 
@@ -394,11 +404,13 @@ class Fit:
         """
         return summary(self, sites, probability)
 
-    def to_arviz(self, **options: Any) -> Any:
+    def to_arviz(self, *args: Any, **options: Any) -> Any:
         """The draws as an ArviZ object, with the arguments, ``dims`` and ``coords`` of the fit.
 
         Parameters
         ----------
+        *args
+            None: the arguments are those of the fit.
         **options
             Of the package's ``to_arviz``, such as ``num_samples=500`` or ``log_likelihood=False``.
 
@@ -409,8 +421,10 @@ class Fit:
         Raises
         ------
         ArgumentError
-            The fit was loaded without its program, or its data were changed in place since.
+            The fit was loaded without its program, or its data were changed in place since; or
+            other arguments were given.
         """
+        check_options(self, args, options)
         return as_arviz(self, **options)
 
     def predict(
@@ -435,7 +449,7 @@ class Fit:
             beside what the model conditions on itself, the others keep their values, as with the
             host's ``Predictive``. Default: the arguments of the fit.
         num_samples : int, optional
-            Draws at most, as many of each chain. Default: all.
+            So many draws, evenly spaced. Default: all.
         seed : int
             Of the new values.
         return_sites : sequence of str, optional
@@ -479,22 +493,20 @@ class Fit:
         return plot(self, kind, options)
 
     def get_samples(self, *given: Any, num_samples: int | None = None, **__: Any) -> dict[str, Any]:
-        """The draws, see ``draws``, or so many of them at most, as many of each chain.
+        """The draws, see ``draws``, or so many of them, evenly spaced.
 
         The number may be given without its name.
-
-        They are evenly spaced: the next lower multiple of the number of chains.
 
         Raises
         ------
         ArgumentError
-            There are fewer, or they are less than one of each chain.
+            There are fewer.
         """
         if num_samples is None:
             num_samples = next((each for each in given if is_count(each)), None)
         number = len(next(iter(self.draws.values())))
         more = "fit.more(number) makes further draws."
-        rows = evenly_spaced(number, self.num_chains, num_samples, more)
+        rows = evenly_spaced(number, num_samples, more)
         if rows is None:
             return self.draws
         return {name: value[rows] for name, value in self.draws.items()}
@@ -562,7 +574,7 @@ class Fit:
                 made_anew = self._further(
                     climbed, generator, -(-num_draws // self.num_chains), meter
                 )
-                bar.set_description_str(made_anew.verdict.level)
+                ends(bar, made_anew.verdict)
         except BaseException:
             generator.bit_generator.state, evaluate.calls = before
             raise
@@ -719,6 +731,7 @@ class Fit:
             "symmetry": as_tree(climbed.symmetry),
             "evidence": as_tree(climbed.evidence),
             "stages": as_tree(climbed.stages),
+            "names": names_as_tree(names_of(climbed.problem)),
         }
 
     def __repr__(self) -> str:
@@ -735,8 +748,14 @@ def load_fit(
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] = MappingProxyType({}),
     passes: Any = None,
+    names: Names = NO_NAMES,
+    describe: Describe | None = None,
 ) -> Fit:
-    """See the packages' ``load_fit``; ``ways`` to write the program, or None without one."""
+    """See the packages' ``load_fit``; ``ways`` to write the program, or None without one.
+
+    Names of axes are those that were saved where none are given, and ``describe`` is that of
+    :func:`ppl_ext.fit.doors.fit_program`.
+    """
     _, state = state_files.load(os.fspath(path), "fit", lambda array, _: array)
     with state_files.reading(path):
         verdict = Verdict.from_json(state["verdict"])
@@ -747,13 +766,28 @@ def load_fit(
         bit_generator = GENERATORS[rest["generator"]["bit_generator"]]()
         bit_generator.state = rest["generator"]
         generator = np.random.Generator(bit_generator)
+<<<<<<< HEAD
         seed, centred = rest["seed"], dict(rest["centred"])
         written = rest["way"], rest["arguments"]
+=======
+        seed, written = rest["seed"], (rest["way"], rest["arguments"])
+        if not names.given and "names" in rest:
+            names = names_from_tree(rest["names"])
+>>>>>>> front3
         evidence = from_tree(rest["evidence"], {})
     # Not inside: the program runs, whose errors are no damage. Binding draws random numbers of its
     # own.
     first = np.random.default_rng(0)
+<<<<<<< HEAD
     problem = _way(ways(args, kwargs, seed, first, passes=passes), *written, draws, centred)
+=======
+    ways = partial(ways, names=names)
+    found = ways(args, kwargs, seed, first, passes=passes)
+    if describe is not None:
+        found = named_ways(found, describe, refuses=True)
+        ways = with_names(ways, describe)
+    problem = _way(found, *written, draws)
+>>>>>>> front3
     again = ways if passes is None else None
     with state_files.reading(path):
         if evidence.program.is_whole and not problem.is_whole:
@@ -901,7 +935,7 @@ def fit(
             )
         if of_rows is not None:
             ended = networks.sampled(of_rows, generator, wanted, meter, before, why)
-            bar.set_description_str(ended[1].level)
+            ends(bar, ended[1])
             return Fit.of_network(*ended, generator, seed, again)
         if known is None:
             climbed = climb(written, ways, generator, wanted, meter)
@@ -910,8 +944,19 @@ def fit(
         found = Fit.of(climbed, generator, seed, None if has_engine else again)
         if has_engine and found.num_chains > 1:
             found = _of_engine(written, found, meter)
-        bar.set_description_str(found.verdict.level)
+        ends(bar, found.verdict)
     return found
+
+
+def ends(bar: Any, verdict: Verdict) -> None:
+    """Let a bar say how a fit ended: what its draws are worth, or why they are not trusted."""
+    bar.set_description_str(verdict.level)
+    told, worst = "", verdict.worst
+    if not verdict.trusted:
+        told = next(iter(verdict.findings), "")
+    elif worst is not None:
+        told = f"ESS {worst.ess_bulk:,.0f}"
+    bar.set_postfix_str(told)
 
 
 def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
@@ -930,7 +975,7 @@ def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
     verdict = Verdict(
         level,
         (*reasons, *unsure, found.worst.told),
-        found.by_site,
+        with_labels(found.by_site, names_of(problem).labels),
         tuple(climbed.stages),
         confirmed=level == "approximate" and not unsure,
     )

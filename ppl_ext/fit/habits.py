@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from ppl_ext.arguments import ForeignArgumentError
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import described
+from ppl_ext.process import swapped
 
 _TUNES = "Leave {name}= out: {verb} tunes by itself."
 _DRAWS = (
@@ -189,6 +192,53 @@ def columns_as_arrays(
         return place(array) if array.dtype.kind in "biufc" else value
 
     return tuple(map(each, args)), {name: each(value) for name, value in kwargs.items()}
+
+
+def written_for_arrays(
+    ways: Callable[..., Iterator[Any]],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    place: Callable[[Any], Any],
+) -> Iterator[Any]:
+    """What ``ways`` makes of a model and its arguments, which may be lists and NumPy's arrays.
+
+    They are given as they are. Where the model fails at them, it was written for arrays of the
+    package, and is given these.
+    """
+    given = args, kwargs
+    made = tuple(_placed(x, place) for x in args), {n: _placed(x, place) for n, x in kwargs.items()}
+    pairs = [*zip(args, made[0], strict=True), *((kwargs[n], x) for n, x in made[1].items())]
+    if all(new is old for old, new in pairs):
+        yield from ways(*given)
+        return
+    found = ways(*given)
+    try:
+        with swapped(warnings.catch_warnings()):
+            # What NumPy makes of a tensor has no gradient.
+            warnings.filterwarnings("error", "__array_wrap__", DeprecationWarning)
+            first = next(found)
+    except (ForeignArgumentError, DeprecationWarning) as error:
+        found = ways(*made)
+        try:
+            first = next(found)
+        except Exception:  # noqa: BLE001 the model may not be made for these either
+            if isinstance(error, ForeignArgumentError):
+                raise error from None
+            found = ways(*given)
+            first = next(found)
+    yield first
+    yield from found
+
+
+def _placed(value: Any, place: Callable[[Any], Any]) -> Any:
+    """A list or an array of NumPy as one of the package; anything else as it is."""
+    if not isinstance(value, (list, np.ndarray)) or not len(value):
+        return value
+    try:
+        numeric = np.asarray(value).dtype.kind in "biuf"
+    except ValueError:  # lists of different lengths
+        return value
+    return place(value) if numeric else value
 
 
 def as_fitted(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +24,7 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.figures import site_figures
 from ppl_ext.fit.verdict import STAGES, Stage, Verdict
 from ppl_ext.fit.views import Views
-from ppl_ext.options import check_choice
+from ppl_ext.options import check_choice, described
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +39,8 @@ class Fit(Protocol):
 
     @property
     def views(self) -> Views | None: ...
+    @property
+    def labels(self) -> Mapping[str, Sequence[Sequence[Any]]]: ...
     @property
     def climbed(self) -> Any: ...
     @property
@@ -58,6 +61,25 @@ def as_arviz(fit: Fit, **options: Any) -> Any:
     return views.to_arviz(
         fit, **{"dims": views.names.dims, "coords": views.names.coords, **options}
     )
+
+
+def check_options(fit: Fit, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+    """See that ``fit.to_arviz`` gets options of the package's, and no arguments of a model.
+
+    Raises
+    ------
+    ArgumentError
+        It gets others.
+    """
+    known = set(inspect.signature(_views(fit).to_arviz).parameters)
+    others = sorted(options.keys() - known)
+    if args or others:
+        found = [*(described(each) for each in args), *(f"{name}=" for name in others)]
+        raise ArgumentError(
+            "Expected options of to_arviz, whose rows are those that were fitted, found "
+            f"{', '.join(found)}. Type fit.to_arviz(), fit.predict(x_new) for other rows, or "
+            "fit.refit(*args) to fit them."
+        )
 
 
 def _views(fit: Fit) -> Views:
@@ -107,7 +129,7 @@ def summary(fit: Fit, sites: Sequence[str] | None, probability: float) -> pd.Dat
     if fit.has_program and fit.views is not None:
         numbers = numbers_of(as_arviz(_ordered(fit), **POSTERIOR_ALONE)["posterior"])
     else:
-        numbers = numbers_of_draws(fit.draws)
+        numbers = numbers_of_draws(fit.draws, fit.labels)
     return table(numbers, sites, probability, figures)
 
 

@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 
 from ppl_ext.arguments import check_callable
 from ppl_ext.diagnostics.habits import no_attribute
+from ppl_ext.diagnostics.tables import Table, block, paragraph
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.doors import UNASKED, Asked
 from ppl_ext.fit.evidence import LogEvidence
@@ -62,6 +63,10 @@ MANY_DOCUMENTATION = """
 #: The ways to write a program, from its arguments, a seed and a generator, with ``programs=``.
 Ways = Callable[..., Iterator[Problem]]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+#: Data sets that a notebook shows.
+MOST_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,22 @@ class Fits:
     def __getattr__(self, name: str) -> NoReturn:
         word = "[each.{name} for each in fits]"
         no_attribute(self, name, "fits", {name: word} if hasattr(Fit, name) else {})
+
+    def _repr_html_(self) -> str:
+        verdicts = enumerate(self.verdicts)
+        rows = [
+            (str(number), each.headline, each.findings[0] if each.findings else "")
+            for number, each in verdicts
+        ]
+        others = [row for row, each in zip(rows, self.verdicts, strict=True) if not each.trusted]
+        # Those that need a look come first, and of many the others are left out.
+        shown = (others + [row for row in rows if row not in others])[:MOST_SHOWN]
+        left = len(rows) - len(shown)
+        return block(
+            paragraph(repr(self), bold=True),
+            Table(("data set", "verdict", ""), shown, left=(0, 1, 2)).as_html(),
+            paragraph(f"and {left:,} others") if left else "",
+        )
 
     def __repr__(self) -> str:
         trusted = sum(each.trusted for each in self.verdicts)

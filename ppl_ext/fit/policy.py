@@ -9,6 +9,7 @@ from typing import Literal
 
 from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.sampler import MIXTURE_DIMENSIONS, MOST_DIVERGENT
+from ppl_ext.diagnostics.importance import khat_in_words
 from ppl_ext.fit.labels import Orders
 from ppl_ext.fit.verdict import Level, Verdict
 
@@ -439,8 +440,9 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
         return "not trusted", (why, *(each for each in left if each))
     refused = chains_refused(evidence) or "Chains were not run: exact=False."
     figures = (
-        f"Importance weights of the approximation: Pareto k-hat {correction.khat:.2f} (good below "
-        f"{BEST_KHAT}), worth {correction.share:.0%} of the draws (good above {BEST_SHARE:.0%})."
+        "Importance weights of the approximation: Pareto k-hat "
+        f"{khat_in_words(correction.khat)} (good below {BEST_KHAT}), worth "
+        f"{correction.share:.0%} of the draws (good above {BEST_SHARE:.0%})."
     )
     if is_good(correction) and not against:
         return "corrected", (figures, *_of_labels(evidence), refused)
@@ -473,13 +475,18 @@ def judge_engine(engine: Engine, chains: Verdict, wrong: int) -> tuple[Level, tu
         )
     if wrong:
         return "not trusted", (*told, f"{words_of_wrong(wrong)} {OWN_CHAINS}")
-    return "approximate", told
+    return "approximate", (words_of(engine, confirmed=True),)
 
 
-def words_of(engine: Engine) -> str:
-    """Whether an engine settled."""
+def words_of(engine: Engine, *, confirmed: bool = False) -> str:
+    """Whether an engine settled; where chains gave the same, no more is asked of it."""
     if engine.settled:
         return f"{engine.name} settled after {engine.steps:,} steps."
+    if confirmed:
+        return (
+            f"{engine.name} ended after {engine.steps:,} steps before it had settled, with draws "
+            "that the chains confirm all the same."
+        )
     by = "by " if engine.figure[:1].isdigit() else ""  # Else words, such as "too early to tell".
     return (
         f"{engine.name} was still moving when it ended after {engine.steps:,} steps ({by}"

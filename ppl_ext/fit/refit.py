@@ -19,7 +19,7 @@ from jaxtyping import Float
 
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import Proposal
-from ppl_ext.diagnostics.importance import LogRatios, pareto_khat, smoothed_weights
+from ppl_ext.diagnostics.importance import LogRatios, khat_in_words, pareto_khat, smoothed_weights
 from ppl_ext.fit import policy
 from ppl_ext.fit.ladder import Climbed, climb, resampled, staged
 from ppl_ext.fit.modes import FAR, LEAST_MASS
@@ -107,7 +107,7 @@ class _Weighed:
 
     @property
     def told(self) -> str:
-        return f"Pareto k-hat {self.khat:.2f}, effective share {self.share:.0%}"
+        return f"Pareto k-hat {khat_in_words(self.khat)}, effective share {self.share:.0%}"
 
     def joined(self, other: _Weighed) -> _Weighed:
         """These and others, of one proposal."""

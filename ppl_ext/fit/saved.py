@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import numpy as np
+
 from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.proposal import Proposal
@@ -14,6 +16,7 @@ from ppl_ext.chains.symmetry import Exchange, Symmetry
 from ppl_ext.fit import policy
 from ppl_ext.fit.labels import Orders
 from ppl_ext.fit.verdict import Stage
+from ppl_ext.fit.views import Names
 from ppl_ext.start.start import Mode
 
 #: What a climb is made of, by name.
@@ -36,6 +39,26 @@ def as_tree(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(as_tree(each) for each in value)
     return value
+
+
+def names_as_tree(names: Names) -> dict[str, Any]:
+    """Names of axes and labels for a file, which has labels as numbers, dates or texts."""
+
+    def storable(labels: Any) -> np.ndarray:
+        found = np.asarray(labels)
+        return found.astype(str) if found.dtype.kind not in "biufMmU" else found
+
+    return {
+        "dims": {name: list(each) for name, each in names.dims.items()},
+        "coords": {name: storable(list(each)) for name, each in names.coords.items()},
+        "labels": {name: [storable(axis) for axis in each] for name, each in names.labels.items()},
+    }
+
+
+def names_from_tree(tree: Mapping[str, Any]) -> Names:
+    """What :func:`names_as_tree` was of; nothing where a file has none."""
+    coords = {name: tuple(each.tolist()) for name, each in tree.get("coords", {}).items()}
+    return Names(dict(tree.get("dims", {})), coords, dict(tree.get("labels", {})))
 
 
 def _is_function(value: Any) -> bool:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NoReturn
 
 from ppl_ext.diagnostics.habits import no_attribute
@@ -317,7 +317,8 @@ class Verdict:
 
     def as_json(self) -> str:
         """The verdict as text, for :meth:`from_json`."""
-        return json.dumps(asdict(self))
+        own = {each.name: getattr(self, each.name) for each in fields(Verdict)}
+        return json.dumps(asdict(Verdict(**own)))
 
     @classmethod
     def from_json(cls, text: str) -> Verdict:

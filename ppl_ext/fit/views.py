@@ -21,10 +21,19 @@ class Names:
         Of a variable, without chain and draw.
     coords : mapping of str to sequence
         Along an axis.
+    labels : mapping of str to sequence of sequence
+        Of each latent and deterministic site the labels along its axes, where these are known
+        before there are draws.
     """
 
     dims: Mapping[str, Sequence[str]] = field(default_factory=dict)
     coords: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    labels: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)
+
+    @property
+    def given(self) -> bool:
+        """Whether a user has given any."""
+        return bool(self.dims or self.coords)
 
 
 def axis_names(dims: Any, coords: Any) -> Names:

@@ -24,6 +24,7 @@ from scipy.special import ndtri
 from ppl_ext.diagnostics.importance import (
     LEAST_KHAT_SAMPLES,
     ParetoKHat,
+    khat_in_words,
     log_ratios,
     pareto_khat,
     smoothed_weights,
@@ -157,8 +158,8 @@ class Ratios:
     def told(self) -> str:
         """The figures in words."""
         text = (
-            f"Importance ratios: Pareto k-hat {self.khat.khat:.2f}, worth {self.share:.0%} of the "
-            "draws"
+            f"Importance ratios: Pareto k-hat {khat_in_words(self.khat.khat)}, worth "
+            f"{self.share:.0%} of the draws"
         )
         if not self.can_correct:
             return f"{text}: too uneven to tell."

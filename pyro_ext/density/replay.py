@@ -26,10 +26,12 @@ from torch import Tensor
 
 from ppl_ext.diagnostics.replay import (
     DISCRETE,
+    DRAW_CHUNK,
     GROUPS,
     PASS_ALL_ROWS,
     REPLAY_DOCUMENTATION,
     TERMS,
+    TOGETHER,
     Array,
     ComputedEntries,
     Recorder,
@@ -362,6 +364,7 @@ def replay(
     all_rows: bool = True,
     draw_chunk: int | None = None,
     data_chunk: int | None = None,
+    num_chains: int = 1,
     around: Mapping[str, Any] | None = None,
     seed: int = 0,
     sharding: Sharding | None = None,
@@ -378,7 +381,7 @@ def replay(
         described, sizes, with_density = _describe(target, data, one, missing)
         check_draw_shapes(one, around or {}, described)
         num_draws = len(next(iter(values.values())))
-        check_room(described, groups, num_draws, target.dtype.itemsize)
+        check_room(described, groups, num_draws, target.dtype.itemsize, num_chains)
         places = list(range(num_draws))
         of_all = values
         if sharding is not None:
@@ -420,8 +423,6 @@ def _positions(target: LogDensity, data: Data, values: Mapping[str, Any]) -> Flo
     return found
 
 
-#: Numbers of the largest site that draws may hold together, and draws, that are run at once.
-_TOGETHER, _MOST_DRAWS = 2**20, 128
 #: Seconds from which on it is said that a model is run draw by draw.
 _SLOW = 5.0
 #: Values by group and site, and the sites whose values are outside of their supports.
@@ -518,7 +519,7 @@ def _record(
     if around is not None:
         (centre,) = _positions(target, data, one_draw(around))
         moves = _positions(target, data, values) - centre
-    size = draw_chunk or recorder.draws_together(_TOGETHER, _MOST_DRAWS)
+    size = draw_chunk or recorder.draws_together(TOGETHER, DRAW_CHUNK)
     for chunk, (_, indices) in enumerate(target.sweep(data_chunk)):
         rows = {name: _host(places) for name, places in indices.items()}
         at_draw = _Rows(recorder, target, data, indices, most, missing, finite)

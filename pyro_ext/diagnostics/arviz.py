@@ -27,6 +27,7 @@ from pyro.infer.mcmc import StreamingMCMC
 
 from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import rows_of_loader
+from ppl_ext.diagnostics.fit import asked_of
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
     Group,
@@ -110,6 +111,7 @@ def to_arviz(
     >>> print(round(float(idata.posterior["mean"].mean())), dict(idata.log_likelihood["y"].sizes))
     2 {'chain': 1, 'draw': 20, 'rows': 4}
     """
+    all_draws = num_samples is None
     if isinstance(engine, RunResult):
         engine, result = engine.ran.engine, result or engine
     if isinstance(engine, StreamingMCMC):
@@ -137,7 +139,7 @@ def to_arviz(
     sharding = target.sharding
     data = target.bind(*args, **kwargs)
     target.follows(data, look=False)  # raises where the arguments do not fit each other
-    given = engine.get_samples(**({} if num_samples is None else {"num_samples": num_samples}))
+    given = engine.get_samples(**asked_of(engine, num_samples))
     draws = {
         name: torch.as_tensor(given[name]).detach() for name in target.layout.names if name in given
     }
@@ -146,13 +148,13 @@ def to_arviz(
         traces = {"loss": result.losses, **result.info}
     included = posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats
     wanted = Wanted(*included, constant_data, discrete, losses, draw_chunk, data_chunk)
-    wanted = wanted._replace(dims=dims, coords=coords)
+    wanted = wanted._replace(dims=dims, coords=coords, may_thin=all_draws)
 
     def seeded(*given: Any, number: int | None, **options: Any) -> Replay:
         return replay(*given, seed=seed + (number or 0), sharding=sharding, **options)
 
-    def statistics(target: LogDensity) -> Group:
-        return _sample_statistics(engine, target, draws, data, draw_chunk)
+    def statistics(target: LogDensity, together: int) -> Group:
+        return _sample_statistics(engine, target, draws, data, together)
 
     host = Host(("pyro_ext", "pyro", "pyro-ppl"), seeded, array_or_none, placing(target.dtype))
     call = args, kwargs, passes
@@ -160,12 +162,12 @@ def to_arviz(
 
 
 def _sample_statistics(
-    engine: Any, target: LogDensity, draws: Mapping[str, Any], data: Any, draw_chunk: int | None
+    engine: Any, target: LogDensity, draws: Mapping[str, Any], data: Any, together: int
 ) -> Group:
     positions = target.unconstrain(draws, data)
     log_p = [
         torch.stack(target.full_log_prior_and_likelihood(part, data)).sum(0)
-        for part in positions.split(draw_chunk or len(positions))
+        for part in positions.split(together)
     ]
     statistics = {"log_p": torch.cat(log_p)}
     hook = getattr(engine, "sample_statistics", None)

@@ -27,7 +27,7 @@ class Chains(shared.Chains):
     passes : Passes, optional
         All rows, from a loader.
     num_samples : int, optional
-        Draws that are taken, as many of each chain. Default: all.
+        Draws that are taken, as many of each chain, at least. Default: all.
 
     Raises
     ------

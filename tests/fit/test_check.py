@@ -527,6 +527,33 @@ def test_sources_of_every_kind(backend: Any) -> None:
     assert ("E-BFMI" in str(found["MCMC"])) is not backend.is_pyro
     # The right Normal: nothing speaks against it.
     assert found["GSM"].level == "approximate", str(found["GSM"])
+    # Draws of every kind are looked at as a fit's.
+    for name, judged in found.items():
+        table, site = judged.summary(), next(iter(judged.seen.draws))
+        assert site in table.index or f"{site}[0]" in table.index, name
+        np.testing.assert_allclose(table["mean"].iloc[0], judged[site].reshape(-1).mean(), rtol=1)
+        whole = judged.to_arviz(num_samples=4)
+        assert "log_likelihood" in whole and "observed_data" in whole
+        assert all(len(each) == 3 for each in judged.predict(num_samples=3).values())
+        # The verdict as such is as before.
+        assert Verdict.from_json(judged.as_json()).reasons == judged.reasons
+
+
+def test_a_checked_verdict_has_the_looks_of_a_fit(backend: Any) -> None:
+    model, args, _ = from_zoo(backend, "conjugate_normal")
+    key = () if backend.is_pyro else (backend.key(5),)
+    fit = fit_of(backend, model, *args, exact=False)
+    draws = {name: np.asarray(backend.numpy(value)) for name, value in fit.draws.items()}
+    judged = backend.public.check(*key, draws, model, *args, progress_bar=False)
+    assert isinstance(judged, backend.public.Checked) and judged.trusted
+    other, own = judged.summary(), fit.summary()
+    np.testing.assert_allclose(other["mean"], own["mean"], rtol=1e-5)
+    assert np.isfinite(other["mcse_mean"]).all()
+    with pytest.raises(ArgumentError, match=r"Type summary\(sites="):
+        judged.summary(var_names=["x"])
+    # Read again from text it has no draws.
+    with pytest.raises(ArgumentError, match="verdict with the draws that were judged"):
+        backend.public.Checked("approximate", ()).summary()
 
 
 def test_sites_that_another_way_to_write_a_program_has_otherwise() -> None:

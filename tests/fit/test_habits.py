@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -154,7 +155,38 @@ def test_an_engine_that_is_wrong_names_the_chains(backend: Any) -> None:
         fit.more(10)
 
 
-def test_lists_and_columns_of_text_are_named(backend: Any) -> None:
+def test_a_program_for_arrays_is_given_arrays_by_every_door(backend: Any, tmp_path: Path) -> None:
+    host, dist = backend.host, backend.dist
+
+    def model(x: Any, y: Any = None) -> None:
+        slope = host.sample("slope", dist.Normal(backend.array(0.0), 1.0))
+        with host.plate("rows", x.shape[0]):
+            host.sample("y", dist.Normal(slope * x, 1.0), obs=y)
+
+    def summed(x: Any, y: Any = None) -> None:
+        assert isinstance(x, np.ndarray)
+        model(backend.array(np.array(x)), y)
+
+    arrays = np.array([1.0, 2.0, 3.0, 4.0]), Y
+    kept = fit_of(backend, model, *map(backend.array, arrays))
+    lists = [each.tolist() for each in arrays]
+    # One of NumPy's and one of the package, which NumPy would take without a gradient.
+    mixed = arrays[0], backend.array(Y)
+    for args in (arrays, lists, mixed):
+        fit = fit_of(backend, model, *args)
+        np.testing.assert_allclose(fit["slope"], kept["slope"], rtol=1e-4)
+        assert fit.predict(args[0])["y"].shape[1:] == (4,)
+        assert fit.refit(*args, progress_bar=False).verdict.trusted
+    fit.save(tmp_path / "fit")
+    assert backend.public.load_fit(tmp_path / "fit", model, *mixed).has_program
+    keys = () if backend.is_pyro else (backend.key(),)
+    assert backend.public.check(*keys, kept, model, *lists, progress_bar=False).trusted
+    # A model that is written for NumPy's gets them as they are; NumPyro makes arrays of them.
+    if backend.is_pyro:
+        assert fit_of(backend, summed, arrays[0], backend.array(Y)).verdict.trusted
+
+
+def test_columns_of_text_and_lists_of_texts_are_named(backend: Any) -> None:
     pandas = pytest.importorskip("pandas")
     host, dist = backend.host, backend.dist
 
@@ -163,8 +195,11 @@ def test_lists_and_columns_of_text_are_named(backend: Any) -> None:
         with host.plate("rows", len(y)):
             host.sample("y", dist.Normal(slope * x, 1.0), obs=y)
 
+    keys = () if backend.is_pyro else (backend.key(),)
     with pytest.raises(ArgumentError, match="Argument 'x' is a list of numbers.* Pass"):
-        fit_of(backend, model, Y.tolist(), backend.array(Y))
+        backend.public.SVGD(model, backend.adam(0.1), num_particles=4).run(
+            *keys, 1, Y.tolist(), backend.array(Y), progress_bar=False
+        )
     names = pandas.Series(list("abcd"))
     with pytest.raises(ArgumentError, match=r"Argument 'x' is a pandas\.Series.* Pass"):
         fit_of(backend, model, names, backend.array(Y))

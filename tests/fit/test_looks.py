@@ -13,7 +13,7 @@ import pytest
 from ppl_ext.diagnostics.tables import Table
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.figures import site_figures
-from ppl_ext.fit.fit import Fit
+from ppl_ext.fit.fit import Fit, ends
 from ppl_ext.fit.looks import KINDS
 from ppl_ext.fit.verdict import Stage, Verdict
 
@@ -151,9 +151,14 @@ def test_predictions_have_the_distribution_of_new_rows(backend: Any, fit: Any) -
     again, others = fit.predict(backend.array(new)), fit.predict(backend.array(new), seed=1)
     np.testing.assert_array_equal(again["y"], found["y"])
     assert (others["y"] != found["y"]).any()
-    # Without arguments those of the fit; fewer draws are as many of each chain.
-    few = fit.predict(num_samples=fit.num_chains)["y"]
-    assert few.shape == (fit.num_chains, 6)
+    # Without arguments those of the fit; so many draws as are asked for, and in ArviZ's object,
+    # where chains have as many, so many at least.
+    assert fit.predict(num_samples=30)["y"].shape == (30, 6)
+    assert dict(fit.to_arviz(num_samples=30)["posterior"].sizes) == {
+        "chain": 16,
+        "draw": 2,
+        "town": 6,
+    }
 
 
 def test_draws_are_found_by_the_name_of_their_site(backend: Any, fit: Any) -> None:
@@ -216,9 +221,51 @@ def test_what_does_not_fit_into_memory_is_refused_before_it_is_computed(
     # Six rows each of a log likelihood, predictions and a mean, and the prior of one number.
     number, room = len(fit["slope"]), 100 * 4 * (3 * 6 + 1) / 0.8
     monkeypatch.setattr("ppl_ext.diagnostics.replay.free_memory", lambda: room)
-    with pytest.raises(ArgumentError, match=f"for {number:,} draws.*Pass num_samples=100 or fewer"):
+    with pytest.raises(ArgumentError, match=f"for {number:,} draws.*Pass num_samples=96 or fewer"):
         fit.to_arviz()
     assert "posterior" in fit.to_arviz(num_samples=96)
+
+
+def test_groups_of_very_many_numbers_have_fewer_draws_and_say_so(
+    backend: Any, fit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Six rows: two draws of each of 16 chains are 192 numbers.
+    number, whole = len(fit["slope"]), fit.to_arviz()
+    monkeypatch.setattr("ppl_ext.diagnostics.thinning.MOST_NUMBERS", 192)
+    monkeypatch.setattr("ppl_ext.diagnostics.thinning.LEAST_DRAWS", 1)
+    with pytest.warns(UserWarning, match=f"Of the {number:,} draws 32, .*num_samples={number} "):
+        tree = fit.to_arviz()
+    for name in ("log_likelihood", "posterior_predictive"):
+        assert dict(tree[name].sizes) == {"chain": 16, "draw": 2, "town": 6}
+    # The others have all draws, by whose numbers those of the few are known.
+    posterior = tree["posterior"]
+    np.testing.assert_array_equal(posterior["mean"].values, whole["posterior"]["mean"].values)
+    assert tree["sample_stats"].sizes["draw"] * 16 == number
+    few, all_of_them = tree["log_likelihood"]["y"], whole["log_likelihood"]["y"]
+    np.testing.assert_allclose(few, all_of_them.sel(draw=few["draw"]), rtol=1e-5)
+    noise = tree["posterior_predictive"]["y"] - posterior["mean"].sel(draw=few["draw"])
+    assert abs(noise.values.std() / 0.5 - 1.0) < 4.5 / np.sqrt(2 * 192)
+    # So many as are asked for are there, and what is not wanted is not thinned.
+    asked = fit.to_arviz(num_samples=number)
+    assert asked["log_likelihood"].sizes["draw"] * 16 == number
+    without = {"log_likelihood": False, "posterior_predictive": False}
+    assert fit.to_arviz(**without)["posterior"].sizes["draw"] * 16 == number
+
+
+def test_many_rows_are_computed_draw_by_draw_as_few_are(
+    backend: Any, fit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit.to_arviz()
+    for module in ("density.replay", "diagnostics.fit_groups"):
+        package = backend.public.__name__ if module.startswith("density") else "ppl_ext"
+        monkeypatch.setattr(f"{package}.{module}.TOGETHER", 24)
+    monkeypatch.setattr("ppl_ext.diagnostics.fit_groups.LEAST_TOGETHER", 3)
+    parts = fit.to_arviz()
+    for group, name in (("log_likelihood", "y"), ("posterior", "mean"), ("sample_stats", "log_p")):
+        np.testing.assert_allclose(parts[group][name], whole[group][name], rtol=1e-4)
+    if not backend.is_pyro:  # Draws have keys of their own.
+        found = (each["posterior_predictive"]["y"] for each in (parts, whole))
+        np.testing.assert_allclose(*found, rtol=1e-5)
 
 
 @pytest.mark.parametrize("what", ["dims", "coords"])
@@ -232,6 +279,93 @@ def test_names_are_checked_before_anything_is_computed(backend: Any, what: str) 
         backend.public.fit(*keys, model, **{what: {"town": "Ulm"}})
 
 
+def test_other_rows_of_a_plate_with_latents_are_refused_with_what_helps(backend: Any) -> None:
+    keys = () if backend.is_pyro else (backend.key(),)
+    args = [backend.array(np.stack([X, X**2], 1)), backend.array(Y)]
+    fit = backend.public.fit(*keys, slopes(backend), *args, progress_bar=False, exact=False)
+    assert fit.predict(args[0])["y"].shape[1:] == (6,)
+    with pytest.raises(ArgumentError, match="'shift' in shape .2,., found .6.*a plate of groups"):
+        fit.predict(args[0][:2])
+
+
+def test_what_a_look_does_not_take_is_told(backend: Any, fit: Any) -> None:
+    new = backend.array(X)
+    for given, options in (((new,), {}), ((), {"x": new})):
+        with pytest.raises(ArgumentError, match=r"found .* Type fit\.to_arviz\(\), fit\.predict"):
+            fit.to_arviz(*given, **options)
+    with pytest.raises(ArgumentError, match=r"found dims=\. Type fit\(model, \*args, dims="):
+        fit.summary(dims={"slope": []})
+    with pytest.raises(
+        ArgumentError, match="arguments of summary among sites=, probability=, but too"
+    ):
+        fit.summary(["slope"], 0.9)
+    with pytest.raises(
+        ArgumentError, match="arguments of more among num_draws=.* but missing .*'num_draws'"
+    ):
+        fit.more(number=3)
+
+
+def slopes(backend: Any) -> Any:
+    """A plane through six points, with two slopes and a shift of each town."""
+    host, dist = backend.host, backend.dist
+
+    def model(x: Any, y: Any = None) -> None:
+        w = host.sample("w", dist.Normal(backend.array(np.zeros(2)), 10.0).to_event(1))
+        with host.plate("town", len(x)):
+            shift = host.sample("shift", dist.Normal(0.0, 1.0))
+            host.sample("y", dist.Normal(x @ w + shift, 0.5), obs=y)
+
+    return model
+
+
+NAMES = {"dims": {"w": ["feature"]}, "coords": {"feature": ["age", "height"], "town": TOWNS}}
+
+
+def test_names_of_axes_are_kept_in_the_verdict_and_in_a_file(backend: Any, tmp_path: Path) -> None:
+    keys = () if backend.is_pyro else (backend.key(),)
+    model, args = slopes(backend), (backend.array(np.stack([X, X**2], 1)), backend.array(Y))
+    fit = backend.public.fit(*keys, model, *args, progress_bar=False, **NAMES)
+    without = backend.public.fit(*keys, model, *args, progress_bar=False)
+    np.testing.assert_array_equal(fit["w"], without["w"])
+    rows = ["w[age]", "w[height]", *(f"shift[{town}]" for town in TOWNS)]
+    assert [value.name for name in fit for value in fit.verdict.by_site[name].values] == rows
+    assert "w[height]" in str(fit.verdict) and fit.verdict.worst.name in rows
+    fit.save(tmp_path / "fit")
+    alone = backend.public.load_fit(tmp_path / "fit")
+    assert list(alone.summary().index) == rows and "shift[Bonn]" in str(alone.verdict)
+    alone.save(tmp_path / "again")
+    assert list(backend.public.load_fit(tmp_path / "again").summary().index) == rows
+    whole = backend.public.load_fit(tmp_path / "fit", model, *args)
+    assert list(whole.to_arviz()["posterior"]["feature"].values) == ["age", "height"]
+    assert [value.name for value in whole.verdict.by_site["w"].values] == rows[:2]
+    other = {"coords": {"town": [1, 2, 3, 4, 5, 6]}}
+    found = backend.public.load_fit(tmp_path / "fit", model, *args, **other)
+    assert [value.name for value in found.verdict.by_site["shift"].values][-1] == "shift[6]"
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ({"dims": {"v": ["feature"]}}, r"dims names \['v'\], which are no variables.*'w'"),
+        ({"dims": {"w": ["feature", "town"]}}, "Expected 1 dims for 'w' in group posterior"),
+        ({"dims": {"y": ["town", "other"]}}, "Expected 1 dims for 'y'"),
+        ({"coords": {"town": TOWNS[1:]}}, "Expected 6 labels along dimension 'town', found 5"),
+        ({"coords": {"town": ["Ulm", *TOWNS[:5]]}}, "'town'. to have a label .* 'Ulm' twice"),
+    ],
+)
+def test_names_that_do_not_fit_the_program_are_refused_before_it_is_fitted(
+    backend: Any, monkeypatch: pytest.MonkeyPatch, names: Any, told: str
+) -> None:
+    def climb(*_: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("ppl_ext.fit.fit.climb", climb)
+    keys = () if backend.is_pyro else (backend.key(),)
+    args = backend.array(np.stack([X, X**2], 1)), backend.array(Y)
+    with pytest.raises(ArgumentError, match=told):
+        backend.public.fit(*keys, slopes(backend), *args, progress_bar=False, **names)
+
+
 VERDICT = Verdict(
     "exact",
     ("Least certain is 'b'. Give more seconds.", "Give more seconds.", "All <is> well."),
@@ -239,6 +373,22 @@ VERDICT = Verdict(
     (Stage("chains", 4_000, 1.0, "4 chains"),),
     num_chains=4,
 )
+
+
+def test_the_bar_says_how_a_fit_ended() -> None:
+    class Bar:
+        def set_description_str(self, text: str) -> None:
+            self.description = text
+
+        def set_postfix_str(self, text: str) -> None:
+            self.postfix = text
+
+    bar = Bar()
+    ends(bar, VERDICT)
+    assert bar.description == "exact" and bar.postfix.startswith("ESS ")
+    # What the draws seemed to be worth on the way is no figure of draws that are not trusted.
+    ends(bar, Verdict("not trusted", ("Chains disagree: R-hat 1.2. Give more seconds.",)))
+    assert (bar.description, bar.postfix) == ("not trusted", "Chains disagree: R-hat 1.2.")
 
 
 def test_a_verdict_says_what_was_found_and_what_to_do_apart() -> None:

@@ -66,6 +66,15 @@ def test_draws_are_as_many_of_each_as_the_least_has() -> None:
     assert repr(found) == "Fits(2 data sets, 2 trusted)" and found[1].draws["x"] is other
 
 
+def test_many_fits_in_a_notebook_show_those_first_that_need_a_look() -> None:
+    good, bad = Verdict("exact", ()), Verdict("not trusted", ("Chains <disagree>.",))
+    fits = tuple(Fit({"x": np.arange(4.0)}, good, 1) for _ in range(30))
+    page = Fits((*fits, Fit({"x": np.arange(4.0)}, bad, 1)))._repr_html_()
+    assert "Fits(31 data sets, 30 trusted)" in page and "and 11 others" in page
+    first = page.index("<td"), page.index("not trusted"), page.index("exact")
+    assert first == tuple(sorted(first)) and "Chains &lt;disagree&gt;." in page
+
+
 def test_arguments_by_data_set() -> None:
     def model(x: Any, y: Any = None, scale: float = 1.0) -> None: ...
 

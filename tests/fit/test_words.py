@@ -124,6 +124,11 @@ SENTENCES: dict[str, Callable[[], str]] = {
     ),
     "SVGD was still moving when it ended after 1,320 steps (by 72 sd). Give a larger budget or "
     "more seconds.": lambda: reasons(engine=STOPPED),
+    "SVGD ended after 1,320 steps before it had settled, with draws that the chains confirm all "
+    "the same.": lambda: " ".join(judge_engine(STOPPED, Verdict("exact", ()), 0)[1]),
+    "k-hat is below 0 (the ratios are all alike) with 1000 draws": (
+        lambda: ParetoKHat(-np.inf, 1_000).message
+    ),
     "Numbers of this precision are too coarse: neighbouring ones lie 0.05 standard deviations of "
     "the posterior apart.": (
         lambda: reasons(program=replace(EVIDENCE.program, grain=0.05), chains=RESTED)

@@ -71,6 +71,23 @@ def test_a_forecast_by_a_scan_beyond_its_data_is_the_hosts() -> None:
     assert list(fit.predict(y, future=3, return_sites=["forecast"])) == ["forecast"]
 
 
+def test_an_assertion_of_the_model_is_no_forecast() -> None:
+    def model(x: Array, y: Array | None = None) -> None:
+        assert len(x) > 1, "two rows are the least"
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", dist.Normal(slope * x, 1.0), obs=y)
+
+    x = jnp.array([1.0, 2.0])
+    fit = nx.fit(jax.random.key(0), model, x, x, exact=False, progress_bar=False)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(AssertionError, match="two rows are the least"),
+    ):
+        patch.setattr("numpyro_ext.diagnostics.predictive.Predictive", None)
+        fit.predict(jnp.array([1.0]))
+
+
 def test_a_key_before_the_arguments_of_a_prediction_is_told() -> None:
     def model(x: Array, y: Array | None = None) -> None:
         slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))

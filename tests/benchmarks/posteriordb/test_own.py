@@ -102,3 +102,15 @@ def test_a_pyro_program_has_no_reference(folder: Path) -> None:
     posterior = Database.open(folder)["line"]
     assert posterior.dimensions == {"slope": 2} and posterior.reference_draws() is None
     assert json.loads((folder / "line.json").read_text())["x"] == list(X)
+
+
+def test_a_program_without_its_data_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(folder / "line.npz", slope=exact())
+    (folder / "other.py").write_text("def pyro_model(data): ...\n")
+    (folder / "helper.py").write_text("LIMIT = 3\n")  # no program
+    Database.open(str(folder))
+    told = capsys.readouterr().err
+    assert "other.py is left out: its data, other.json, is not beside it" in told
+    assert "helper" not in told and "line" not in told
