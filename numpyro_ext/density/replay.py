@@ -427,14 +427,9 @@ def replay(
         key = key_or(rng_key)
         rows = data_chunk or target.data_chunk or DATA_CHUNK
         most = discrete == "most probable"
-<<<<<<< HEAD
-        unseen, size = (frozenset(missing), frozenset(finite)), draw_chunk or DRAW_CHUNK
-        _record(recorder, target, data, values, size, rows, key, most, *unseen, around)
-=======
-        unseen = frozenset(missing)
+        unseen = frozenset(missing), frozenset(finite)
         size = draw_chunk or recorder.draws_together(TOGETHER, DRAW_CHUNK)
-        _record(recorder, target, data, values, size, rows, key, most, unseen, around)
->>>>>>> front3
+        _record(recorder, target, data, values, size, rows, key, most, *unseen, around)
     return recorder.replayed(sizes)
 
 

@@ -766,28 +766,20 @@ def load_fit(
         bit_generator = GENERATORS[rest["generator"]["bit_generator"]]()
         bit_generator.state = rest["generator"]
         generator = np.random.Generator(bit_generator)
-<<<<<<< HEAD
         seed, centred = rest["seed"], dict(rest["centred"])
         written = rest["way"], rest["arguments"]
-=======
-        seed, written = rest["seed"], (rest["way"], rest["arguments"])
         if not names.given and "names" in rest:
             names = names_from_tree(rest["names"])
->>>>>>> front3
         evidence = from_tree(rest["evidence"], {})
     # Not inside: the program runs, whose errors are no damage. Binding draws random numbers of its
     # own.
     first = np.random.default_rng(0)
-<<<<<<< HEAD
-    problem = _way(ways(args, kwargs, seed, first, passes=passes), *written, draws, centred)
-=======
     ways = partial(ways, names=names)
     found = ways(args, kwargs, seed, first, passes=passes)
     if describe is not None:
         found = named_ways(found, describe, refuses=True)
         ways = with_names(ways, describe)
-    problem = _way(found, *written, draws)
->>>>>>> front3
+    problem = _way(found, *written, draws, centred)
     again = ways if passes is None else None
     with state_files.reading(path):
         if evidence.program.is_whole and not problem.is_whole:
@@ -840,7 +832,7 @@ def _way(
         if problem.digest() != arguments:
             raise _other("other numbers in its arguments")
         if centred and problem.partly is not None:
-            problem = problem.partly(centred)
+            problem = problem.between(centred)
         if problem.name == name:
             return problem
     raise _other(f"one that cannot be written {name}")

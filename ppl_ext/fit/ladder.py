@@ -322,8 +322,9 @@ def _by_chains(
             coupled = jumps_from(starts, watched, begun.proposal, log_ratios, generator)
             if policy.is_bounded(coupled):
                 most = int(policy.MOST_JUMPS * wanted.target_ess)
-                own = _longer(own, is_enough, most, generator, meter)
-                sampled = own if is_enough(convergence(own.draws), own.window) else None
+                has_tails = partial(is_enough, tail_share=policy.JUMPS_TAIL_SHARE)
+                own = _longer(own, has_tails, most, generator, meter)
+                sampled = own if has_tails(convergence(own.draws), own.window) else None
             notes.append(coupled.note)
     if sampled is not None or not may_go_on():
         return sampled, coupled
@@ -414,6 +415,7 @@ def _is_enough(
     window: Window,
     *,
     is_sure: bool = False,
+    tail_share: float = policy.TAIL_SHARE,
 ) -> bool:
     """Whether chains have done what was asked, or all that is asked of those that do not meet."""
     if window.transitions < LEAST_TRANSITIONS:
@@ -422,7 +424,9 @@ def _is_enough(
     meter.shows(chained.ess_bulk, wanted.target_ess, time.perf_counter() - began)
     is_heavy = policy.is_doubtful(chained, correction, problem.strain)
     is_far = policy.lacks_approximation(correction)
-    return policy.enough(chained, wanted, is_sure=is_sure, is_heavy=is_heavy, is_far=is_far)
+    return policy.enough(
+        chained, wanted, is_sure=is_sure, is_heavy=is_heavy, is_far=is_far, tail_share=tail_share
+    )
 
 
 def _longer(
@@ -586,7 +590,7 @@ def _partly(
     centring = centring_of(written, other, start.modes[0], meter)
     if not centring.least <= most or other.partly is None:
         return None
-    between = replace(other.partly(centring.entries), strain=centring.strain)
+    between = other.between(centring.entries, centring.strain)
     found = _start_of(between, generator, meter)
     is_same = not _difference(written, between, found.modes[0], meter)
     return (between, found) if is_same else None

@@ -40,6 +40,10 @@ MIXTURES, NEAR_KHAT, NEAR_SHARE, HOPELESS = 5, 0.3, 0.5, 0.1
 #: one that is wanted (for 400 of them what chains take at least), and acceptance below which pairs
 #: of other chains are not tried.
 OPEN, MOST_JUMPS, LEAST_JUMPS = 0.15, 12.0, 0.05
+#: Effective draws of the tails, as a share of those that are wanted, that chains which jump alone
+#: have at least: independent draws have as many there as in the middle, and where weights are large
+#: in a tail chains stay there.
+JUMPS_TAIL_SHARE = 0.5
 #: Chains: R-hat that they run for, and at most. In the worst of a hundred entries 400 effective
 #: draws have 1.02 by chance. Share of stuck chains at most, and effective numbers of the tails as a
 #: share of those of the middle.
@@ -353,11 +357,13 @@ def enough(
     is_sure: bool = False,
     is_heavy: bool = False,
     is_far: bool = False,
+    tail_share: float = TAIL_SHARE,
 ) -> bool:
     """Whether chains have done what was asked, and ``is_sure`` what is asked without a bound.
 
     ``is_heavy`` asks the same agreement, and ``is_far``, where no approximation is near, that
-    standard deviations are known: chains may not have been to all parts then.
+    standard deviations are known: chains may not have been to all parts then. ``tail_share`` are
+    the effective draws of the tails, as a share of those that are wanted.
     """
     asked = wanted.deviation_error
     if is_sure:
@@ -366,7 +372,8 @@ def enough(
         asked = min(FAR_DEVIATION, asked or FAR_DEVIATION)
     is_certain = asked is None or found.deviation_error <= asked
     is_agreed = found.r_hat < (SURE_R_HAT if is_sure or is_heavy else R_HAT)
-    return is_certain and is_agreed and not of_chains(found, wanted)
+    has_tails = found.ess_tail >= tail_share * wanted.target_ess
+    return is_certain and is_agreed and has_tails and not of_chains(found, wanted)
 
 
 def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:

@@ -190,6 +190,11 @@ class Problem:
         """
         return each * self.times_all_rows + self.reading / WIDTH
 
+    def between(self, centred: Mapping[str, np.ndarray], strain: float = 1.0) -> Problem:
+        """The program with entries so far centred; ``partly`` is given."""
+        assert self.partly is not None
+        return replace(self.partly(centred), strain=strain, views=self.views)
+
     def with_all_rows(self, points: Callable[[int], Positions]) -> Problem:
         """The problem whose evaluations take all rows, and whose searches start from points."""
         assert self.of_all_rows is not None

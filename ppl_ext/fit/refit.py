@@ -163,8 +163,7 @@ def refitted(
         problem = next((p for p in (written, *seen) if _is_of(p, before.problem)), None)
         why = why or _difference(before, problem)
         if problem is not None and before.problem.centred and not why:
-            assert problem.partly is not None
-            problem = problem.partly(before.problem.centred)
+            problem = problem.between(before.problem.centred)
         if not why:
             assert problem is not None
             try:
