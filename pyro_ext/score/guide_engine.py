@@ -10,10 +10,12 @@ parameters. A subclass fills in ``_update``, which takes one step by changing th
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import pyro
 import torch
 from jaxtyping import Float
 from pyro.infer.autoguide import AutoGuide
@@ -199,6 +201,8 @@ class GuideEngine(GuideShell, Engine):
             self._require_bound()
         if self._guide_was_set_up is None:
             self._guide_was_set_up = self.guide.prototype_trace is not None
+            if not self._guide_was_set_up:
+                _take_own_name(self.guide)
         writer = _WRITERS.get(self.guide)
         try:
             super()._meet(args, kwargs, look, start)
@@ -266,6 +270,19 @@ class GuideEngine(GuideShell, Engine):
         hold()
         for name, value in plan.parameters.items():
             value.copy_(parameters[name])
+
+
+def _take_own_name(guide: Any) -> None:
+    """Give a guide that is not set up yet a name that the parameter store does not know.
+
+    Guides of one class have one name, and the host hands the parameters that it has stored under
+    that name to each of them: the fit of one would be that of another.
+    """
+    taken = {name.partition(".")[0] for name in pyro.get_param_store()}
+    numbers = itertools.count(2)
+    name = guide._pyro_name
+    while guide._pyro_name in taken:
+        guide._pyro_name = f"{name}_{next(numbers)}"
 
 
 @torch.no_grad()

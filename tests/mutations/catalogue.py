@@ -1635,6 +1635,13 @@ def _fit() -> Iterator[Mutation]:
         "one, other = moved(points), written(found)",
         "reparameterise " + tests,
     )
+    yield from pyro(
+        "guides of one class that share their parameters",
+        "score/guide_engine.py",
+        "                _take_own_name(self.guide)\n",
+        "                pass\n",
+        "pyro_only",
+    )
     for name, file, old, new in (
         (
             "entries of latent scale centred as if their data told all",

@@ -69,6 +69,32 @@ def test_a_guide_whose_parameters_were_replaced_is_refused() -> None:
     torch.testing.assert_close(guide.loc, other.parameters["loc"])
 
 
+@pytest.mark.parametrize("engine", [ProximalScoreVI, FisherVI])
+def test_two_guides_of_one_name_have_fits_of_their_own(engine: Any) -> None:
+    """The host's parameter store has the first guide's parameters under the second one's names."""
+
+    def model(y: torch.Tensor) -> None:
+        mean = pyro.sample("mean", dist.Normal(torch.zeros(2), 10.0).to_event(1))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(mean, 1.0).to_event(1), obs=y)
+
+    fits = []
+    for rows in (10, 1000, 100):
+        y = torch.zeros(rows, 2)
+        guide = autoguide.AutoDiagonalNormal(model)
+        fitted = engine(model, guide, seed=0)
+        fitted.run(40, y, progress_bar=False)
+        fits.append((fitted, guide, guide.scale.detach().clone(), y))
+        guide(y)  # the host stores the parameters
+    for fitted, guide, scale, y in fits:
+        guide(y)
+        torch.testing.assert_close(guide.scale.detach(), scale)
+        torch.testing.assert_close(guide.quantiles([0.5])["mean"][0].detach(), guide.loc.detach())
+        draws = fitted.get_samples(num_samples=2000)["mean"]
+        torch.testing.assert_close(draws.std(0), scale, rtol=0.1, atol=0.0)
+    assert not torch.allclose(fits[0][2], fits[1][2], rtol=0.05)
+
+
 def test_sites_that_cannot_be_drawn_are_told_at_guide_set_up() -> None:
     def improper() -> None:
         support = dist.constraints.positive
