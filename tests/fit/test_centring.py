@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal, norm
 
-from ppl_ext.fit.centring import FAR, Centring, centring_of, has_neck
+from ppl_ext.fit.centring import FAR, Centring, _told, centring_of, has_neck
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.start.find import find
 from ppl_ext.start.start import Mode
@@ -126,7 +126,13 @@ def shares_of_the_range(y: np.ndarray, errors: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("y", "errors"),
-    [(Y, ERRORS), (Y, np.full(4, 0.1)), (np.tile(Y, 3), np.repeat([0.05, 1.5], 6))],
+    [
+        (Y, ERRORS),
+        (Y, np.full(4, 0.1)),
+        (np.tile(Y, 3), np.repeat([0.05, 1.5], 6)),
+        # The mean goes to the one group that is known where the scale is small.
+        (np.append(2.0, np.tile(Y, 2)), np.append(0.05, np.full(8, 1.5))),
+    ],
 )
 def test_entries_are_centred_by_what_their_data_tell(y: np.ndarray, errors: np.ndarray) -> None:
     """The range of the scale is known to a step of the places where it is looked at."""
@@ -142,6 +148,17 @@ def test_entries_with_few_data_stay_non_centred() -> None:
     written, other = groups(Y, np.full(4, 10.0))
     start = find(other.evaluate, other.starting_points, np.random.default_rng(0), 1e-16)
     assert centring_of(written, other, start.modes[0], Meter(10_000, 60.0)) == Centring()
+
+
+def test_data_tell_of_an_entry_what_entries_around_it_leave_open() -> None:
+    """Two effects of scale 0.3 around one of scale 1, which is their mean, and a row of each."""
+    spread, error = 0.3, 0.2
+    rows = np.array([[0.0, 1.0, spread, 0.0], [0.0, 1.0, 0.0, spread]])
+    covariance = np.linalg.inv(np.eye(4) + rows.T @ rows / error**2)
+    mode = Mode(np.zeros(4), np.linalg.cholesky(covariance), 0.0, 0.0)
+    found = _told(mode, [slice(1, 2), slice(2, 4)])
+    of_outer, of_inner = 2.0 / (error**2 + spread**2), (spread / error) ** 2
+    np.testing.assert_allclose(found, [of_outer, of_inner, of_inner])
 
 
 def test_moves_of_entries_keep_what_else_the_host_is_told() -> None:
