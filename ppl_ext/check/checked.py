@@ -56,9 +56,9 @@ class Checked(Verdict):
     def of(cls, verdict: Verdict, source: Source, problem: Problem, held: Sequence[str]) -> Checked:
         """A verdict on draws of a program, of which some parameters were held."""
         own = {each.name: getattr(verdict, each.name) for each in fields(Verdict)}
-        names = (*problem.target.layout.names, *problem.target.parameter_sites)
         if problem.views is None or not set(problem.target.layout.names) <= set(source.draws):
             return cls(**own)
+        names = (*problem.target.layout.names, *problem.target.parameter_sites)
         # In the precision of the program.
         kinds = {n: x.dtype for n, x in problem.values(np.zeros((1, problem.dim))).items()}
         draws = {
