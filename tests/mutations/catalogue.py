@@ -1169,10 +1169,10 @@ def _sgmcmc() -> Iterator[Mutation]:
     )
     yield from neutral(
         "necks are looked for within a tenth of a standard deviation",
-        "fit/ladder.py",
+        "fit/centring.py",
         "ends = mode.mean + FAR * np.stack",
         "ends = mode.mean + 0.1 * np.stack",
-        "test_check",
+        "test_centring",
     )
     yield from neutral(
         "half the heat of Langevin steps",
@@ -1484,7 +1484,7 @@ def _diagnostics() -> Iterator[Mutation]:
     yield from neutral(
         "fewer draws of a fit: all of the first chains",
         "diagnostics/fit.py",
-        "return (length * np.arange(num_chains)[:, None] + places).ravel()",
+        "return (2 * np.arange(num_samples) + 1) * num_draws // (2 * num_samples)",
         "return np.arange(num_samples)",
         "fit/test_fit",
     )
