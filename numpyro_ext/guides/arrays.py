@@ -19,10 +19,13 @@ class JaxFunctions(ArrayFunctions):
     """Functions of JAX arrays."""
 
     xp = jnp
-    inverse_root = staticmethod(lax.rsqrt)
     softplus = staticmethod(jax.nn.softplus)
     ndtr = staticmethod(ndtr)
     ndtri = staticmethod(ndtri)
+
+    @staticmethod
+    def inverse_root(values: Float[Array, " ..."]) -> Float[Array, " ..."]:
+        return lax.rsqrt(values)
 
     @staticmethod
     def detached(array: Float[Array, " ..."]) -> Float[Array, " ..."]:

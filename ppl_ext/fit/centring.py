@@ -34,6 +34,8 @@ STEP = 0.05
 ALONG = np.array([1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0])
 #: Coordinates that change a scale up to which they are followed, with an evaluation for each step.
 MOST_FOLLOWED = 12
+#: The same times the dimensions, whose matrices are inverted at each place.
+MOST_ENTRIES = 4_000
 #: Newton steps at each place.
 NEWTON_STEPS = 3
 #: Places of the range of a scale at which precisions are compared.
@@ -126,7 +128,8 @@ def centring_of(written: Problem, other: Problem, mode: Mode, meter: Meter) -> C
     where = np.flatnonzero(~own)
     beside = mode.mean + np.diag(mode.deviations)[where]
     followed = where[(np.abs(_log_scales(written, other, beside) - at_mode) > STEP).any(1)]
-    if not 0 < len(followed) <= MOST_FOLLOWED:
+    most = min(MOST_FOLLOWED, MOST_ENTRIES // other.dim)
+    if not 0 < len(followed) <= most:
         return Centring()
     low, high = np.zeros(own.sum()), np.zeros(own.sum())
     steps = np.concatenate([-ALONG[::-1], [0.0], ALONG])

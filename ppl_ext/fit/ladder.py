@@ -562,7 +562,7 @@ def _best(
                 most = FEW_DATA
             tried = "partly non-centred"
             if may_differ:
-                found = _partly(written, other, of_other, most, generator, meter)
+                found = _partly(written, other, of_other, most, generator, meter, dropped)
                 problem, start = found or (problem, start)
     except SpentError:
         dropped.append(f"Not fitted with sites of latent scale {tried}: the budget ended before.")
@@ -581,6 +581,7 @@ def _partly(
     most: float,
     generator: np.random.Generator,
     meter: Meter,
+    dropped: list[str],
 ) -> tuple[Problem, Start] | None:
     """The way in between as written and non-centred, where data tell much of some entries.
 
@@ -592,8 +593,10 @@ def _partly(
         return None
     between = other.between(centring.entries, centring.strain)
     found = _start_of(between, generator, meter)
-    is_same = not _difference(written, between, found.modes[0], meter)
-    return (between, found) if is_same else None
+    if told := _difference(written, between, found.modes[0], meter):
+        dropped.append(f"Not fitted {between.name}: {told}.")
+        return None
+    return between, found
 
 
 def _difference(written: Problem, other: Problem, mode: Mode, meter: Meter) -> str:

@@ -57,6 +57,10 @@ class Run(Protocol):
         """Draws as positions of a target."""
 
 
+#: How far centrings of an entry may lie apart for data sets to share a program.
+UNLIKE = 0.25
+
+
 @dataclass(frozen=True)
 class Host:
     """What a package adds, with the random numbers of one fit.
@@ -157,13 +161,14 @@ def ways_of(
         target: Any,
         own: Any,
         latents: Mapping[str, str] | None = None,
+        kept: str = "",
     ) -> Problem:
         def values(z: Positions) -> dict[str, Any]:
             found = host.values(target, z, own)
             # As written there are the parameters of a Stan program as well.
             return found if latents is None else {n: found[n] for n in written.layout.names}
 
-        piece = once(f"pieces, {name}", lambda: host.piece(target))
+        piece = once(f"pieces, {name}{kept}", lambda: host.piece(target))
         engine = None if engine_of is None else engine_of(program, target)
         return replace(
             problem_of(
@@ -202,18 +207,22 @@ def ways_of(
     if not moves.latents:
         return
 
-    def moved(name: str, given: Moves) -> Problem:
+    def moved(name: str, given: Moves, kept: str = "") -> Problem:
         program = host.noncentred(model, given, written.layout.names)
-        own = once(name, lambda: host.target(program, args, kwargs, loaded, True))
-        return problem(name, program, own, own.bind(*args, **kwargs), moves.latents)
+        own = once(name + kept, lambda: host.target(program, args, kwargs, loaded, True))
+        bound = own.bind(*args, **kwargs)
+        return problem(name, program, own, bound, moves.latents, kept)
 
     sites = ", ".join(moves.latents)
 
     def partly(centred: Mapping[str, np.ndarray]) -> Problem:
-        # Other data sets of one shape do with the first one's, for which programs are compiled.
-        own = once("centred", lambda: centred)
+        # Data sets of one shape do with the first one's, for which programs are compiled, but where
+        # groups have other sizes.
+        own, kept = once("centred", lambda: centred), ""
+        if any(np.abs(own[site] - each).max() > UNLIKE for site, each in centred.items()):
+            own, kept = centred, str([(site, each.tobytes()) for site, each in centred.items()])
         given = {site: host.place(each.astype(np.float32)) for site, each in own.items()}
-        between = moved(f"with {sites} partly non-centred", moves.partly(given))
+        between = moved(f"with {sites} partly non-centred", moves.partly(given), kept)
         return replace(between, centred=own)
 
     yield replace(moved(f"with {sites} non-centred", moves), partly=partly)
