@@ -58,6 +58,31 @@ def test_each_data_set_has_its_own_posterior(backend: Any) -> None:
         assert abs(evidence.value - known) < 4.0 * evidence.error < 0.2
 
 
+def test_groups_of_other_sizes_are_centred_by_their_own_data(backend: Any) -> None:
+    """The second data set's rows are of the groups that the first one has none of, and back."""
+    host, dist, array = backend.host, backend.dist, backend.array
+    generator = np.random.default_rng(0)
+    groups = np.stack([np.repeat(np.arange(6), sizes) for sizes in ([80] * 3 + [1] * 3,) * 2])
+    groups[1] = 5 - groups[0]
+    y = 0.5 * generator.normal(size=6)[groups] + generator.normal(size=groups.shape)
+
+    def model(group: Any, y: Any) -> None:
+        mean = host.sample("mean", dist.Normal(array(0.0), array(2.0)))
+        scale = host.sample("scale", dist.HalfNormal(array(1.0)))
+        with host.plate("groups", 6):
+            effect = host.sample("effect", dist.Normal(mean, scale))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(effect[group], array(1.0)), obs=y)
+
+    key = () if backend.is_pyro else (backend.key(),)
+    found = backend.public.fit_many(
+        *key, model, array(groups), array(y), budget=6_000, progress_bar=False
+    )
+    first, second = (each.climbed.problem.centred["effect"] for each in found.fits)
+    assert first[:3].min() > first[3:].max() + 0.25
+    assert second[3:].min() > second[:3].max() + 0.25
+
+
 def test_draws_are_as_many_of_each_as_the_least_has() -> None:
     verdict = Verdict("exact", ())
     one, other = np.arange(6.0), np.arange(4.0)
