@@ -18,14 +18,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Bool, Float
 
+from ppl_ext.fit import policy
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.start import Mode
 
-#: Factor by which the curvature of sites of latent scale may change between two places, so many
-#: standard deviations to either side in any other coordinate. Chains whose steps are tuned to the
-#: widths at one of them do not enter a neck of half of these, and nothing that they see tells.
-NARROW, FAR = 3.5, 3.0
+#: How far to either side of a mode widths are compared, in standard deviations of a coordinate.
+FAR = 3.0
 #: Step of the differences that curvatures are from, in standard deviations.
 STEP = 0.05
 #: Where scales are looked at on both sides of a mode, in its standard deviations. An exponential
@@ -95,7 +94,7 @@ def has_neck(written: Problem, other: Problem, mode: Mode, meter: Meter) -> bool
     slopes = (scores @ direction).reshape(points.shape[:-1])
     curvatures = (slopes[..., 1] - slopes[..., 0]) / (2.0 * STEP)
     # Where a density is not finite, or not concave, nothing is said against the way it is written.
-    return bool((curvatures.max(0) / curvatures.min(0) > NARROW).any())
+    return bool((curvatures.max(0) / curvatures.min(0) > policy.STRAINED).any())
 
 
 @np.errstate(all="ignore")
@@ -253,13 +252,11 @@ def _log_scales(written: Problem, other: Problem, points: Positions) -> Position
 
     A step of 1 there is one scale in the program as written.
     """
-    assert written.maps is not None
-    _, back = written.maps
-    first = back(other.numbers(points))
+    first = written.positions_of(other, points)
     found = np.zeros((len(points), other.dim))
     for site, latent in other.latents.items():
         shifted, place = points.copy(), other.coordinates[latent]
         shifted[:, place] += 1.0
-        moved = back(other.numbers(shifted))[:, written.coordinates[site]]
+        moved = written.positions_of(other, shifted)[:, written.coordinates[site]]
         found[:, place] = np.log(np.abs(moved - first[:, written.coordinates[site]]))
     return found[:, _own(other, list(other.latents.values()))]

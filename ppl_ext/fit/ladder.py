@@ -607,10 +607,6 @@ def _difference(written: Problem, other: Problem, mode: Mode, meter: Meter) -> s
     if written.maps is None or not other.latents:
         return ""
 
-    def there(positions: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P D"]:
-        assert written.maps is not None
-        return written.maps[1](other.numbers(positions))
-
     one, two = meter.of(other.evaluate), meter.of(written.evaluate)
     places = [
         (other.coordinates[o], written.coordinates[name]) for name, o in other.latents.items()
@@ -621,7 +617,7 @@ def _difference(written: Problem, other: Problem, mode: Mode, meter: Meter) -> s
         points,
         lambda z: one(z)[0],
         lambda z: two(z)[0],
-        there,
+        partial(written.positions_of, other),
         places,
         written.epsilon,
     )

@@ -60,8 +60,9 @@ MOST_DEVIATION = 4.0 / 3.0
 #: Chains that had the effective draws that were asked for, and went on, have this share of them at
 #: least: an estimate of their number varies by a fifth.
 STILL = 0.5
-#: Factor by which widths may depend on scales for chains to be believed as elsewhere: that of
-#: ``centring.NARROW``.
+#: Factor by which the curvature of sites of latent scale may change between two places for chains
+#: to be believed as elsewhere. Chains whose steps are tuned to the widths at one of them do not
+#: enter a neck of half of these, and nothing that they see tells.
 STRAINED = 3.5
 #: Nats of rounding in the log density at most, and standard deviations of rounding in positions.
 ROUNDING, GRAIN = 0.1, 0.02

@@ -183,6 +183,11 @@ class Problem:
             for name in found[0]
         }
 
+    def positions_of(self, other: Problem, positions: Positions) -> Positions:
+        """Where positions of another way to write the program lie in this one, which has maps."""
+        assert self.maps is not None
+        return self.maps[1](other.numbers(positions))
+
     def seconds_with_all_rows(self, each: float) -> float:
         """Seconds that an evaluation with all rows takes, where one as they are takes ``each``.
 
