@@ -52,8 +52,8 @@ _ONE_NUMBER = 1e4
 _QUARTILES = 1.349
 #: Where an entry point's argument has its model.
 _MODELS = ("model", "sampler.model", "kernel.model", "target.model")
-#: What torch says in a ValueError of an observation that is none of its tensors.
-_WANTS_TENSOR = "must be a Tensor"
+#: What torch says in a ValueError of an observation or a parameter that is none of its tensors.
+_WANTS_TENSOR = ("must be a Tensor", "must all be instances of Number, torch.Tensor")
 #: How to have double precision.
 _DOUBLE = "double precision: numpyro.enable_x64() first, or dtype=torch.float64"
 
@@ -438,6 +438,68 @@ def _remember(array: Any, kept: np.dtype[Any]) -> None:
         _known[number] = weakref.ref(array, lambda _: _known.pop(number, None)), kept
 
 
+def columns_as_arrays(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    place: Callable[[np.ndarray], Any] | None = None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A model's arguments, with columns of data frames as arrays, also those inside of containers.
+
+    A column is what has numbers and a ``to_numpy``, as a Series of pandas and of polars, and is no
+    array of a framework's. A whole data frame stays as it is: a model may take its columns by name.
+
+    Parameters
+    ----------
+    model : callable
+    args, kwargs
+        Its arguments.
+    place : callable, optional
+        What makes a host's array of one of NumPy, which it stays otherwise.
+
+    Raises
+    ------
+    ArgumentError
+        The host's precision does not hold the numbers of a column.
+    """
+
+    def each(name: str, value: Any) -> Any:
+        if type(value) in (list, tuple, dict):
+            pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
+            made = [(key, each(f"{name}[{key!r}]", inner)) for key, inner in pairs]
+            if all(new is old for (_, new), (_, old) in zip(made, pairs, strict=True)):
+                return value
+            return dict(made) if isinstance(value, dict) else type(value)(new for _, new in made)
+        if not is_column(value):
+            return value
+        array = np.asarray(value.to_numpy())
+        if array.dtype.kind not in "biufc":
+            return value
+        placed = array if place is None else place(array)
+        if placed is not array:
+            check_same(name, array, placed)
+        return placed
+
+    if not any(map(_may_hold_columns, (*args, *kwargs.values()))):
+        return args, dict(kwargs)
+    parameters = getattr(_signature(model), "parameters", {}).values()
+    names = [one.name for one in parameters if one.kind not in (_ARGS, _KWARGS)]
+    names += [f"args[{number}]" for number in range(len(names), len(args))]
+    made = tuple(each(name, value) for name, value in zip(names, args, strict=False))
+    return made, {name: each(name, value) for name, value in kwargs.items()}
+
+
+def _may_hold_columns(value: Any) -> bool:
+    return type(value) in (list, tuple, dict) or is_column(value)
+
+
+def is_column(value: Any) -> bool:
+    """Whether this is a column of a data frame, of any library."""
+    return (
+        hasattr(value, "to_numpy") and hasattr(value, "__array__") and not hasattr(value, "columns")
+    )
+
+
 def check_callable(model: Any, host: str) -> None:
     """See that a model can be called.
 
@@ -548,7 +610,7 @@ def named_if_foreign(
     try:
         yield
     except (TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, ValueError) and _WANTS_TENSOR not in str(error):
+        if isinstance(error, ValueError) and not any(each in str(error) for each in _WANTS_TENSOR):
             raise
         others = {
             name: f"{type(each).__module__.partition('.')[0]}.{type(each).__name__}"

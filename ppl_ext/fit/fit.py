@@ -222,6 +222,7 @@ class Fit:
         self._arguments = "" if climbed is None else climbed.problem.digest()
         # The rest of a file that was read without its program.
         self._unbound = unbound
+        self._names = names_from_tree((unbound or {}).get("names", {}))
         self._again = again
         self._log_evidence: LogEvidence | None = None
 
@@ -329,9 +330,11 @@ class Fit:
     @property
     def labels(self) -> Mapping[str, Sequence[Sequence[Any]]]:
         """Of each site the labels along its axes, where ``dims`` or ``coords`` were given."""
-        if self._climbed is not None:
-            return names_of(self._climbed.problem).labels
-        return names_from_tree((self._unbound or {}).get("names", {})).labels
+        return self._axis_names.labels
+
+    @property
+    def _axis_names(self) -> Names:
+        return self._names if self._climbed is None else names_of(self._climbed.problem)
 
     @property
     def views(self) -> Views | None:
@@ -369,9 +372,10 @@ class Fit:
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled without its program, as ``load_fit(path)`` reads it."""
+        """Pickled without its program, as ``load_fit(path)`` reads it, with its labels."""
         draws = {name: values_of(self, name) for name in self.draws}
-        return type(self), (draws, self.verdict, self.num_chains)
+        parts = draws, self.verdict, self.num_chains
+        return type(self), parts, {"_names": self._axis_names}
 
     @answers(OF_SUMMARY)
     def summary(

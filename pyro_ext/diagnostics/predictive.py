@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ppl_ext.arguments import entry
+from ppl_ext.arguments import columns_as_arrays, entry
 from ppl_ext.diagnostics.predictive_data import (
     PREDICTIVE_DOCUMENTATION,
     draws_of_fit,
@@ -19,11 +19,11 @@ from ppl_ext.diagnostics.predictive_data import (
 )
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
-from ppl_ext.fit.habits import as_fitted, columns_as_arrays
+from ppl_ext.fit.habits import as_fitted
 from ppl_ext.options import as_seed, check_count
 from ppl_ext.process import between_steps
 from ppl_ext.running.sharding import check_sharding
-from pyro_ext.density.batches import placing
+from pyro_ext.density.arguments import placing
 from pyro_ext.density.prediction import ObserveMissing, run_at
 from pyro_ext.density.replay import computed_sites, replay
 from pyro_ext.diagnostics.fit import target_of_model
@@ -140,7 +140,7 @@ def predictions(
     ArgumentError
         The draws or the arguments do not fit the model, or there is no such site.
     """
-    args, kwargs = columns_as_arrays(args, kwargs, placing(None))
+    args, kwargs = columns_as_arrays(model, args, kwargs, placing(None))
     args, kwargs = as_fitted(model, args, kwargs, like, placing(None))
     draws = {name: torch.as_tensor(value).detach() for name, value in draws.items()}
     dtype = next((value.dtype for value in draws.values() if value.is_floating_point()), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,12 @@ def test_a_fit_without_its_program_shows_its_draws(backend: Any, fit: Any, tmp_p
         coords={"town": TOWNS},
     )
     assert list(whole.summary().index) == list(fit.summary().index)
+
+
+def test_a_pickled_fit_has_its_labels(fit: Any) -> None:
+    found = pickle.loads(pickle.dumps(fit))
+    assert list(found.summary().index) == list(fit.summary().index)
+    assert list(pickle.loads(pickle.dumps(found)).labels["mean"][0]) == TOWNS
 
 
 def test_data_that_were_changed_in_place_are_not_shown(backend: Any) -> None:
