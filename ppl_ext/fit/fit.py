@@ -27,7 +27,14 @@ from ppl_ext.fit.evidence import LogEvidence, log_evidence
 from ppl_ext.fit.figures import site_figures
 from ppl_ext.fit.ladder import Climbed, climb, staged, with_chains
 from ppl_ext.fit.looks import as_arviz, check_options, fit_page, plot, predicted, summary, values_of
-from ppl_ext.fit.naming import Describe, named_ways, names_of, with_labels, with_names
+from ppl_ext.fit.naming import (
+    Describe,
+    named_ways,
+    names_of,
+    told_with_labels,
+    with_labels,
+    with_names,
+)
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.refit import Reweighted, refitted
 from ppl_ext.fit.saved import as_tree, from_tree, names_as_tree, names_from_tree
@@ -242,9 +249,13 @@ class Fit:
         sites = {
             name: site_figures(name, np.asarray(judged[name]), chains, share) for name in draws
         }
-        sites = with_labels(sites, names_of(climbed.problem).labels)
-        number = chains if chains > 1 else 0
-        verdict = replace(climbed.verdict, by_site=sites, num_chains=number)
+        labels = names_of(climbed.problem).labels
+        verdict = replace(
+            climbed.verdict,
+            reasons=told_with_labels(climbed.verdict.reasons, labels),
+            by_site=with_labels(sites, labels),
+            num_chains=chains if chains > 1 else 0,
+        )
         verdict = climbed.problem.observed.judged(verdict)
         return cls(draws, verdict, chains, climbed, generator, seed, again=again)
 
@@ -968,10 +979,11 @@ def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
     found = compared(flat_columns(climbed.ordered(draws), shapes), theirs, problem.dim)
     level, reasons = policy.judge_engine(given.engine, climbed.verdict, found.wrong)
     unsure = (found.unsure,) if level == "approximate" and found.unsure else ()
+    labels = names_of(problem).labels
     verdict = Verdict(
         level,
-        (*reasons, *unsure, found.worst.told),
-        with_labels(found.by_site, names_of(problem).labels),
+        told_with_labels((*reasons, *unsure, found.worst.told), labels),
+        with_labels(found.by_site, labels),
         tuple(climbed.stages),
         confirmed=level == "approximate" and not unsure,
     )

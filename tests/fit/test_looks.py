@@ -16,6 +16,7 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.figures import site_figures
 from ppl_ext.fit.fit import Fit, ends
 from ppl_ext.fit.looks import KINDS
+from ppl_ext.fit.naming import told_with_labels
 from ppl_ext.fit.verdict import Stage, Verdict
 
 X = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
@@ -202,6 +203,13 @@ def test_a_fit_without_its_program_shows_its_draws(backend: Any, fit: Any, tmp_p
         coords={"town": TOWNS},
     )
     assert list(whole.summary().index) == list(fit.summary().index)
+
+
+def test_sentences_name_numbers_by_their_labels() -> None:
+    labels = {"m": [["a", "b"], [2001, 2002]], "n": [["x", "y"]]}
+    said = ("that of 'm[1, 0]', beside 'n[1]'", "'p[1]', 'n[1, 1]', 'n' and n[0]")
+    told = ("that of 'm[b, 2001]', beside 'n[y]'", said[1])
+    assert told_with_labels(said, labels) == told
 
 
 def test_a_pickled_fit_has_its_labels(backend: Any) -> None:

@@ -2657,7 +2657,7 @@ def _batches() -> Iterator[Mutation]:
         (
             "every number of a site bears the first label",
             "fit/naming.py",
-            "str(axis[int(place)])",
+            "str(axis[int(each)])",
             "str(axis[0])",
         ),
         (
