@@ -205,6 +205,15 @@ def test_a_fit_without_its_program_shows_its_draws(backend: Any, fit: Any, tmp_p
     assert list(whole.summary().index) == list(fit.summary().index)
 
 
+def test_too_many_panels_are_told(fit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any, **__: Any) -> None:
+        raise ValueError("Requested 49 subplots, which exceeds rcParams['plot.max_subplots']=40.")
+
+    monkeypatch.setattr("arviz.plot_pair", refuses)
+    with pytest.raises(ArgumentError, match=r"plot\('pair', var_names=\['slope'\]\)"):
+        fit.plot("pair")
+
+
 def test_sentences_name_numbers_by_their_labels() -> None:
     labels = {"m": [["a", "b"], [2001, 2002]], "n": [["x", "y"]]}
     said = ("that of 'm[1, 0]', beside 'n[1]'", "'p[1]', 'n[1, 1]', 'n' and n[0]")
