@@ -1307,6 +1307,42 @@ def _microcanonical() -> Iterator[Mutation]:
             "log_density",
         ),
         (
+            "noise of one difference for that of one score",
+            "tuning.py",
+            "0.5 * self.products /",
+            "self.products /",
+        ),
+        (
+            "noise that is alike in all directions taken for heat",
+            "tuning.py",
+            "- 0.5 * square / dim",
+            "",
+        ),
+        (
+            "differences with rows in common multiplied",
+            "tuning.py",
+            "pair = (phase == 2) &",
+            "pair = (phase == 1) &",
+        ),
+        (
+            "a scale that noise does not make smaller",
+            "chains.py",
+            "scale = dynamics.noise.quieted(scale, old, xp)",
+            "pass",
+        ),
+        (
+            "steps that noise does not bound",
+            "chains.py",
+            "step = step.at_most(",
+            "_ = step.at_most(",
+        ),
+        (
+            "an energy's error between other rows",
+            "chains.py",
+            "before._replace(log_density=log_density, score=score), dynamics",
+            "before, dynamics",
+        ),
+        (
             "steps that are too long are not told",
             "kernel.py",
             "if variance.max() > max(DOUBTFUL_VARIANCE, 4.0 * self.energy_variance):",
