@@ -36,6 +36,7 @@ from ppl_ext.start.start import Mode
 from ppl_ext.witnesses.drift import DRAWS_PER_DIMENSION, Drift, drift
 from ppl_ext.witnesses.ratios import LEAST_NUMBER, Ratios, importance_ratios
 from ppl_ext.witnesses.sample import sampled_identities
+from ppl_ext.witnesses.slopes import false_slopes
 from ppl_ext.witnesses.stein import Stein, identities_along_flows, stein_identities
 
 #: Draws that are looked at, at most: whole pieces, so that a piece that is filled up does not lead
@@ -88,6 +89,14 @@ MOST_TRANSITIONS, MOST_CHAINS = 8, 128
 #: Standard deviation of log densities, times the root of the dimensions, that no posterior has:
 #: that of a log-concave density has 1 at most (M. Fradelizi, O. Guedon, A. Pajor, 2014).
 SPREAD = 5.0
+
+#: What is said of a density whose scores are not its slopes.
+NO_SLOPES = (
+    "Scores are not slopes of the log density, by its differences at the draws: they miss "
+    "{missed:.0%} of them. Where the program detaches what it computes of latent sites, by detach, "
+    "torch.no_grad or stop_gradient, the engine does not see it, and the draws are of another "
+    "posterior."
+)
 
 #: Modules whose lines are not the user's.
 _OWN = ("ppl_ext", "pyro_ext", "numpyro_ext")
@@ -347,6 +356,10 @@ def _judged(run: Run) -> Judgement:
     if parts:
         return _by_rows(run, found, z, rows, parts)
     values, scores = evaluate(z)
+    missed = false_slopes(evaluate, z, values, scores, run.epsilon, np.random.default_rng(0))
+    if missed is not None:
+        # Nothing else can be told by scores that are none.
+        return replace(found, reasons=(NO_SLOPES.format(missed=missed),))
     reasons, told = _missed_modes(run, z, evaluate)
     found = replace(found, reasons=reasons, told=told)
     found = _by_density(run, found, z, values, scores, log_q, drawn.where)

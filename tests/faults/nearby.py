@@ -494,7 +494,9 @@ for _family in MEANS:
 
 
 @fault(
-    SUPPORTS, "a mixture of components of unlike supports, as `Uniform`s to 1 and to 3", numpyro=None
+    SUPPORTS,
+    "a mixture of components of unlike supports, as `Uniform`s to 1 and to 3",
+    numpyro=None,
 )
 def _unlike(trial: Trial) -> None:
     host, dist, array = trial.backend.host, trial.backend.dist, trial.backend.array
@@ -517,7 +519,7 @@ def _frame() -> Any:
     return pandas.DataFrame(
         {
             "x": np.linspace(-1.0, 1.0, 12),
-            "y": (ROWS > 0.3).astype(int),
+            "y": (ROWS > 0.3).astype(float),
             "kind": pandas.Categorical(["a", "b"] * 6),
             "day": pandas.date_range("2020-01-01", periods=12),
             "some": pandas.array([1, None] * 6, dtype="Int64"),
@@ -589,3 +591,66 @@ def _other_text(trial: Trial) -> None:
         path.write_bytes(content)
         with trial.refused(words):
             trial.public.stan.model(program, path)
+
+
+# -- gradients -------------------------------------------------------------------------------------
+
+DETACHED = "`DoubtfulFitWarning`: scores are not slopes of the log density"
+
+
+def _detached(name: str, trial: Trial) -> None:
+    host, dist = trial.backend.host, trial.backend.dist
+
+    def detach(value: Any) -> Any:
+        if trial.is_pyro:
+            return value.detach()
+        import jax
+
+        return jax.lax.stop_gradient(value)
+
+    def model(y: Any) -> None:
+        mu = host.sample("mu", dist.Normal(0.0, 10.0))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(detach(mu), 1.0), obs=y)
+
+    if name == "SVGD":
+        engine = trial.svgd(model, num_particles=20)
+    else:
+        guide = trial.backend.autoguide.AutoDiagonalNormal(model)
+        engine = trial.engine(name, model, guide)
+    engine._judges = True  # as users have it; other tests do without
+    with trial.warned("Scores are not slopes", trial.public.DoubtfulFitWarning):
+        trial.run(engine, 200, trial.backend.array(Y))
+
+
+for _name in ("SVGD", "ProximalScoreVI"):
+    fault(
+        GRADIENTS, f"a likelihood that is detached from its latent sites, to `{_name}`", DETACHED
+    )(partial(_detached, _name))
+
+
+@fault(
+    GRADIENTS, "a number that is detached without being off, as a maximum that is subtracted", RUNS
+)
+def _harmless(trial: Trial) -> None:
+    host, dist, xp = trial.backend.host, trial.backend.dist, trial.backend.xp
+
+    def model(y: Any) -> None:
+        mu = host.sample("mu", dist.Normal(0.0, 10.0))
+        if trial.is_pyro:
+            top = mu.detach().clamp(min=0.0)
+        else:
+            import jax
+
+            top = xp.maximum(jax.lax.stop_gradient(mu), 0.0)
+        # mu again, in a way that does not overflow where mu is large.
+        same = top + xp.log(xp.exp(mu - top))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(same, 1.0), obs=y)
+
+    engine = trial.engine("GSM", model)
+    engine._judges = True
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        trial.run(engine, 200, trial.backend.array(Y))
+    assert not [each for each in found if "not slopes" in str(each.message)]
