@@ -293,7 +293,7 @@ def _private(trial: Trial) -> None:
 def _endless_file(trial: Trial) -> None:
     pipe = trial.folder / "pipe"
     os.mkfifo(pipe)
-    for path in (pipe, "/dev/zero", "/dev/null"):
+    for path in ("/dev/null", pipe, "/dev/zero"):
         with trial.refused("is not one .it is a device or a pipe"):
             _load(trial, path)
 
