@@ -654,3 +654,36 @@ def _harmless(trial: Trial) -> None:
         warnings.simplefilter("always")
         trial.run(engine, 200, trial.backend.array(Y))
     assert not [each for each in found if "not slopes" in str(each.message)]
+
+
+# -- ends ------------------------------------------------------------------------------------------
+
+EXACT = "ends at the step, and with the bits, of a run that nothing has stopped"
+
+
+@fault("Ends of runs", 'a run of `SVGD` with `until="settled"` that is killed and goes on', EXACT)
+def _settles_after_a_kill(trial: Trial) -> None:
+    from tests.engine_support import Verbs
+
+    verbs = Verbs(trial.backend, (trial.backend.array(Y),))
+    make = partial(trial.svgd, mean(trial.backend), num_particles=10)
+    engine = make()
+    state, whole = verbs.run(engine, 3_000, until="settled")
+    steps = len(whole.losses)
+    assert whole.settled and steps < 3_000
+
+    def kill(step: int, *_: Any) -> None:
+        if step >= at:
+            raise OSError("killed")
+
+    for at in (steps // 2, steps - 1):
+        path = trial.folder / f"state{at}"
+        options = {"until": "settled", "checkpoint": path, "checkpoint_every": 7}
+        with pytest.raises(OSError, match="killed"):
+            verbs.run(make(), 3_000, callback=kill, callback_every=1, **options)
+        other = make()
+        loaded = verbs.load(other, path)
+        left = 3_000 - verbs.taken(other, loaded)
+        found, rest = verbs.run(other, left, loaded, until="settled")
+        assert rest.settled and rest.settling == whole.settling
+        assert verbs.algorithm(other, found) == verbs.algorithm(engine, state)
