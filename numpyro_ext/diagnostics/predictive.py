@@ -19,6 +19,7 @@ from numpyro_ext.diagnostics.fit import target_of_model
 from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
 from numpyro_ext.sharding import Sharding, entry, on_own_axes
+from ppl_ext.arguments import columns_as_arrays
 from ppl_ext.diagnostics.predictive_data import (
     PREDICTIVE_DOCUMENTATION,
     draws_of_fit,
@@ -29,7 +30,7 @@ from ppl_ext.diagnostics.predictive_data import (
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.habits import as_fitted, columns_as_arrays
+from ppl_ext.fit.habits import as_fitted
 from ppl_ext.options import check_count, described
 from ppl_ext.running.sharding import check_sharding
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ppl_ext.arguments import entry
+from ppl_ext.arguments import columns_as_arrays, entry
 from ppl_ext.diagnostics.predictive_data import (
     PREDICTIVE_DOCUMENTATION,
     draws_of_fit,
@@ -19,7 +19,7 @@ from ppl_ext.diagnostics.predictive_data import (
 )
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
-from ppl_ext.fit.habits import as_fitted, columns_as_arrays
+from ppl_ext.fit.habits import as_fitted
 from ppl_ext.options import as_seed, check_count
 from ppl_ext.process import between_steps
 from ppl_ext.running.sharding import check_sharding
