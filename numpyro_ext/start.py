@@ -9,21 +9,33 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from jax.lax import fori_loop
 from numpyro.infer.autoguide import AutoContinuous, AutoGuide
 
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.batches import place
 from numpyro_ext.density.reparameterise import moved_values
 from numpyro_ext.density.start import numbers_of_key
 from numpyro_ext.draws import check_key
 from numpyro_ext.guides.flat_density import flat_density
 from numpyro_ext.programs import Loop
 from numpyro_ext.sharding import entry
+from ppl_ext.arguments import columns_as_arrays
 from ppl_ext.errors import ArgumentError
 from ppl_ext.start.given import DRAWS, HOST, SEARCH, Started
-from ppl_ext.start.search import Piece, begin, rows_of, space_of, starts_by_host
+from ppl_ext.start.search import (
+    WIDTH,
+    Piece,
+    begin,
+    pieces_together,
+    rows_of,
+    space_of,
+    starts_by_host,
+)
 from ppl_ext.start.start import Start
 from ppl_ext.target.on_host import as_float64
 
@@ -85,6 +97,7 @@ def find_start(rng_key: Array, model: Callable[..., Any], *args: Any, **kwargs: 
     >>> result = engine.run(jax.random.key(1), 100, y, start=start)
     """
     check_key(rng_key, "find_start")
+    args, kwargs = columns_as_arrays(args, kwargs, place)
     target_key, key = random.split(rng_key)
     target = LogDensity(model, target_key, args, kwargs, engine="find_start")
     return start_of(target, key, target.bind(*args, **kwargs))
@@ -125,6 +138,8 @@ def started(
     def evaluated(z: np.ndarray, before: int) -> tuple[Any, Any]:
         with place():
             return piece(z, before)
+
+    evaluated.together = getattr(piece, "together", 1)  # type: ignore[attr-defined]
 
     def by_strategy(number: int) -> np.ndarray:
         return as_float64(target.initial_positions(number, rng_key, data))
@@ -197,20 +212,42 @@ def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None)
 def pieces_of(target: LogDensity) -> Callable[[Data, dict[str, np.ndarray] | None], Piece]:
     """The same of any arguments and rows, which a target traces once for all of one form."""
 
-    def evaluate(z: Array, data: Data, indices: Any, _: Array) -> tuple[Array, Array]:
+    def of_piece(z: Array, data: Data, indices: Any) -> tuple[Array, Array]:
         found = target.score(z, data, indices) if indices else target.full_score(z, data)
         return found.log_density(target.likelihood_temperature), found.score
+
+    def evaluate(z: Array, data: Data, indices: Any, count: Array) -> tuple[Array, Array]:
+        def following(number: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+            own = of_piece(z[number], data, indices)
+            return jax.tree.map(lambda all_, some: all_.at[number].set(some), found, own)
+
+        if len(z) == 1:
+            values, scores = of_piece(z[0], data, indices)
+            return values[None], scores[None]
+        empty = jnp.zeros(z.shape[:2], target.dtype), jnp.zeros(z.shape, target.dtype)
+        return fori_loop(0, count, following, empty)
 
     program = target.remembered("pieces", lambda: Loop(evaluate, CALLS))
 
     def bound(data: Data, rows: dict[str, np.ndarray] | None) -> Piece:
-        def piece(z: np.ndarray, before: int) -> tuple[Any, Any]:
-            positions = jnp.asarray(z, target.dtype)
-            found: tuple[Any, Any] = program(
-                before, 1, positions, target.arguments.as_evaluated(data), rows or {}
-            )
-            return found
+        evaluated, indices = target.arguments.as_evaluated(data), rows or {}
+        together = pieces_together(target.dim, sum(array.size for array in data.arrays))
+        if target.passes is not None:
+            together = 1
 
+        def piece(z: np.ndarray, before: int) -> tuple[Any, Any]:
+            width = WIDTH if together > 1 else len(z)
+            number = len(z) // width
+            filled = np.zeros((together, width, target.dim), target.dtype)
+            filled[:number] = z.reshape(number, width, target.dim)
+            values, scores = program.whole(before, number, filled, evaluated, indices)
+            many = number * width
+            return (
+                np.asarray(values).reshape(-1)[:many],
+                np.asarray(scores).reshape(-1, target.dim)[:many],
+            )
+
+        piece.together = together  # type: ignore[attr-defined]
         return piece
 
     return bound

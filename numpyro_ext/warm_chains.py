@@ -13,12 +13,14 @@ from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.reparam import NeuTraReparam
 
 from numpyro_ext.density import LogDensity
+from numpyro_ext.density.batches import place
 from numpyro_ext.density.handlers import with_missing_rows, with_own_determinants
 from numpyro_ext.draws import check_key
 from numpyro_ext.fit import seed_of, ways_of
 from numpyro_ext.guides.flat_density import check_has_flat_density, check_same_layout
 from numpyro_ext.sharding import entry
 from numpyro_ext.start import GIVEN, is_given, is_guide, piece_of, started, without_engine
+from ppl_ext.arguments import columns_as_arrays
 from ppl_ext.documented import documented
 from ppl_ext.fit import warm
 from ppl_ext.fit.warm import WARM_DOCUMENTATION, WARMUP
@@ -78,6 +80,7 @@ def warm_chains(
         num_samples, num_chains, num_warmup, target_accept_prob, progress_bar=progress_bar
     )
     check_key(rng_key, "warm_chains")
+    args, kwargs = columns_as_arrays(args, kwargs, place)
     keys = random.split(rng_key, 3)
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
     target, start = _meet(model, start_or_fit, args, kwargs, keys[1], generator)

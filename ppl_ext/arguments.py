@@ -585,6 +585,24 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     return ((f"{name}.{key}", each) for key, each in (*own, *more))
 
 
+def columns_as_arrays(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], place: Callable[[Any], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A model's arguments, with columns of pandas and polars as arrays of the package.
+
+    A whole data frame stays as it is: a model may take its columns by name.
+    """
+
+    def each(value: Any) -> Any:
+        owner = type(value).__module__.partition(".")[0]
+        if owner not in ("pandas", "polars") or type(value).__name__ != "Series":
+            return value
+        array = value.to_numpy()
+        return place(array) if array.dtype.kind in "biufc" else value
+
+    return tuple(map(each, args)), {name: each(value) for name, value in kwargs.items()}
+
+
 class ForeignArgumentError(ArgumentError):
     """A model failed at arguments that are no arrays of its host's."""
 

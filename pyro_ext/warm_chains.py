@@ -14,7 +14,7 @@ from pyro.infer.autoguide import AutoContinuous
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 
-from ppl_ext.arguments import entry
+from ppl_ext.arguments import columns_as_arrays, entry
 from ppl_ext.documented import documented
 from ppl_ext.fit import warm
 from ppl_ext.fit.warm import WARM_DOCUMENTATION, WARMUP, Tuned
@@ -22,6 +22,7 @@ from ppl_ext.start.given import check_start
 from ppl_ext.start.search import Piece
 from ppl_ext.start.start import Start
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.batches import placing
 from pyro_ext.fit import ways_of
 from pyro_ext.guides.flat_density import check_has_flat_density, check_same_layout
 from pyro_ext.sgmcmc import MCMC
@@ -82,6 +83,7 @@ def warm_chains(
     mcmc = MCMC(
         kernel, num_samples, num_warmup, num_chains=num_chains, disable_progbar=not progress_bar
     )
+    args, kwargs = columns_as_arrays(args, kwargs, placing(None))
     mcmc.run(*args, **kwargs)
     drawn = mcmc.get_samples(group_by_chain=True)
     found = {name: drawn[name].cpu().numpy() for name in drawn}

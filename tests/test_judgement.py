@@ -346,8 +346,11 @@ def test_a_guide_of_another_shape_is_told_by_the_spread_of_its_ratios() -> None:
     (reason,) = found.reasons
     assert "another shape" in reason
     # A Normal that is a tenth too wide in each of ten dimensions is let pass.
-    wide = -0.5 * np.square(1.05 * z).sum(1)
-    assert not judge(run_of(z, log_q, lambda z: (wide, -(1.05**2) * z))).doubtful
+
+    def wide(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return -0.5 * np.square(1.05 * z).sum(1), -(1.05**2) * z
+
+    assert not judge(run_of(z, log_q, wide)).doubtful
 
 
 def test_a_draw_in_the_neck_of_a_funnel_is_told() -> None:

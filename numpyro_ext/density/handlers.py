@@ -464,7 +464,7 @@ class _WithoutMask(Messenger):
             msg["fn"] = msg["fn"].base_dist
 
 
-_missing_rows = MissingRows(numpyro.primitives, _WithoutMask)
+_missing_rows = MissingRows(numpyro.primitives, _WithoutMask, jnp.asarray)
 
 
 @process.swapping

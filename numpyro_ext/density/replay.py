@@ -67,6 +67,7 @@ from ppl_ext.diagnostics.replay import (
     check_room,
     computed_entries,
     describe_sites,
+    event_names,
     is_outside,
     names_of_computed,
     nearby,
@@ -316,7 +317,7 @@ def _shapes(
             if kind in ("observed", "latent"):
                 shapes.batch_shape = tuple(jnp.shape(site["fn"].log_prob(site["value"])))
                 shapes.batch_plates = plates_of_axes(shapes.batch_shape, 0, frames)
-                shapes.event_dims = tuple(site["infer"].get("event_dims", ()))
+                shapes.event_dims = event_names(site["infer"])
             found[name] = shapes
         if target.bound.enumerated:
             trace = _run_enumerated(target, data, values, indices)

@@ -37,6 +37,7 @@ from numpyro_ext.draws import key_or
 from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import Sharding, entry, on_own_axes
+from ppl_ext.arguments import columns_as_arrays
 from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.fit import asked_of
 from ppl_ext.diagnostics.fit_groups import (
@@ -144,6 +145,7 @@ def to_arviz(
     if model is None:
         args, found, batches = remembered(engine, args, kwargs, batches)
         kwargs = dict(found)
+    args, kwargs = columns_as_arrays(args, kwargs, place)
     some, named, passes = rows_of_loader(batches, args, kwargs, place)
     args, kwargs = some or (), dict(named or {})
     check_fit(engine, model, "to_arviz(engine, result, *args)")

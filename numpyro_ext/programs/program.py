@@ -255,6 +255,11 @@ class Loop:
             return self._optimised(*args, np.int32(count))
         return self._quick(*args, np.int32(min(count, switch - first)))
 
+    def whole(self, first: int, count: int, *args: Any) -> Any:
+        """The function's value after ``count`` steps, all by the program of the first."""
+        program = self._optimised if first >= self.switch(*args) else self._quick
+        return program(*args, np.int32(count))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Loop:
         other = copy.copy(self)
         other._quick, other._switches = copy.deepcopy(self._quick, memo), {}

@@ -100,15 +100,17 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
         keys, own, spare = jnp.moveaxis(jax.vmap(lambda key: random.split(key, 3))(keys), 1, 0)
         data = self.target.bind(*model_args, **dict(model_kwargs or {}))
         moves, z = self._own_moves(), self._flat(state.z, len(keys))
+        evaluate, estimators = self._evaluation(data, state.estimator)
         dynamics = moves.first(
             z,
             _normal(own, moves.whole, z.dtype),
             _normal(spare, moves.spare, z.dtype),
             num_warmup * self.num_steps,
-            self._evaluation(data),
+            evaluate,
         )
         return state._replace(
             dynamics=dynamics,
+            estimator=estimators[-1],
             step_size=jnp.broadcast_to(dynamics.step.value, state.step_size.shape),
             rng_key=keys[0] if single else keys,
         )
@@ -150,17 +152,22 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
             moves,
             np.ravel(np.asarray(state.num_diverging)),
             np.asarray(energies, float),
+            np.asarray(state.heat, float) if self.noisy else None,
         )
 
     def _own_moves(self) -> Microcanonical:
         return self._moves(FUNCTIONS, self.target.epsilon)
 
-    def _evaluation(self, data: Data) -> Evaluate:
+    def _evaluation(self, data: Data, before: Any) -> tuple[Evaluate, list[Any]]:
+        """Scores of the rows that follow on a state of the estimator, and the states after them."""
+        states: list[Any] = []
+
         def evaluate(z: Array) -> tuple[Array, Array]:
-            found, _ = self._estimator_for(len(z)).estimate(self.target, {}, z, data)
+            found, after = self._estimator_for(len(z)).estimate(self.target, before, z, data)
+            states.append(jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), after, before))
             return found.log_density(self.target.likelihood_temperature), found.score
 
-        return evaluate
+        return evaluate, states
 
     def _init_dynamics(self, num_chains: int, dim: int, dtype: Any) -> Any:
         return ()
@@ -177,6 +184,7 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
         # Two of each chain: one for its acceptance, and the first chain's for the steps of all.
         shares = jax.vmap(lambda key: random.uniform(key, (2,), z.dtype))(uniform)
         total = state.num_warmup * self.num_steps
+        evaluate, estimators = self._evaluation(data, state.estimator)
         z, dynamics, diverged = moves.move(
             state.dynamics,
             z,
@@ -185,7 +193,7 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
             lambda: _normal(noise, moves.whole, z.dtype),
             jnp.log(shares[:, 0]),
             shares[0, 1],
-            self._evaluation(data),
+            evaluate,
         )
         chains = () if single else (len(keys),)
         # Moves that diverge in the warm-up are how it finds what is too long.
@@ -196,6 +204,8 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
             z=self._sites(z, single),
             step=state.step + 1,
             dynamics=dynamics,
+            # Of noisy scores the last is that of the step, outside of all conditions.
+            estimator=estimators[-1] if self.noisy else state.estimator,
             step_size=jnp.broadcast_to(dynamics.step.value, chains),
             potential_energy=energy.reshape(chains),
             diverging=state.diverging | diverged,

@@ -342,6 +342,12 @@ class SiteShapes:
             self.marginal_plates[axis] = plate
 
 
+def event_names(infer: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Names that a model gives to the axes of an event; a text is one name, and no letters."""
+    names = (infer or {}).get("event_dims", ())
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
 def plates_of_axes(shape: Shape, event_dim: int | None, frames: Sequence[Any]) -> list[str | None]:
     """Plate of each axis of a value, from the ``dim``, ``size`` and ``name`` of its plates.
 

@@ -36,11 +36,14 @@ from ppl_ext.start.start import Mode
 from ppl_ext.witnesses.drift import DRAWS_PER_DIMENSION, Drift, drift
 from ppl_ext.witnesses.ratios import LEAST_NUMBER, Ratios, importance_ratios
 from ppl_ext.witnesses.sample import sampled_identities
+from ppl_ext.witnesses.slopes import false_slopes
 from ppl_ext.witnesses.stein import Stein, identities_along_flows, stein_identities
 
-#: Draws that are looked at, at most: whole pieces, so that a piece that is filled up does not lead
-#: beyond 500 evaluations.
-DRAWS = 500 // WIDTH * WIDTH
+#: Evaluations, at most, that are made however short the run: whole pieces, so that a piece that is
+#: filled up does not lead beyond 500; and draws that are looked at, without the piece for
+#: differences that scores are held against.
+EVALUATIONS = 500 // WIDTH * WIDTH
+DRAWS = EVALUATIONS - WIDTH
 #: Share of a run's evaluations that its judgement may take where it takes all of many rows.
 SHARE = 0.05
 #: Evaluations that are enough, however long the run: they are made in small pieces, which take
@@ -88,6 +91,14 @@ MOST_TRANSITIONS, MOST_CHAINS = 8, 128
 #: Standard deviation of log densities, times the root of the dimensions, that no posterior has:
 #: that of a log-concave density has 1 at most (M. Fradelizi, O. Guedon, A. Pajor, 2014).
 SPREAD = 5.0
+
+#: What is said of a density whose scores are not its slopes.
+NO_SLOPES = (
+    "Scores are not slopes of the log density, by its differences at the draws: they miss "
+    "{missed:.0%} of them. Where the program detaches what it computes of latent sites, by detach, "
+    "torch.no_grad or stop_gradient, the engine does not see it, and the draws are of another "
+    "posterior."
+)
 
 #: Modules whose lines are not the user's.
 _OWN = ("ppl_ext", "pyro_ext", "numpyro_ext")
@@ -326,7 +337,7 @@ def _judged(run: Run) -> Judgement:
             evaluate, number = rows.every, min(number, affordable)
         else:
             parts = list(rows.parts())
-            number = min(number, DRAWS // max(1, len(parts)))
+            number = min(number, EVALUATIONS // max(1, len(parts)))
             if not parts or number < LEAST or run.draws_take_all_rows:
                 many = "Not judged: all rows are too many."
                 return Judgement(run.engine, told=(many,), centred=run.centred)
@@ -347,12 +358,17 @@ def _judged(run: Run) -> Judgement:
     if parts:
         return _by_rows(run, found, z, rows, parts)
     values, scores = evaluate(z)
+    missed = false_slopes(evaluate, z, values, scores, run.epsilon, np.random.default_rng(0))
+    if missed is not None:
+        # Nothing else can be told by scores that are none.
+        return replace(found, reasons=(NO_SLOPES.format(missed=missed),))
+    found = replace(found, evaluations=found.evaluations + WIDTH)
     reasons, told = _missed_modes(run, z, evaluate)
     found = replace(found, reasons=reasons, told=told)
     found = _by_density(run, found, z, values, scores, log_q, drawn.where)
     if found.doubtful or log_q is not None:
         return found
-    most = max(DRAWS, min(MOST, int(SHARE * run.evaluations))) - found.evaluations
+    most = max(EVALUATIONS, min(MOST, int(SHARE * run.evaluations))) - found.evaluations
     return _by_drift(run, found, z, evaluate, most)
 
 

@@ -164,13 +164,15 @@ def flat_columns(
                 f"found {own.shape}. Chains are one axis with the draws, as get_samples() gives "
                 "them."
             )
-        flat = own.reshape(len(own), -1)
+        flat = own.reshape(len(own), math.prod(shape))
         columns.append(flat)
         sites += [name] * flat.shape[1]
         names += [f"{name}[{k}]" for k in range(flat.shape[1])] if shape else [name]
     lengths = {len(column) for column in columns}
     if len(lengths) > 1 or 0 in lengths:
-        raise ArgumentError(f"Expected as many draws of every site, found {sorted(lengths)}.")
+        raise ArgumentError(
+            f"Expected as many draws of every site, and some, found {sorted(lengths)}."
+        )
     return Columns(names, sites, np.concatenate(columns, axis=1), chains)
 
 

@@ -725,7 +725,7 @@ class Fit:
             "rest": self._rest(),
         }
         header = {"engine": "fit", "settings": {}, "tuning": {}, "sites": list(self.draws)}
-        state_files.save(os.fspath(path), header, state, lambda array: (np.asarray(array), {}))
+        state_files.save(path, header, state, lambda array: (np.asarray(array), {}))
 
     def _rest(self) -> Mapping[str, Any]:
         """What a fit with its program has beside draws and verdict."""
@@ -771,7 +771,7 @@ def load_fit(
     Names of axes are those that were saved where none are given, and ``describe`` is that of
     :func:`ppl_ext.fit.doors.fit_program`.
     """
-    _, state = state_files.load(os.fspath(path), "fit", lambda array, _: array)
+    _, state = state_files.load(path, "fit", lambda array, _: array)
     with state_files.reading(path):
         verdict = Verdict.from_json(state["verdict"])
         draws, rest, chains = dict(state["draws"]), state["rest"], int(state["num_chains"])

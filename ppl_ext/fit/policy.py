@@ -592,8 +592,8 @@ def _of_undefined(correction: Correction | None) -> list[str]:
         return []
     return [
         f"The log density is not a number at {correction.undefined:.0%} of the draws near the "
-        "mode, as where a matrix has no Cholesky factor in this precision. Use double precision, "
-        "or add more to the matrix's diagonal."
+        "mode, as where numbers become 0 or infinite in this precision, or a matrix has no "
+        "Cholesky factor. Use double precision; of a matrix, add more to its diagonal."
     ]
 
 

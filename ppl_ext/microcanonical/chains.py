@@ -23,13 +23,18 @@ from ppl_ext.microcanonical.functions import Functions
 from ppl_ext.microcanonical.tuning import (
     FIRST,
     FIRST_STEPS,
+    HEAT,
+    HEATS,
+    LOOK,
     MOST_SCALED,
     TRACED,
     Moments,
+    Noise,
     Schedule,
     StepLength,
     autocorrelation_time,
     forgetful_length,
+    heat_of,
     scaled,
 )
 
@@ -64,13 +69,16 @@ class Dynamics(NamedTuple):
     scale : array (D + E,) or (1,)
     moments : Moments
         Of the window of the warm-up.
+    noise : Noise
+        Of minibatches, in the window of the warm-up.
     records : array (T, C, K)
         Some coordinates of moves of the warm-up.
     squares : array (C,)
         Sum of squared errors of the energy after the warm-up; of adjusted moves, of the
         probabilities of acceptance.
     moves, evaluations : array ()
-        Moves after the warm-up, and evaluations of the score by each chain.
+        Moves after the warm-up whose error was looked at, and evaluations of the score by each
+        chain.
     """
 
     direction: Float[Any, "C E"]
@@ -81,6 +89,7 @@ class Dynamics(NamedTuple):
     length: Float[Any, ""]
     scale: Float[Any, " E"]
     moments: Moments
+    noise: Noise
     records: Float[Any, "T C K"]
     squares: Float[Any, " C"]
     moves: Float[Any, ""]
@@ -104,6 +113,11 @@ class Microcanonical:
         Machine epsilon.
     step_size, length : float, optional
         ε and L where they are given, in the coordinates as they are: nothing is tuned then.
+    noisy : bool
+        Whether scores are of a minibatch. All evaluations of one move are then of the same rows,
+        and each move's are others.
+    heat_allowed : float
+        What noise may add to a variance, relative to the posterior's.
     """
 
     dim: int
@@ -113,6 +127,8 @@ class Microcanonical:
     epsilon: float
     step_size: float | None = None
     length: float | None = None
+    noisy: bool = False
+    heat_allowed: float = HEAT
 
     @property
     def spare(self) -> int:
@@ -168,6 +184,14 @@ class Microcanonical:
             length=length * one,
             scale=xp.ones_like(noise[0] if own else noise[0, :1]),
             moments=Moments(zero, coordinates, coordinates),
+            noise=Noise(
+                zero,
+                zero,
+                zero,
+                zero,
+                coordinates if own and self.noisy else noise[0, :0],
+                xp.zeros_like(noise) if self.noisy else noise[:0],
+            ),
             records=xp.stack([rows] * kept) if kept else rows[None][:0],
             squares=xp.zeros_like(log_density),
             moves=zero,
@@ -222,6 +246,17 @@ class Microcanonical:
             dynamics.log_density,
             dynamics.score,
         )
+        looked = xp.ones_like(length)
+        if self.noisy:
+            looks = self.looks(number, total)
+            looked = looked * looks
+            before, dynamics = self.functions.cond(
+                looks,
+                lambda before, dynamics: self._with_these_rows(before, dynamics, number, evaluate),
+                lambda before, dynamics: (before, dynamics),
+                before,
+                dynamics,
+            )
         direction, count, chances = before.direction, xp.ones_like(length), None
         if self.adjusted:
             # Until the scale is known moves are single steps, all of which are taken.
@@ -250,6 +285,8 @@ class Microcanonical:
 
         first = (before, xp.zeros_like(before.log_density))
         after, error = step(first) if not self.adjusted else self.functions.loop(count, step, first)
+        # The rows of other scores are others: their densities tell of no step.
+        error = xp.where((looked > 0.0) | ~xp.isfinite(error), error, xp.zeros_like(error))
         point, _, diverged, chance = settled(before, after, error, chances, self.functions)
         z, spare = point.position[:, : self.dim], point.position[:, self.dim :]
         moved = dynamics._replace(
@@ -262,7 +299,7 @@ class Microcanonical:
 
         def watch(moved: Dynamics) -> Dynamics:
             seen = chance if self.adjusted else xp.where(diverged, xp.zeros_like(error), error)
-            return moved._replace(squares=moved.squares + seen * seen, moves=moved.moves + 1.0)
+            return moved._replace(squares=moved.squares + seen * seen, moves=moved.moves + looked)
 
         def tune(moved: Dynamics) -> Dynamics:
             return self._tuned(moved, z, number, Schedule(total), error, diverged, chance)
@@ -270,6 +307,25 @@ class Microcanonical:
         if self.step_size is not None:
             return z, watch(moved), diverged
         return z, self.functions.cond(number < total, tune, watch, moved), diverged
+
+    def looks(self, number: Any, total: Any) -> Any:
+        """Whether a move begins with a score of its own rows, of ``number`` moves before it."""
+        return (number < total) | (number % LOOK == 0)
+
+    def heat(self, dynamics: Dynamics) -> Any:
+        """What the noise of minibatches adds to variances, by the warm-up's last window."""
+        excess = dynamics.noise.excess(self.whole, self.functions.xp)
+        return heat_of(dynamics.step.value, dynamics.length, excess, self.whole)
+
+    def _with_these_rows(
+        self, before: Point, dynamics: Dynamics, number: Any, evaluate: Evaluate
+    ) -> tuple[Point, Dynamics]:
+        """The same where a move begins, by the rows of the move, and what these say of noise."""
+        log_density, score = evaluate(before.position)
+        score = dynamics.scale * score
+        noise = dynamics.noise.after(score - before.score, number, self.functions)
+        dynamics = dynamics._replace(noise=noise, evaluations=dynamics.evaluations + 1.0)
+        return before._replace(log_density=log_density, score=score), dynamics
 
     def _tuned(
         self,
@@ -294,6 +350,13 @@ class Microcanonical:
             return dynamics.step.accepted(chance, number - schedule.moving, xp)
 
         step = cond(free, by_energy, by_chance) if self.adjusted else by_energy()
+        if self.noisy:
+            each, allowed = self.heat(dynamics) / dynamics.step.value, math.inf
+            for end, heat in zip(schedule.windows, HEATS, strict=False):
+                allowed = cond(number >= end, lambda heat=heat: heat, lambda other=allowed: other)
+            known = xp.where(each > 0.0, each, xp.ones_like(each))
+            limit = self.heat_allowed * allowed / known
+            step = step.at_most(xp.where(each > 0.0, limit, math.inf * known), xp)
         return cond(
             free,
             lambda dynamics: self._moving(dynamics, z, number, schedule),
@@ -325,11 +388,14 @@ class Microcanonical:
         # A direction lasts for L, and so does a draw.
         worth = moments.number * dynamics.step.value / dynamics.length
         scale = scaled(old, variance, worth, xp)
+        if self.noisy and self._own_scales:
+            scale = dynamics.noise.quieted(scale, old, xp)
         factor = xp.sqrt((old * old).mean() / (scale * scale).mean())
         return dynamics._replace(
             scale=scale,
             score=dynamics.score * (scale / old),
             moments=moments.cleared(xp),
+            noise=dynamics.noise.cleared(xp),
             step=dynamics.step.rescaled(factor, xp),
         )
 
@@ -341,7 +407,8 @@ class Microcanonical:
         if self.adjusted:
             begins = number == schedule.moving
             dynamics = functions.cond(begins, self._as_trajectories, lambda same: same, dynamics)
-        if kept >= LEAST_KEPT:
+        # Where noise rules the step, a longer length would ask for shorter steps, and gain nothing.
+        if kept >= LEAST_KEPT and not self.noisy:
             every = schedule.every(kept)
             place, rest = (number - schedule.moving) // every, (number - schedule.moving) % every
             records = functions.cond(

@@ -16,9 +16,16 @@ from ppl_ext.errors import ArgumentError, DivergenceWarning
 from ppl_ext.microcanonical.chains import Microcanonical
 from ppl_ext.microcanonical.dynamics import DIVERGED
 from ppl_ext.microcanonical.functions import Functions
-from ppl_ext.microcanonical.tuning import ACCEPTANCE, DOUBTFUL_VARIANCE, ENERGY_VARIANCE
+from ppl_ext.microcanonical.tuning import (
+    ACCEPTANCE,
+    DOUBTFUL_VARIANCE,
+    ENERGY_VARIANCE,
+    HEAT,
+    heat_of,
+)
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.sgmcmc.energies import Energies
+from ppl_ext.sgmcmc.heat import judged_heat
 from ppl_ext.sgmcmc.kernels import StochasticGradientShell
 
 #: R-hat of the log density from which on chains do not agree, and draws of a chain from which on it
@@ -49,10 +56,19 @@ class MCLMCShell(StochasticGradientShell):
     quarter of ``energy_variance`` makes ε shorter by a fifth and the bias smaller by a third. With
     ``adjusted=True`` a move is a trajectory of some steps that is accepted or not, without bias.
 
+    With ``estimator=Minibatch()`` a step sees the rows of a minibatch. Noise that is alike in all
+    directions turns a chain as the noise that is added does, and makes no error. Noise that is not
+    makes draws too wide where it is large. So coordinates with more noise than the mean get a
+    smaller scale. In the warm-up a step has two scores of the same rows, whose energy's error
+    tunes ε, and the noise bounds ε as well: by what it may add to a variance, ``heat``. Start
+    where the mass is, as from a fit or a ``DeepEnsemble``: far away noise rules the steps. A
+    twentieth of the later steps has two scores as well, for the judgement.
+
     Parameters
     ----------
     model : callable
-        The host's model, used as it is. Its plates may subsample; all rows are seen at each step.
+        The host's model, used as it is. Its plates may subsample; without an ``estimator`` all
+        rows are seen at each step.
     adjusted : bool
         Whether moves are accepted or not.
     num_steps : int
@@ -63,6 +79,13 @@ class MCLMCShell(StochasticGradientShell):
     step_size, length : float, optional
         ε and L, both or neither, as distances in unconstrained space. Where they are given nothing
         is tuned.
+    estimator : GradientEstimator, optional
+        How scores are computed. Default: of all rows. Not with ``adjusted``.
+    heat : float
+        Bound on what the noise of minibatches adds to a variance, relative to the posterior's, in
+        the directions that have most of the noise: on Normals variances grew by 0.4 of it there.
+        ε, and how fast chains forget where they were, is in proportion to it. Of a network, where
+        a few directions such as the last bias have most of the noise, 4 is not too much.
     **options
         ``start``, ``init_strategy``, ``likelihood_temperature``, ``data_chunk``, ``sharding`` and,
         in Pyro, ``evaluation`` and ``dtype``; see
@@ -90,7 +113,9 @@ class MCLMCShell(StochasticGradientShell):
     Robnik, R. Cohn-Gordon and U. Seljak, "Metropolis adjusted microcanonical Hamiltonian Monte
     Carlo", https://arxiv.org/abs/2503.01707; E. Sommer and others, "Microcanonical Langevin
     ensembles: advancing the sampling of Bayesian neural networks", ICLR 2025,
-    https://arxiv.org/abs/2502.06335.
+    https://arxiv.org/abs/2502.06335; E. Sommer and others, "Can microcanonical Langevin dynamics
+    leverage mini-batch gradient noise?", https://arxiv.org/abs/2602.06500, where the noise's
+    anisotropy is found to be what biases draws. The bound by it is this project's.
     """
 
     #: The exact score.
@@ -105,27 +130,35 @@ class MCLMCShell(StochasticGradientShell):
         energy_variance: float = ENERGY_VARIANCE,
         step_size: float | None = None,
         length: float | None = None,
+        estimator: Any = None,
+        heat: float = HEAT,
         **options: Any,
     ) -> None:
         check_choice("adjusted", adjusted, (False, True))
         check_count("num_steps", num_steps)
         check_number("energy_variance", energy_variance)
+        check_number("heat", heat)
         if (step_size is None) != (length is None):
             raise ArgumentError(
                 "Expected step_size and length, or neither, found one of them. Leave both out, and "
                 "the warm-up finds them."
             )
-        if "estimator" in options:
+        estimator = self._full() if estimator is None else estimator
+        noisy = not isinstance(estimator, self._full)
+        if adjusted and noisy:
             raise ArgumentError(
-                "Expected no estimator: the energy's error tells nothing of a step where scores "
-                "are noisy. Use SGHMC with minibatches."
+                "Expected no estimator with adjusted=True, found "
+                f"{type(estimator).__name__}: whether a move is accepted depends on the density of "
+                "all rows. Leave one of them out."
             )
         for name, value in {"step_size": step_size, "length": length}.items():
             if value is not None:
                 check_number(name, value)
         super().__init__(
-            model, 1.0 if step_size is None else step_size, estimator=self._full(), **options
+            model, 1.0 if step_size is None else step_size, estimator=estimator, **options
         )
+        self.noisy = noisy
+        self.heat = float(heat)
         self.adjusted = adjusted
         self.num_steps = int(num_steps)
         self.energy_variance = float(energy_variance)
@@ -145,7 +178,12 @@ class MCLMCShell(StochasticGradientShell):
             float(epsilon),
             step_size,
             length,
+            self.noisy,
+            self.heat,
         )
+
+    def _heat(self, dynamics: Any, step_size: Any) -> Any:
+        return heat_of(step_size, dynamics.length, dynamics.scale**2, len(dynamics.direction[0]))
 
     def _check_tuned(self, name: str, number: int) -> None:
         """See that there is a warm-up where something is tuned.
@@ -185,6 +223,7 @@ class MCLMCShell(StochasticGradientShell):
         moves: float,
         diverged: Int[np.ndarray, " C"],
         energies: Float[np.ndarray, "C S"],
+        heat: Float[np.ndarray, "C sites"] | None = None,
     ) -> Judgement:
         """What chains say of their draws.
 
@@ -197,7 +236,9 @@ class MCLMCShell(StochasticGradientShell):
         diverged : array (C,)
             Moves that have diverged.
         energies : array (C, S)
-            Negative log densities at the draws.
+            Negative log densities at the draws, of the rows of their steps.
+        heat : array (C, sites), optional
+            Of :func:`~ppl_ext.sgmcmc.heat.heat_by_site`, where scores are noisy.
         """
         name, reasons, told = type(self).__name__, list[str](), list[str]()
         if moves < LEAST_MOVES:
@@ -232,8 +273,15 @@ class MCLMCShell(StochasticGradientShell):
             share = diverged.sum() / moves / len(diverged)
             line = f"{share:.2%} of the moves have diverged, and were not taken."
             (reasons if share > OFTEN else told).append(line)
-        reasons += Energies.of(energies).judged(name, self.target.dim).reasons
-        if len(energies) > 1 and energies.shape[1] >= LEAST_DRAWS and np.isfinite(energies).all():
+        reasons += Energies.of(energies, self.noisy).judged(name, self.target.dim).reasons
+        if heat is not None:
+            doubts, also = judged_heat(heat, self.target.layout.names)
+            reasons, told = [*reasons, *doubts], [*told, *also]
+        whole = np.isfinite(energies).all()
+        if self.noisy:
+            # The noise of their densities hides how far chains are apart.
+            told.append("Whether the chains agree is not judged: look at the R-hat of their draws.")
+        elif len(energies) > 1 and energies.shape[1] >= LEAST_DRAWS and whole:
             r_hat = float(split_r_hat(energies.T[:, :, None])[0])
             line = f"R-hat of the log density is {r_hat:.3f}"
             if r_hat > APART or not math.isfinite(r_hat):

@@ -7,9 +7,12 @@ which a direction is forgotten. ``xp`` is ``numpy``, ``torch`` or ``jax.numpy``.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Self
 
 from jaxtyping import Bool, Float
+
+from ppl_ext.microcanonical.functions import Functions
 
 #: Variance of the energy's error in a step, for each dimension, that steps are tuned to; the bias
 #: of draws grows with it. That of arXiv:2212.08549, section 4.
@@ -51,6 +54,16 @@ PRIOR_DRAWS = 5.0
 WINDOWS = (10, 15, 25, 40, 60)
 #: Where autocorrelations have been seen, in per cent of the warm-up.
 SEEN = 90
+#: What the noise of minibatches may add to a variance, relative to the posterior's, as the bound of
+#: :func:`heat_of` has it in directions weighted by their noise. Normals had 0.4 of it; where few
+#: directions have most of the noise, all others have less. Steps to forget a draw go with 1 / it.
+HEAT = 1.0
+#: By how much more it may be in the windows of the warm-up from the second on: while chains travel
+#: noise is large, and no worse than the way.
+HEATS = (math.inf, 40.0, 4.0, 1.0)
+#: Every so many moves after the warm-up a second score, of the same rows, is taken where a move
+#: begins, so that the energy's error is that of the step: a twentieth more evaluations.
+LOOK = 20
 #: Step length at the start, by the root of the number of dimensions; it doubles while it is short.
 FIRST = 1e-3
 #: Steps in which a direction is forgotten while nothing is known of the scale.
@@ -152,6 +165,10 @@ class StepLength(NamedTuple):
         value = xp.where(value < low, low, xp.where(value > high, high, value))
         return type(self)(value, rate, weight)
 
+    def at_most(self, limit: Any, xp: Any) -> Self:
+        """The same, no longer than a limit."""
+        return type(self)(xp.where(self.value < limit, self.value, limit), self.rate, self.weight)
+
     def rescaled(self, factor: Any, xp: Any) -> Self:
         """The same in coordinates of another scale: nothing else of the past is true there."""
         zero = xp.zeros_like(self.rate)
@@ -167,6 +184,87 @@ class StepLength(NamedTuple):
         share = 1.0 / (1.0 + 0.2 * number)
         mean = self.rate + share * (xp.log(value) - self.rate)
         return type(self)(value, mean, self.weight)
+
+
+class Noise(NamedTuple):
+    """What the scores of other rows say of the noise of minibatches.
+
+    Of differences d between scores of two sets of rows at one position, whose covariance is 2 V.
+
+    Parameters
+    ----------
+    number, pairs : array ()
+        Moves so far, and those that were multiplied with one before.
+    squares : array ()
+        Sum over moves of |d|², in the mean over chains.
+    products : array ()
+        The same of (d·d')², d' of other rows and the same chain two moves before. Other chains may
+        be at other modes, where other directions are noisy.
+    coordinates : array (K,)
+        The same of the squares of each coordinate, where each has a scale of its own.
+    other : array (C, D)
+        A difference that is kept for this; zeros where there is none.
+    """
+
+    number: Float[Any, ""]
+    pairs: Float[Any, ""]
+    squares: Float[Any, ""]
+    products: Float[Any, ""]
+    coordinates: Float[Any, " K"]
+    other: Float[Any, "C D"]
+
+    def after(self, difference: Float[Any, "C D"], number: Any, functions: Functions) -> Self:
+        """The same with the differences of one more move, before which ``number`` were made."""
+        xp, dot = functions.xp, functions.dot
+        finite = xp.isfinite(dot(difference, difference).sum())
+        difference = functions.cond(finite, lambda d: d, lambda d: xp.zeros_like(d), difference)
+        own = difference[:, : len(self.coordinates)]
+        # Differences that follow on each other have rows in common.
+        phase = number % 4
+        kept = functions.cond(
+            phase == 0, lambda new, _: new, lambda _, old: old, difference, self.other
+        )
+        pair = (phase == 2) & (dot(self.other, self.other).min() > 0.0)
+        return type(self)(
+            self.number + finite,
+            self.pairs + finite * pair,
+            self.squares + dot(difference, difference).mean(),
+            self.products + pair * (dot(difference, self.other) ** 2).mean(),
+            self.coordinates + (own * own).mean(0),
+            functions.cond(
+                phase == 0, lambda new, _: new, lambda _, old: old, difference, self.other
+            ),
+        )
+
+    def excess(self, dim: int, xp: Any) -> Any:
+        """tr(V²) / tr(V) - tr(V) / D: the noise's variance along a direction, weighted by itself,
+        beyond that of noise that is alike in all directions.
+
+        Of independent differences E[(d·d')²] = 4 tr(V²).
+        """
+        square = self.squares / (self.number + (self.number < 1.0))
+        doubled = 0.5 * self.products / (self.pairs + (self.pairs < 1.0))
+        excess = doubled / (square + (square <= 0.0)) - 0.5 * square / dim
+        return xp.where(excess > 0.0, excess, 0.0 * excess)
+
+    def quieted(self, scale: Float[Any, " D"], old: Float[Any, " D"], xp: Any) -> Any:
+        """A scale whose coordinates have no more noise than the mean of all had: n / (1 + n / n̄).
+
+        Parameters
+        ----------
+        scale : array (D,)
+            Without regard to noise.
+        old : array (D,)
+            In whose coordinates the noise was seen.
+        """
+        noise = (scale / old) ** 2 * self.coordinates
+        mean = noise.mean()
+        shares = noise / (mean + (mean <= 0.0))
+        return xp.where(mean > 0.0, scale / xp.sqrt(1.0 + shares), scale)
+
+    def cleared(self, xp: Any) -> Self:
+        """The same without a past."""
+        return type(self)(*(xp.zeros_like(each) for each in self))
 
 
 class Moments(NamedTuple):
@@ -251,6 +349,25 @@ def autocorrelation_time(records: Float[Any, "T C K"], xp: Any) -> Any:
     sums = wide.reshape(number, 2 * number + 1).sum(0)[:number]
     positive = xp.cumprod((sums > 0.0) * xp.ones_like(sums), 0)
     return 2.0 * (positive * sums).sum() - sums[0]
+
+
+def heat_of(step: Any, length: Any, variance: Any, dim: int) -> Any:
+    """What noise of a variance in scores adds to a variance, relative to the posterior's.
+
+    A step turns the direction by ε ξ / (D - 1), ξ the noise, and what that puts into a direction is
+    forgotten over a length L: ε L V / 2 (D - 1), to first order. Noise that is alike in all
+    directions is no heat: speed is constant, and the turn forgets as noise that is added does. So
+    this is a bound.
+
+    Parameters
+    ----------
+    step, length : array ()
+        ε and L.
+    variance : array
+        Of the noise, in the coordinates of the scale.
+    dim : int
+    """
+    return 0.5 * step * length * variance / (dim - 1)
 
 
 def forgetful_length(step: Any, time: Any, seen: Any, natural: float, xp: Any) -> Any:

@@ -13,6 +13,7 @@ import collections
 import hashlib
 import json
 import os
+import stat
 import warnings
 import zipfile
 import zlib
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ppl_ext.errors import ArgumentError, ModelCheckError, ResumeWarning
-from ppl_ext.running.whole_files import Path, replaced
+from ppl_ext.running.whole_files import Path, checked_path, replaced
 
 FORMAT = 4
 #: Entries of a header, and what they are.
@@ -335,8 +336,12 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """
     header: Any = None
     problem: Exception | None = None
+    where = checked_path(path, "path")
     try:
-        with open(path, "rb") as file:
+        kind = os.stat(where).st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            raise ValueError("it is a device or a pipe, which may have no end")
+        with open(where, "rb") as file:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.lib.npyio.NpzFile):
                 arrays = {name: archive[name] for name in archive.files}
@@ -350,7 +355,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if not isinstance(header, dict) or "format" not in header:
         detail = "" if problem is None else f" ({problem})"
         raise ArgumentError(
-            f"Expected a file saved by an engine; {os.fspath(path)} is not one{detail}. Pass a "
+            f"Expected a file saved by an engine; {where} is not one{detail}. Pass a "
             "path that the engine's save, or a run's checkpoint, has written."
         ) from problem
     return header, arrays

@@ -46,7 +46,7 @@ def replaced(path: Path, name: str = "path") -> Iterator[BinaryIO]:
         No file can be written there, or what is there is none, such as a folder or a device.
     """
     try:
-        target = os.path.realpath(_checked(path, name))
+        target = os.path.realpath(checked_path(path, name))
         old = _regular(target)
         _remove_leftovers(target)
         temporary, descriptor = _opened(target, old)
@@ -85,7 +85,16 @@ def check_can_write(path: Path, name: str) -> None:
         raise Enough
 
 
-def _checked(path: Any, name: str) -> str:
+def checked_path(path: Any, name: str) -> str:
+    """The path as text.
+
+    Raises
+    ------
+    ArgumentError
+        It is none.
+    FileNotFoundError
+        It is empty.
+    """
     try:
         found = os.fsdecode(path)
     except TypeError:

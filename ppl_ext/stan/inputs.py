@@ -77,8 +77,20 @@ def _read(path: Path, what: str) -> str:
         raise ArgumentError(f"Expected {what} in the file '{path}': {reason}.") from error
 
 
+def _has_mask(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_has_mask, value))
+    return isinstance(value, np.ma.MaskedArray)
+
+
 def _plain(name: str, value: Any) -> Any:
     """Numbers and nested lists of a value, as Stan's JSON has them."""
+    if _has_mask(value):
+        raise ArgumentError(
+            f"Expected numbers without a mask of NumPy's own for the Stan data '{name}', found a "
+            "masked array, whose hidden entries Stan would take for data. Pass the entries that "
+            "are seen, and their places as data of their own."
+        )
     try:
         array = np.asarray(value)
     except ValueError:

@@ -86,9 +86,10 @@ class StanProgramShell(Generic[Array]):
             The package ``bridgestan`` is not installed.
         """
         text, name = read_program(program)
+        read = read_data(data)  # compiling takes a minute, which data that are none would lose
         density = StanDensity(
             compiled(text, name, stanc_args, make_args),
-            read_data(data),
+            read,
             name=name,
             seed=seed,
             generated_quantities=generated_quantities,

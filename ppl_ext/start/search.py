@@ -39,6 +39,10 @@ MOST_FULL, MOST_SEARCHED, SECONDS = 200, 10_000, 30.0
 #: before.
 Piece = Callable[[Float[np.ndarray, "P D"], int], tuple[Any, Any]]
 
+#: Pieces of one call, and the numbers that they read together, at most: a call of a compiled
+#: program takes as long as several small pieces of it, and what is longer has to hear Ctrl-C.
+MOST_PIECES, MOST_POSITIONS, MOST_READ = 8, 2**14, 2**22
+
 
 class InPieces:
     """Evaluates any number of positions in pieces of one size, as float64.
@@ -51,10 +55,13 @@ class InPieces:
         NumPyro evaluates the first ones by another compiled program, whose last bits may differ.
     widths : sequence of int
         Sizes that pieces may have; they get the smallest that holds all positions, or the largest.
+
+    A piece with an attribute ``together`` takes so many pieces of :data:`WIDTH` in one call.
     """
 
     def __init__(self, piece: Piece, calls: int = 0, widths: Sequence[int] = (WIDTH,)) -> None:
         self._piece, self.calls, self._widths = piece, calls, widths
+        self._together: int = getattr(piece, "together", 1)
 
     def __call__(
         self, positions: Float[np.ndarray, "P D"]
@@ -65,15 +72,23 @@ class InPieces:
         missing = -count % width
         filled = np.concatenate([positions, np.repeat(positions[-1:], missing, axis=0)])
         found = []
-        for first in range(0, len(filled), width):
+        several = width * self._together if width == WIDTH else width
+        for first in range(0, len(filled), several):
             heard()
-            found.append(self._piece(filled[first : first + width], self.calls))
-            self.calls += 1
+            some = filled[first : first + several]
+            found.append(self._piece(some, self.calls))
+            self.calls += len(some) // width
         values, scores = (
             np.concatenate([np.asarray(each, np.float64) for each in parts])[:count]
             for parts in zip(*found, strict=True)
         )
         return values, scores
+
+
+def pieces_together(dim: int, numbers: int) -> int:
+    """Pieces that one call may take, of so many dimensions and numbers among the data."""
+    of_positions = MOST_POSITIONS // (WIDTH * max(dim, 1))
+    return max(1, min(MOST_PIECES, of_positions, MOST_READ // (WIDTH * max(numbers, 1))))
 
 
 def rows_of(

@@ -6,6 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import numpy as np
+
+from ppl_ext.errors import ArgumentError
+from ppl_ext.options import described
+
 #: How the hosts' name ends of the latent site of ``sample(..., obs_mask=)``.
 UNOBSERVED = "_unobserved"
 
@@ -24,12 +29,22 @@ class MissingRows:
         The host's.
     without_mask : callable
         Of a name: the context in which the mask is taken off its site.
+    as_mask : callable
+        The framework's array of something, as a mask; one of another type is refused here.
+    filled : callable, optional
+        Of a distribution, its observations and the mask: the observations with values of the
+        support at rows that are not seen, where the host evaluates these as well.
     """
 
     def __init__(
-        self, primitives: Any, without_mask: Callable[[str], AbstractContextManager[Any]]
+        self,
+        primitives: Any,
+        without_mask: Callable[[str], AbstractContextManager[Any]],
+        as_mask: Callable[[Any], Any],
+        filled: Callable[[Any, Any, Any], Any] = lambda _, obs, __: obs,
     ) -> None:
         self._primitives, self._without_mask = primitives, without_mask
+        self._as_mask, self._filled = as_mask, filled
         self._observe = primitives._masked_observe
 
     @contextmanager
@@ -42,6 +57,33 @@ class MissingRows:
         finally:
             self._primitives._masked_observe = before
 
-    def _observe_some(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def _observe_some(
+        self, name: str, fn: Any, obs: Any, obs_mask: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        mask = self._checked(name, fn, obs, obs_mask)
+        if obs is not None:
+            obs = self._filled(fn, obs, mask)
         with self._without_mask(f"{name}{UNOBSERVED}"):
-            return self._observe(name, *args, **kwargs)
+            return self._observe(name, fn, obs, mask, *args, **kwargs)
+
+    def _checked(self, name: str, fn: Any, obs: Any, obs_mask: Any) -> Any:
+        try:
+            mask = self._as_mask(obs_mask)
+        except (TypeError, ValueError):
+            mask = None
+        if mask is None or not str(mask.dtype).endswith("bool"):
+            found = described(obs_mask) if mask is None else f"numbers of type {mask.dtype}"
+            raise ArgumentError(
+                f"Expected obs_mask of site '{name}' to be an array of bool, True where a row is "
+                f"seen, found {found}. Write obs_mask=seen != 0."
+            )
+        shape = np.shape(obs)
+        rows = shape[: len(shape) - fn.event_dim]
+        try:
+            np.broadcast_shapes(tuple(mask.shape), rows)
+        except ValueError:
+            raise ArgumentError(
+                f"Expected obs_mask of site '{name}' to have a place for each of its rows, "
+                f"{rows}, found shape {tuple(mask.shape)}."
+            ) from None
+        return mask

@@ -739,7 +739,34 @@ class _WithoutMask(Messenger):
             msg["mask"] = None
 
 
-_missing_rows = MissingRows(pyro.primitives, _WithoutMask)
+def _filled(fn: Any, obs: Any, mask: Any) -> Any:
+    """Observations with a value of the support at rows that are not seen.
+
+    A mask multiplies a score by zero, which NaN outlives; NumPyro's masked distributions do so too.
+    """
+    shape = mask.shape + (1,) * fn.event_dim
+    like = torch.as_tensor(obs)
+    try:
+        inside = _inside(fn.support, like)
+    except NotImplementedError:  # a support without a map of the real line
+        return obs
+    return torch.where(mask.reshape(shape), like, inside)
+
+
+def _inside(support: Any, like: Tensor) -> Tensor:
+    """A value of a support, of the type and with the event of ``like``."""
+    if support.is_discrete:
+        lowest = getattr(support, "lower_bound", getattr(support, "base_constraint", 0))
+        if support.event_dim or not isinstance(lowest, (int, float, Tensor)):
+            raise NotImplementedError
+        return torch.as_tensor(lowest, dtype=like.dtype)
+    transform = biject_to(support)
+    shape = transform.inverse_shape(like.shape)
+    found: Tensor = transform(like.new_zeros(shape))
+    return found
+
+
+_missing_rows = MissingRows(pyro.primitives, _WithoutMask, torch.as_tensor, _filled)
 
 
 @swapping

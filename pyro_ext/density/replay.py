@@ -46,6 +46,7 @@ from ppl_ext.diagnostics.replay import (
     check_room,
     computed_entries,
     describe_sites,
+    event_names,
     is_outside,
     names_of_computed,
     nearby,
@@ -269,7 +270,7 @@ def _shapes(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, SiteShapes]:
             batch = tuple(_log_prob(site).shape)
             found[name].batch_shape = batch
             found[name].batch_plates = plates_of_axes(batch, 0, frames)
-            found[name].event_dims = tuple((site["infer"] or {}).get("event_dims", ()))
+            found[name].event_dims = event_names(site["infer"])
     return found
 
 

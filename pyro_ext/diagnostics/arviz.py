@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pyro.infer import MCMC
 from pyro.infer.mcmc import StreamingMCMC
 
-from ppl_ext.arguments import entry
+from ppl_ext.arguments import columns_as_arrays, entry
 from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.fit import asked_of
 from ppl_ext.diagnostics.fit_groups import (
@@ -130,6 +130,7 @@ def to_arviz(
     if model is None:
         args, found, batches = remembered(engine, args, kwargs, batches)
         kwargs = dict(found)
+    args, kwargs = columns_as_arrays(args, kwargs, placing(None))
     some, named, passes = rows_of_loader(batches, args, kwargs, placing(None))
     args, kwargs = some or (), dict(named or {})
     check_fit(engine, model, "to_arviz(engine, *args)")

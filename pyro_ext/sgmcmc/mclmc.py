@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ppl_ext.engines.judgement import Judgement
+from ppl_ext.microcanonical.dynamics import Evaluate
 from ppl_ext.microcanonical.functions import Eager
 from ppl_ext.microcanonical.kernel import MCLMCShell
 from pyro_ext.gradients import Full
@@ -74,14 +76,17 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
             return
         z = self.state.z
         with torch.no_grad():
+            evaluate, estimators = self._evaluation(self.state.estimator)
             dynamics = moves.first(
                 z,
                 self._normal(z, moves.whole),
                 self._normal(z, moves.spare),
                 warmup_steps * self.num_steps,
-                self._evaluate,
+                evaluate,
             )
-        self._state = self.state._replace(dynamics=dynamics, step_size=float(dynamics.step.value))
+        self._state = self.state._replace(
+            dynamics=dynamics, estimator=estimators[-1], step_size=float(dynamics.step.value)
+        )
 
     def _settings(self) -> str:
         return f"{super()._settings()}, adjusted={self.adjusted}, num_steps={self.num_steps}"
@@ -96,13 +101,30 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
         shape = (len(z), number)
         return torch.randn(shape, generator=self._generator, dtype=z.dtype).to(z.device)
 
-    def _evaluate(self, z: Tensor) -> tuple[Tensor, Tensor]:
+    def _evaluation(self, before: dict[str, Any]) -> tuple[Evaluate, list[dict[str, Any]]]:
+        """Scores of the rows that follow on a state of the estimator, and the states after them."""
         assert self._data is not None
-        found, _ = self._score_estimator.estimate(self.target, {}, z, self._data, self._generator)
-        return found.log_density(self.target.likelihood_temperature), found.score
+        data, states, rows = self._data, list[dict[str, Any]](), self._generator
+        seed = 0
+        if self.noisy:
+            # Rows have a generator of their own, so that they can be drawn again.
+            rows = torch.Generator()
+            seed = int(torch.randint(2**62, (1,), generator=self._generator))
+
+        def evaluate(z: Tensor) -> tuple[Tensor, Tensor]:
+            own = before
+            if self.noisy:
+                rows.manual_seed(seed)
+                own = copy.deepcopy(before)
+            found, after = self._score_estimator.estimate(self.target, own, z, data, rows)
+            states.append(after)
+            return found.log_density(self.target.likelihood_temperature), found.score
+
+        return evaluate, states
 
     def _advance(self, state: KernelState) -> KernelState:
         z, moves, total = state.z, self._moves_of_chains, self._warmup_draws * self.num_steps
+        evaluate, estimators = self._evaluation(state.estimator)
         uniform = torch.rand(len(z) + 1, generator=self._generator, dtype=z.dtype).to(z.device)
         z, dynamics, diverged = moves.move(
             state.dynamics,
@@ -112,7 +134,7 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
             partial(self._normal, z, moves.whole),
             uniform[1:].log(),
             uniform[0],
-            self._evaluate,
+            evaluate,
         )
         if state.step < total:
             diverged = torch.zeros_like(diverged)  # How the warm-up finds what is too long.
@@ -121,6 +143,7 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
             z=z,
             step=state.step + 1,
             dynamics=dynamics,
+            estimator=estimators[-1],
             step_size=float(dynamics.step.value),
             potential_energy=-(dynamics.log_density + 0.5 * (spare * spare).sum(-1)),
             diverging=state.diverging | diverged,
@@ -136,4 +159,5 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
             float(dynamics.moves),
             state.num_diverging.cpu().numpy(),
             self._energies(),
+            self._site_heat,
         )

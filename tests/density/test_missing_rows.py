@@ -139,3 +139,44 @@ def test_the_posterior_is_that_of_the_rows_that_are_seen(backend: Any, engine: s
     missing, row = draws["y_unobserved"], (1.0 + deviation**2) ** 0.5
     assert np.abs(missing.mean(0) - mean).max() < 1.3 * error * row
     np.testing.assert_allclose(missing.std(0), row, rtol=1.3 * error)
+
+
+@pytest.mark.parametrize("kind", ["real", "positive", "share", "simplex", "counts"])
+@pytest.mark.parametrize("hidden", [np.nan, -999.0])
+def test_what_hidden_rows_hold_does_not_matter(backend: Any, kind: str, hidden: float) -> None:
+    """Missing values stand in data as NaN or as a number that means it."""
+    host, dist = backend.host, backend.dist
+    shares = np.array([[0.2, 0.3, 0.5]] * 4, np.float32)
+    rows = {
+        "real": Y,
+        "positive": np.abs(Y) + 0.1,
+        "share": np.abs(Y) / 2.0 + 0.05,
+        "simplex": shares,
+        "counts": np.array([1.0, 0.0, 1.0, 1.0], np.float32),
+    }[kind]
+    ones = backend.array(np.ones(3, np.float32))
+
+    def model(y: Any, seen: Any) -> None:
+        rate = host.sample("rate", dist.Beta(2.0, 2.0))
+        of = {
+            "real": lambda: dist.Normal(rate, 1.0),
+            "positive": lambda: dist.Exponential(rate),
+            "share": lambda: dist.Beta(rate, 1.0),
+            "simplex": lambda: dist.Dirichlet(rate * ones),
+            "counts": lambda: dist.Bernoulli(rate),
+        }[kind]()
+        with host.plate("rows", len(y)):
+            host.sample("y", of, obs=y, obs_mask=seen)
+
+    found, positions = [], None
+    for value in (None, hidden):
+        given = rows.copy()
+        if value is not None:
+            given[~SEEN] = value
+        target, data = backend.target(model, (backend.array(given), backend.array(SEEN)))
+        if positions is None:
+            positions = backend.array(np.random.default_rng(0).normal(size=(3, target.dim)))
+        evaluated = target.full_score(positions, data)
+        found.append([backend.numpy(target.log_density(positions, data)), evaluated.score])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(backend.numpy(one), backend.numpy(other), rtol=1e-5)

@@ -179,7 +179,13 @@ ENGINES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {
         {"energy_variance": 0.0},
         "energy_variance",
     ),
-    "MCLMC with minibatches": ("MCLMC", (), {"estimator": "minibatch"}, "Expected no estimator"),
+    "MCLMC with minibatches, adjusted": (
+        "MCLMC",
+        (),
+        {"estimator": "minibatch", "adjusted": True},
+        "Expected no estimator with adjusted=True",
+    ),
+    "MCLMC with a heat of zero": ("MCLMC", (), {"heat": 0.0}, "heat"),
     "SGHMC with a start that is none": ("SGHMC", (1e-3,), {"start": 3}, "Expected start to be"),
     "CyclicalSGLD with cycles of no steps": ("CyclicalSGLD", (1e-3, 0), {}, "cycle_length"),
 }

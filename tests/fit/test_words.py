@@ -100,9 +100,9 @@ SENTENCES: dict[str, Callable[[], str]] = {
     "Chains disagree: R-hat 1.200, expected below 1.03. Give a larger budget.": (
         lambda: reasons(chains=replace(RESTED, r_hat=1.2))
     ),
-    "The log density is not a number at 14% of the draws near the mode, as where a matrix has no "
-    "Cholesky factor in this precision. Use double precision, or add more to the matrix's "
-    "diagonal.": (
+    "The log density is not a number at 14% of the draws near the mode, as where numbers become 0 "
+    "or infinite in this precision, or a matrix has no Cholesky factor. Use double precision; of a "
+    "matrix, add more to its diagonal.": (
         lambda: reasons(
             chains=replace(RESTED, r_hat=1.2), correction=Correction(0.9, 0.02, undefined=0.14)
         )

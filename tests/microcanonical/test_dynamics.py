@@ -22,12 +22,15 @@ from ppl_ext.microcanonical.dynamics import (
 )
 from ppl_ext.microcanonical.functions import Eager
 from ppl_ext.microcanonical.tuning import (
+    HEAT,
     LONGER,
     Moments,
+    Noise,
     Schedule,
     StepLength,
     autocorrelation_time,
     forgetful_length,
+    heat_of,
     scaled,
 )
 
@@ -381,3 +384,115 @@ def test_scales_of_coordinates_are_found(adjusted: bool) -> None:
     white = draws / std
     require(white, 3.0, 1.0, 0.0 if adjusted else 0.06)
     assert effective(white).min() > 800
+
+
+class Rows:
+    """Scores of minibatches of a regression; all evaluations of one move have the same rows."""
+
+    def __init__(self, dim: int, number: int, size: int) -> None:
+        self.generator = np.random.default_rng(3)
+        self.number, self.size = number, size
+        self.x = self.generator.normal(size=(number, dim)) * np.geomspace(1.0, 0.2, dim)
+        self.y = self.x @ self.generator.normal(size=dim) + self.generator.normal(size=number)
+        self.precision = np.eye(dim) + self.x.T @ self.x
+        self.mean = np.linalg.solve(self.precision, self.x.T @ self.y)
+        self.std = np.sqrt(np.diag(np.linalg.inv(self.precision)))
+
+    def following(self, chains: int) -> None:
+        self.rows = self.generator.integers(0, self.number, (chains, self.size))
+
+    def __call__(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        x, share = self.x[self.rows], self.number / self.size
+        rest = self.y[self.rows] - np.einsum("cbd,cd->cb", x, z)
+        log_density = -0.5 * (z**2).sum(1) - 0.5 * share * (rest**2).sum(1)
+        return log_density, share * np.einsum("cbd,cb->cd", x, rest) - z
+
+
+def test_minibatches_leave_the_posterior() -> None:
+    """Rows are a fiftieth; steps are tuned by the rows of each, whose error is the step's."""
+    dim, chains, total, draws = 10, 16, 1_500, 3_000
+    target, generator = Rows(dim, 1_000, 20), np.random.default_rng(0)
+    moves = Microcanonical(dim, NUMPY, 5e-4, False, 1e-16, noisy=True)
+
+    def noise() -> np.ndarray:
+        return generator.normal(size=(chains, dim))
+
+    target.following(chains)
+    z, found = target.mean + 2.0 * target.std * noise(), []
+    dynamics = moves.first(z, noise(), np.zeros((chains, 0)), total, target)
+    for number in range(total + draws):
+        target.following(chains)
+        chance, share = np.log(generator.random(chains)), np.asarray(generator.random())
+        z, dynamics, diverged = moves.move(dynamics, z, number, total, noise, chance, share, target)
+        assert not diverged.any()
+        found += [z] if number >= total else []
+    white = (np.array(found).reshape(-1, dim) - target.mean) / target.std
+    # Some 500 effective draws; steps alone make variances 4 % too large, and noise some more.
+    np.testing.assert_allclose(white.mean(0), 0.0, atol=0.2)
+    np.testing.assert_allclose(white.var(0), 1.06, atol=0.22)
+    # Two scores in the warm-up and in a twentieth of the steps after it, one of all others.
+    assert dynamics.moves == draws / 20
+    assert dynamics.evaluations == 1 + 2 * total + draws + draws / 20
+    variance = (dynamics.squares / dynamics.moves).mean() / dim
+    assert 1e-4 < variance < 2e-3
+    assert dynamics.step.value > 0.1
+    assert 0.0 < moves.heat(dynamics) <= HEAT
+
+
+def test_noise_bounds_the_step() -> None:
+    """Of one direction, which a scale for each coordinate does not see."""
+    dim, chains, total, generator = 20, 4, 600, np.random.default_rng(0)
+    along = np.ones(dim) / np.sqrt(dim)
+    push = np.zeros(chains)
+
+    def evaluate(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value = -0.5 * (z**2).sum(1) + push * (z @ along)
+        return value, push[:, None] * along - z
+
+    steps = {}
+    for strength, allowed in ((0.0, 1.0), (20.0, 1.0), (20.0, 0.25)):
+        moves = Microcanonical(dim, NUMPY, 5e-4, False, 1e-16, noisy=True, heat_allowed=allowed)
+
+        def noise() -> np.ndarray:
+            return generator.normal(size=(chains, dim))
+
+        z = noise()
+        dynamics = moves.first(z, noise(), np.zeros((chains, 0)), total, evaluate)
+        for number in range(total):
+            push = strength * generator.normal(size=chains)
+            chance, share = np.log(generator.random(chains)), np.asarray(generator.random())
+            z, dynamics, _ = moves.move(dynamics, z, number, total, noise, chance, share, evaluate)
+        assert moves.heat(dynamics) <= 1.001 * allowed
+        steps[strength, allowed] = float(dynamics.step.value * dynamics.scale.mean())
+    assert steps[20.0, 1.0] < 0.5 * steps[0.0, 1.0]
+    assert steps[20.0, 0.25] == pytest.approx(0.25 * steps[20.0, 1.0], rel=0.25)
+
+
+@pytest.mark.parametrize("chains", [1, 6])
+def test_noise_is_known_from_differences(chains: int) -> None:
+    """tr(V²) / tr(V) - tr(V) / D of a covariance that is known."""
+    generator, dim, moves = np.random.default_rng(1), 8, 6_000
+    std = np.geomspace(3.0, 0.3, dim)
+    zero = np.zeros(())
+    found = Noise(zero, zero, zero, zero, np.zeros(dim), np.zeros((chains, dim)))
+    before = std * generator.normal(size=(chains, dim))
+    for number in range(moves):
+        now = std * generator.normal(size=(chains, dim))
+        found = found.after(now - before, number, NUMPY)
+        before = now
+    expected = (std**4).sum() / (std**2).sum() - (std**2).mean()
+    assert float(found.excess(dim, np)) == pytest.approx(expected, rel=0.2)
+    np.testing.assert_allclose(found.coordinates / found.number, 2.0 * std**2, rtol=0.15)
+    # What is beyond the mean comes down to it, and what is far below stays.
+    quiet = found.quieted(np.ones(dim), np.ones(dim), np)
+    mean = (std**2).mean()
+    np.testing.assert_allclose(quiet, 1.0 / np.sqrt(1.0 + std**2 / mean), rtol=0.05)
+    # A difference that is not finite says nothing.
+    broken = found.after(np.full((chains, dim), np.nan), 2, NUMPY)
+    assert broken.number == found.number
+    assert np.isfinite(broken.squares)
+    assert Noise(zero, zero, zero, zero, zero, zero[None, None]).excess(2, np) == 0.0
+
+
+def test_heat_of_noise_that_is_known() -> None:
+    assert heat_of(0.2, 3.0, 10.0, 4) == pytest.approx(0.2 * 3.0 * 10.0 / (2.0 * 3.0))

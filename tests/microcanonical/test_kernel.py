@@ -14,6 +14,8 @@ from ppl_ext.microcanonical.functions import Eager
 from tests.models import zoo
 from tests.sgmcmc_support import arguments, chains_of
 
+#: Rows of its plate are drawn.
+SUBSAMPLED = "conjugate_normal_subsampled"
 MEAN, STD = np.array([1.0, -2.0], np.float32), np.array([0.5, 15.0], np.float32)
 
 
@@ -60,6 +62,23 @@ def test_posteriors_of_the_zoo(chains: Any, name: str, adjusted: bool) -> None:
     assert not judgement_of(chains, run).doubtful
 
 
+def test_minibatches_of_the_zoo(chains: Any) -> None:
+    """From the host's init strategy, with nothing set: all is told but whether chains agree."""
+    model, args, options = arguments(chains, SUBSAMPLED)
+    kernel = chains.public.MCLMC(model, estimator=chains.public.Minibatch(), num_steps=5)
+    run = chains.sample(kernel, args, options, num_samples=300, warmup=200, num_chains=24)
+    require(chains, SUBSAMPLED, run.draws, 0.12)
+    found = judgement_of(chains, run)
+    assert not found.doubtful, found
+    words = str(found)
+    assert "The noise of minibatches makes the variance of" in words
+    assert "Whether the chains agree is not judged" in words
+    dynamics = state_of(chains, run).dynamics
+    assert float(dynamics.evaluations) == 1 + 2 * 1_000 + 1_500 + 75
+    # Rows are drawn anew: chains that had the same ones would differ by their directions alone.
+    assert float(dynamics.noise.squares) > 0.0
+
+
 def judgement_of(chains: Any, run: Any) -> Any:
     kernel = run.mcmc.kernel if chains.backend.is_pyro else run.mcmc.sampler
     return kernel.judgement if chains.backend.is_pyro else kernel.judge(run.mcmc)
@@ -80,8 +99,8 @@ def test_a_step_takes_one_evaluation_and_all_chains_one_step_length(chains: Any)
     np.testing.assert_allclose(scale / STD, 1.0, rtol=0.4)
 
 
-@pytest.mark.parametrize("adjusted", [False, True])
-def test_moves_are_those_of_numpy(backend: Any, adjusted: bool) -> None:
+@pytest.mark.parametrize("kind", [{}, {"adjusted": True}, {"noisy": True}], ids=str)
+def test_moves_are_those_of_numpy(backend: Any, kind: dict[str, bool]) -> None:
     """The same numbers in all three, through a whole warm-up and after it."""
     import jax
 
@@ -101,9 +120,9 @@ def test_moves_are_those_of_numpy(backend: Any, adjusted: bool) -> None:
         def normal(std: Any) -> Any:
             return lambda z: (-0.5 * ((z / std) ** 2).sum(-1), -z / std**2)
 
-        options = (5e-4, adjusted, 1e-16)
-        theirs = Microcanonical(dim, functions, *options)
-        ours = Microcanonical(dim, Eager(np), *options)
+        options: dict[str, Any] = {"variance": 5e-4, "adjusted": False, "epsilon": 1e-16, **kind}
+        theirs = Microcanonical(dim, functions, **options)
+        ours = Microcanonical(dim, Eager(np), **options)
         z = generator.normal(size=(count, dim))
         noise, spare = generator.normal(size=(count, dim)), np.zeros((count, 0))
         one = ours.first(z, noise, spare, total, normal(std))
@@ -169,14 +188,26 @@ def test_other_kernels_start_there_too(chains: Any) -> None:
         chains.public.SGLD(chains.normal(MEAN, STD), 1e-10, start=3)
 
 
-@pytest.mark.parametrize("adjusted", [False, True])
-def test_numpyro_resumes_to_the_last_bit(adjusted: bool) -> None:
+#: Moves of all kinds, by their options.
+KINDS = [{}, {"adjusted": True}, {"estimator": "Minibatch"}]
+
+
+def kernel_of(chains: Any, model: Any, options: dict[str, Any]) -> Any:
+    public = chains.public
+    given = {
+        name: getattr(public, value)() for name, value in options.items() if name != "adjusted"
+    }
+    return public.MCLMC(model, **{**options, **given})
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["steps", "adjusted", "minibatches"])
+def test_numpyro_resumes_to_the_last_bit(kind: dict[str, Any]) -> None:
     import jax
     from numpyro.infer import MCMC
 
     chains = chains_of("numpyro")
-    model, args, options = arguments(chains, "gamma_poisson")
-    kernel = chains.public.MCLMC(model, adjusted=adjusted)
+    model, args, options = arguments(chains, SUBSAMPLED if "estimator" in kind else "gamma_poisson")
+    kernel = kernel_of(chains, model, kind)
 
     def mcmc(num_samples: int) -> Any:
         return MCMC(
@@ -212,14 +243,19 @@ def zoo_sites(model: Any, args: Any, options: Any) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("adjusted", [False, True])
-def test_pyro_resumes_to_the_last_bit(tmp_path: Any, adjusted: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=["steps", "adjusted", "minibatches"])
+def test_pyro_resumes_to_the_last_bit(tmp_path: Any, kind: dict[str, Any]) -> None:
     import torch
 
     chains = chains_of("pyro")
-    model, args, options = arguments(chains, "conjugate_normal")
+    adjusted = kind.get("adjusted", False)
+    model, args, options = arguments(
+        chains, SUBSAMPLED if "estimator" in kind else "conjugate_normal"
+    )
 
     def kernel(adjusted: bool = adjusted) -> Any:
+        if "estimator" in kind and not adjusted:
+            return kernel_of(chains, model, kind)
         return chains.public.MCLMC(model, adjusted=adjusted)
 
     settings = {"warmup": 40, "num_chains": 2}
@@ -234,7 +270,7 @@ def test_pyro_resumes_to_the_last_bit(tmp_path: Any, adjusted: bool) -> None:
     np.testing.assert_array_equal(joined, whole.draws["mu"])
     other = kernel(not adjusted)
     other.load_state_dict(state)
-    with pytest.raises(chains.public.ArgumentError, match=f"adjusted={adjusted}"):
+    with pytest.raises(chains.public.ArgumentError, match="Expected a saved state of"):
         chains.sample(other, args, options, num_samples=1, num_chains=2)
 
 
@@ -290,7 +326,8 @@ def test_what_cannot_be_is_refused(chains: Any) -> None:
         ({"energy_variance": 0.0}, "energy_variance"),
         ({"step_size": 0.1}, "step_size and length, or neither"),
         ({"step_size": -0.1, "length": 1.0}, "step_size"),
-        ({"estimator": public.Minibatch()}, "Expected no estimator"),
+        ({"estimator": public.Minibatch(), "adjusted": True}, "Expected no estimator with adj"),
+        ({"heat": 0.0}, "heat"),
     ):
         with pytest.raises(public.ArgumentError, match=words):
             public.MCLMC(model, **options)

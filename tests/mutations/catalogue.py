@@ -1307,6 +1307,42 @@ def _microcanonical() -> Iterator[Mutation]:
             "log_density",
         ),
         (
+            "noise of one difference for that of one score",
+            "tuning.py",
+            "0.5 * self.products /",
+            "self.products /",
+        ),
+        (
+            "noise that is alike in all directions taken for heat",
+            "tuning.py",
+            "- 0.5 * square / dim",
+            "",
+        ),
+        (
+            "differences with rows in common multiplied",
+            "tuning.py",
+            "pair = (phase == 2) &",
+            "pair = (phase == 1) &",
+        ),
+        (
+            "a scale that noise does not make smaller",
+            "chains.py",
+            "scale = dynamics.noise.quieted(scale, old, xp)",
+            "pass",
+        ),
+        (
+            "steps that noise does not bound",
+            "chains.py",
+            "step = step.at_most(",
+            "_ = step.at_most(",
+        ),
+        (
+            "an energy's error between other rows",
+            "chains.py",
+            "before._replace(log_density=log_density, score=score), dynamics",
+            "before, dynamics",
+        ),
+        (
             "steps that are too long are not told",
             "kernel.py",
             "if variance.max() > max(DOUBTFUL_VARIANCE, 4.0 * self.energy_variance):",
@@ -1948,6 +1984,72 @@ def _fit() -> Iterator[Mutation]:
         "each[1:].mean(0) - each[0] for each in figures",
         "each[1:].mean(0) - each[1] for each in figures",
         tests,
+    )
+    for name, file, old, new, own in (
+        (
+            "differences that are not halved are held against slopes",
+            "witnesses/slopes.py",
+            "found = 0.5 * (ends[:number] - ends[number:])",
+            "found = 1.0 * (ends[:number] + ends[number:])",
+            "test_slopes",
+        ),
+        (
+            "slopes that a long step misses are none",
+            "witnesses/slopes.py",
+            "STEPS = (0.1, 0.01)",
+            "STEPS = (0.1, 0.1)",
+            "test_slopes",
+        ),
+        (
+            "rounding is taken for a slope",
+            "witnesses/slopes.py",
+            "ROUNDINGS = 16.0",
+            "ROUNDINGS = 0.0",
+            "test_slopes",
+        ),
+        (
+            "pieces of one call count as one",
+            "start/search.py",
+            "self.calls += len(some) // width",
+            "self.calls += 1",
+            "test_find_start",
+        ),
+        (
+            "a text is the names of several axes",
+            "diagnostics/replay.py",
+            "return (names,) if isinstance(names, str) else tuple(names)",
+            "return tuple(names)",
+            "test_faults",
+        ),
+        (
+            "a pipe is read as a saved state",
+            "running/state_files.py",
+            "if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):",
+            "if stat.S_ISBLK(kind):",
+            "test_faults",
+        ),
+        (
+            "masks among Stan's data are not seen in lists",
+            "stan/inputs.py",
+            "return any(map(_has_mask, value))",
+            "return False",
+            "test_faults",
+        ),
+    ):
+        yield from neutral(name, file, old, new, own)
+    yield from numpyro(
+        "of several pieces the last is left out",
+        "start.py",
+        "return fori_loop(0, count, following, empty)",
+        "return fori_loop(0, count - 1, following, empty)",
+        "test_find_start",
+    )
+    yield from pyro(
+        "hidden rows are evaluated as they stand",
+        "density/handlers.py",
+        "return torch.where(mask.reshape(shape), like, inside)",
+        "return obs",
+        "missing_rows",
     )
     yield from neutral(
         "a judgement that takes scores of the other sign",

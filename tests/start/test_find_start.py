@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ppl_ext.start.search import WIDTH, InPieces, pieces_together
 from ppl_ext.start.start import Start
 from tests.backends import from_zoo
 from tests.registry import NORMAL_BY_MINIBATCH
@@ -64,3 +65,31 @@ def test_programs_without_a_finite_start_are_refused(backend: Any) -> None:
 
     with pytest.raises(backend.public.ModelCheckError):
         start_of(backend, model, backend.array([0.0, np.nan, 1.0]))
+
+
+def test_pieces_of_one_call_are_the_pieces_alone(backend: Any) -> None:
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        mu = host.sample("mu", dist.Normal(0.0, 10.0))
+        scale = host.sample("scale", dist.LogNormal(backend.array(0.0), 1.0))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(mu, scale), obs=y)
+
+    target, data = backend.target(model, (backend.array(np.linspace(-1.0, 2.0, 12)),))
+    piece_of = backend.room("start").piece_of
+    z = np.random.default_rng(0).normal(size=(9 * WIDTH + 3, target.dim))
+    together, alone = (InPieces(piece_of(target, data, None)) for _ in range(2))
+    values, scores = together(z)
+    pieces = [alone(z[first : first + WIDTH]) for first in range(0, len(z), WIDTH)]
+    assert values.tolist() == np.concatenate([each[0] for each in pieces]).tolist()
+    assert scores.tolist() == np.concatenate([each[1] for each in pieces]).tolist()
+    assert together.calls == alone.calls == 10
+    exact = target.log_density(backend.array(z), data)
+    np.testing.assert_allclose(values, backend.numpy(exact), rtol=1e-4)
+
+
+def test_long_vectors_and_many_data_are_evaluated_piece_by_piece() -> None:
+    assert pieces_together(2, 100) == 8
+    assert pieces_together(10_000, 100) == pieces_together(2, 10**6) == 1
+    assert pieces_together(0, 0) == 8
