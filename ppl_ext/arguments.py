@@ -439,7 +439,7 @@ def _remember(array: Any, kept: np.dtype[Any]) -> None:
 
 
 def columns_as_arrays(
-    model: Callable[..., Any],
+    model: Callable[..., Any] | None,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     place: Callable[[np.ndarray], Any] | None = None,
@@ -451,7 +451,8 @@ def columns_as_arrays(
 
     Parameters
     ----------
-    model : callable
+    model : callable or None
+        Whose parameters' names errors have.
     args, kwargs
         Its arguments.
     place : callable, optional
@@ -583,24 +584,6 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     slots = [key for kind in type(value).__mro__ for key in getattr(kind, "__slots__", ())]
     more = ((key, getattr(value, key)) for key in slots if hasattr(value, key))
     return ((f"{name}.{key}", each) for key, each in (*own, *more))
-
-
-def columns_as_arrays(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], place: Callable[[Any], Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A model's arguments, with columns of pandas and polars as arrays of the package.
-
-    A whole data frame stays as it is: a model may take its columns by name.
-    """
-
-    def each(value: Any) -> Any:
-        owner = type(value).__module__.partition(".")[0]
-        if owner not in ("pandas", "polars") or type(value).__name__ != "Series":
-            return value
-        array = value.to_numpy()
-        return place(array) if array.dtype.kind in "biufc" else value
-
-    return tuple(map(each, args)), {name: each(value) for name, value in kwargs.items()}
 
 
 class ForeignArgumentError(ArgumentError):

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ppl_ext.arguments import columns_as_arrays
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, Sample, total_rows
 from ppl_ext.fit.engine import in_rounds, name_of, number_of_draws
