@@ -68,6 +68,9 @@ BROKEN = 0.01
 #: Step towards the mean of the draws, as a share of the way, by which rounding is undone: a draw
 #: outside of its support that comes into it lay at its edge.
 NUDGE = 1e-4
+#: The same where a map to the line has a value for what lies outside, such as its edge: how far it
+#: may be from the draw, in standard deviations, and as a share of the draw.
+OFF, SHARE_OFF = 0.01, 1e-3
 #: Rounding of log densities, as a share of their standard deviation, up to which they are compared.
 ROUNDING = 0.02
 #: Draws at which rounding is measured, and the length of steps for it, in standard deviations.
@@ -427,25 +430,37 @@ def _heard(
 
 def _outside(program: Program, source: Source, positions: Positions) -> str:
     """What is to be said of draws outside of their supports; "" where there are none."""
-    nowhere = np.isnan(positions)
-    rows = np.flatnonzero(nowhere.any(1))
-    if not len(rows):
+    if source.positions is not None:
         return ""
-    if source.positions is None:
-        values = {
-            name: np.asarray(on_host(each), np.float64) for name, each in source.draws.items()
-        }
+    nowhere = np.isnan(positions)
+    values = {name: np.asarray(on_host(each), np.float64) for name, each in source.draws.items()}
+    sites = _sites_of(program)
+    rows = np.flatnonzero(nowhere.any(1))
+    if len(rows):
         nudged = {
             name: each[rows] + NUDGE * (each.mean(0) - each[rows]) for name, each in values.items()
         }
-        left = np.isnan(program.unconstrain(nudged)).any(1)
-        rows = rows[left]
-        if not len(rows):
-            return ""
-    site = _sites_of(program)[int(nowhere[rows].sum(0).argmax())]
+        rows = rows[np.isnan(program.unconstrain(nudged)).any(1)]
+    count = {name: 0 for name in sites}
+    for each in rows:
+        count[sites[int(nowhere[each].argmax())]] += 1
+    far = np.zeros(len(positions), bool)
+    far[rows] = True
+    whole = np.isfinite(positions).all(1)
+    for name, back in program.written.numbers(positions[whole]).items():
+        if name in count and name in values:
+            own = values[name][whole]
+            # An angle is one modulo a turn.
+            apart = np.abs(np.remainder(back - own + np.pi, 2.0 * np.pi) - np.pi)
+            moved = apart > OFF * values[name][whole].std(0) + SHARE_OFF * np.abs(own)
+            moved_rows = np.flatnonzero(whole)[moved.reshape(len(own), -1).any(1)]
+            count[name] += len(moved_rows)
+            far[moved_rows] = True
+    if not far.any():
+        return ""
     return (
-        f"{len(rows)} of {len(positions)} draws lie outside of their supports, most in '{site}': "
-        "there the posterior has no density."
+        f"{far.sum()} of {len(positions)} draws lie outside of their supports, most in "
+        f"'{max(count, key=lambda name: count[name])}': there the posterior has no density."
     )
 
 
