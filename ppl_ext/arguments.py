@@ -332,7 +332,9 @@ def _around(model: Any) -> dict[str, Any]:
         else:
             own = dict(getattr(each, "__dict__", {}))
             inner = [own[name] for name in ("fn", "func", "model", "__wrapped__") if name in own]
-            inner += [vars(kind)["__call__"] for kind in type(each).__mro__ if "__call__" in vars(kind)]
+            inner += [
+                vars(kind)["__call__"] for kind in type(each).__mro__ if "__call__" in vars(kind)
+            ]
         waiting += [value for value in inner if callable(value)]
         held |= {name: value for name, value in own.items() if not callable(value)}
     return held

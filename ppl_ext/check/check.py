@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from tqdm.auto import tqdm
 
 from ppl_ext.chains.convergence import in_chains
@@ -42,6 +42,7 @@ from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.statistics.effective import effective_number
+from ppl_ext.target.noncentred import points_around
 from ppl_ext.witnesses.drift import Drift, drift
 from ppl_ext.witnesses.ratios import importance_ratios
 from ppl_ext.witnesses.sample import sampled_identities
@@ -156,6 +157,8 @@ class Program:
         From positions to scores of the prior and of the likelihood.
     held : sequence of str
         Parameters without a prior.
+    fixed : array of bool, optional
+        Entries of the sites' values that a support fixes, such as the zeros of a triangular matrix.
     """
 
     written: Problem
@@ -164,6 +167,7 @@ class Program:
     shapes: Callable[[], dict[str, tuple[int, ...]]]
     parts: Callable[[Positions], tuple[Positions, Positions]]
     held: Sequence[str] = ()
+    fixed: Bool[np.ndarray, " K"] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -325,6 +329,9 @@ def _heard(
             f"{broken.any(1).mean():.1%} of the draws are not finite, most in '{worst}'."
         )
         return hearing.verdict({})
+    if (columns.values == columns.values[0]).all(0).any():
+        program.fixed = _fixed_by_supports(program)
+        columns = _columns(program, source)
     alike = (columns.values == columns.values[0]).all(0)
     if alike.any():
         hearing.against.append(
@@ -441,7 +448,7 @@ def _outside(program: Program, source: Source, positions: Positions) -> str:
             name: each[rows] + NUDGE * (each.mean(0) - each[rows]) for name, each in values.items()
         }
         rows = rows[np.isnan(program.unconstrain(nudged)).any(1)]
-    count = {name: 0 for name in sites}
+    count = dict.fromkeys(sites, 0)
     for each in rows:
         count[sites[int(nowhere[each].argmax())]] += 1
     far = np.zeros(len(positions), bool)
@@ -465,8 +472,25 @@ def _outside(program: Program, source: Source, positions: Positions) -> str:
 
 
 def _columns(program: Program, source: Source) -> Columns:
-    columns = flat_columns(source.draws, program.shapes(), source.chains)
+    columns = _varying(program, flat_columns(source.draws, program.shapes(), source.chains))
     return replace(columns, is_spread=source.kind == "particles")
+
+
+def _fixed_by_supports(program: Program) -> Bool[np.ndarray, " K"]:
+    """Entries that are the same wherever the program's positions lie."""
+    values = program.written.numbers(points_around(program.written.dim))
+    found = flat_columns(values, program.shapes()).values
+    fixed: np.ndarray = (np.abs(found - found[0]) <= SHARE_OFF * OFF).all(0)
+    return fixed
+
+
+def _varying(program: Program, columns: Columns) -> Columns:
+    """Columns without those that a support fixes."""
+    if program.fixed is None:
+        return columns
+    kept = np.flatnonzero(~program.fixed)
+    names, sites = ([each[k] for k in kept] for each in (columns.names, columns.sites))
+    return replace(columns, names=names, sites=sites, values=columns.values[:, kept])
 
 
 def _own_chains(columns: Columns, source: Source) -> OwnChains:
@@ -714,7 +738,7 @@ def _compared(
     positions = source.positions
     if positions is None or labels is not None:
         positions = program.unconstrain(draws)
-    theirs = flat_columns(reference_draws, program.shapes(), chains)
+    theirs = _varying(program, flat_columns(reference_draws, program.shapes(), chains))
     of_theirs = program.unconstrain(reference_draws)
     new = [
         (k, site)
