@@ -450,7 +450,7 @@ def check_digits(name: str, array: np.ndarray, own: np.dtype[Any], *, refuse: bo
         return
     x = _in_formula(name)
     largest = float(np.max(np.abs(array), where=np.isfinite(array), initial=0.0))
-    if largest > np.finfo(own).max:
+    if largest > float(np.finfo(own).max):
         told = (
             f"Expected numbers that the model's precision, {own}, holds, found {largest:.3g} in "
             f"argument '{name}', which would be infinite. Leave it out, or use {_DOUBLE}."
