@@ -15,7 +15,16 @@ import operator
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence, Set
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterator,
+    KeysView,
+    Mapping,
+    Sequence,
+    Set,
+    ValuesView,
+)
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import lru_cache, partial, wraps
@@ -717,7 +726,7 @@ def _are_numbers(values: Sequence[Any]) -> bool:
 
 
 #: Containers that hold what they were given and nothing else.
-_PARTS = (Mapping, tuple, list, deque, MappingView, Set)
+_PARTS = (Mapping, tuple, list, deque, KeysView, ValuesView, ItemsView, Set)
 
 
 def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -488,7 +488,7 @@ def _varying(program: Program, columns: Columns) -> Columns:
     """Columns without those that a support fixes."""
     if program.fixed is None:
         return columns
-    kept = np.flatnonzero(~program.fixed)
+    kept = np.flatnonzero(~program.fixed).tolist()
     names, sites = ([each[k] for k in kept] for each in (columns.names, columns.sites))
     return replace(columns, names=names, sites=sites, values=columns.values[:, kept])
 

@@ -128,8 +128,8 @@ class LogDensityShell(ABC, Generic[Array, Data]):
             n, size = self.plates[name].subsample_size, self.plates[name].size
             one, two = np.arange(n), (np.arange(n) + n) % size
             half = np.arange(n) < n // 2
-            four = (one, two, np.where(half, one, two), np.where(half, two, one))
-            chosen += [{**first, name: rows} for rows in four]
+            swaps = (one, two, np.where(half, one, two), np.where(half, two, one))
+            chosen += [{**first, name: rows} for rows in swaps]
         stacked = {name: np.stack([each[name] for each in chosen]) for name in first}
         found = self._likelihoods(np.tile(self._near_zero(), (len(chosen), 1)), stacked, data)
         triples, fours = np.split(found, [3 * len(pairs)])

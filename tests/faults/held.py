@@ -82,7 +82,7 @@ CONTAINERS: dict[str, tuple[Any, str]] = {
     "a mapping of one's own": (UserDict({"y": HIDDEN}), r"data\['y'\]"),
     "a mapping that cannot be changed": (MappingProxyType({"y": HIDDEN}), r"data\['y'\]"),
     "a list behind 1,500 others": (
-        [(k,) for k in range(1_500)] + [(HIDDEN,)],
+        [*(("a", k) for k in range(1_500)), (HIDDEN,)],
         r"data\[1500\]\[0\]",
     ),
 }

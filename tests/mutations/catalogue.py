@@ -104,8 +104,8 @@ def _what_is_held() -> Iterator[Mutation]:
         (
             "batches that swap halves without swapping",
             "target/log_density.py",
-            "four = (one, two, np.where(half, one, two), np.where(half, two, one))",
-            "four = (one, two, one, two)",
+            "swaps = (one, two, np.where(half, one, two), np.where(half, two, one))",
+            "swaps = (one, two, one, two)",
         ),
         (
             "draws beyond the edge of a support taken for its edge",
