@@ -97,7 +97,7 @@ def find_start(rng_key: Array, model: Callable[..., Any], *args: Any, **kwargs: 
     >>> result = engine.run(jax.random.key(1), 100, y, start=start)
     """
     check_key(rng_key, "find_start")
-    args, kwargs = columns_as_arrays(args, kwargs, place)
+    args, kwargs = columns_as_arrays(args, kwargs, place, model)
     target_key, key = random.split(rng_key)
     target = LogDensity(model, target_key, args, kwargs, engine="find_start")
     return start_of(target, key, target.bind(*args, **kwargs))

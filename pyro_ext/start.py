@@ -75,7 +75,7 @@ def find_start(model: Callable[..., Any], *args: Any, seed: int = 0, **kwargs: A
     >>> engine = px.SVGD(model, pyro.optim.Adam({"lr": 0.3}), seed=0)
     >>> result = engine.run(10, y, start=start)
     """
-    args, kwargs = columns_as_arrays(args, kwargs, placing(None))
+    args, kwargs = columns_as_arrays(args, kwargs, placing(None), model)
     target = LogDensity(model, args, kwargs)
     return start_of(target, torch.Generator().manual_seed(seed), target.bind(*args, **kwargs))
 

@@ -198,7 +198,7 @@ def predictions(
             "Expected the model's arguments, found a key before them. Type fit.predict(*args), or "
             "fit.predict(*args, seed=0): a whole number takes the place of a key."
         )
-    args, kwargs = columns_as_arrays(args, kwargs, place)
+    args, kwargs = columns_as_arrays(args, kwargs, place, model)
     args, kwargs = as_fitted(model, args, kwargs, like, place)
     draws = {name: np.asarray(value) for name, value in draws.items()}
     observing = ObserveMissing(model, draws)

@@ -134,7 +134,7 @@ def ways_of(
     does not depend on the arguments' numbers is taken from ``programs`` where it is there.
     """
     once = Programs() if programs is None else programs
-    args, of_all = columns_as_arrays(args, kwargs, host.place)
+    args, of_all = columns_as_arrays(args, kwargs, host.place, model)
     args_given, kwargs = args, of_all
     sample: Sample | None = None
     loaded: tuple[str, ...] | None = None
