@@ -278,7 +278,7 @@ def ways_of(
     )
     options |= {"generator": generator, "sharding": sharding}
     ways = partial(shared_ways.ways_of, host, model, **options)
-    args, kwargs = columns_as_arrays(model, args, kwargs)
+    args, kwargs = columns_as_arrays(args, kwargs, model=model)
     return written_for_arrays(ways, args, kwargs, host.place)
 
 

@@ -80,7 +80,7 @@ def warm_chains(
         num_samples, num_chains, num_warmup, target_accept_prob, progress_bar=progress_bar
     )
     check_key(rng_key, "warm_chains")
-    args, kwargs = columns_as_arrays(model, args, kwargs, place)
+    args, kwargs = columns_as_arrays(args, kwargs, place, model)
     keys = random.split(rng_key, 3)
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
     target, start = _meet(model, start_or_fit, args, kwargs, keys[1], generator)

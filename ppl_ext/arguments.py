@@ -8,16 +8,27 @@ not hold. Errors name the arrays as the model does (:func:`named_arrays`).
 
 from __future__ import annotations
 
+import dis
 import inspect
 import math
 import operator
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterator,
+    KeysView,
+    Mapping,
+    Sequence,
+    Set,
+    ValuesView,
+)
 from contextlib import contextmanager
 from dataclasses import is_dataclass
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
@@ -34,8 +45,12 @@ Kept: TypeAlias = Callable[[np.dtype[Any]], np.dtype[Any]]
 
 #: How many arrays a message names at most.
 _NAMED = 5
-#: Containers of an argument that are looked into: objects may hold a whole program.
-_CONTAINERS = 1_000
+#: Containers of an argument that are looked into, and objects: these may hold a whole program.
+_CONTAINERS, _OBJECTS = 100_000, 1_000
+#: Functions and objects around a model that are looked at for what it holds.
+_AROUND = 50
+#: Whose arrays are in the host's precision already.
+_FRAMEWORKS = ("torch", "jax", "jaxlib")
 #: What holds no arrays.
 _PLAIN = (str, bytes, bool, int, float, complex, type, type(None))
 #: Rounding of a column, as a share of its spread, that no answer may depend on unseen.
@@ -159,8 +174,9 @@ def check_call(
 ) -> None:
     """See that a model can be called with these arguments, and that nothing of them is lost.
 
-    What a model holds beside them, by ``functools.partial`` or in an object that it calls, it may
-    compute with before the host does: where digits of that may be lost a warning says so.
+    What a model holds beside them, by ``functools.partial``, in an object that it calls, in its
+    closure or as a global, it may compute with before the host does: where something of that may be
+    lost a warning says so.
 
     Parameters
     ----------
@@ -191,13 +207,25 @@ def check_call(
                 f"The arguments do not fit the model: {error}. Expected model{signature}, found "
                 f"{len(args)} positional arguments and keywords {sorted(kwargs)}."
             ) from None
+    for name, value in named.items():
+        if isinstance(value, Iterator):
+            raise ArgumentError(
+                f"Expected arguments that are the same whenever the model is run, found "
+                f"{described(value)} in argument '{name}', which its first run uses up. Pass a "
+                "list, or the batches of a loader by batches=."
+            )
     for name, array in _arrays_in(named, lists=True):
-        if isinstance(array, tuple | list | int):
+        if isinstance(array, _Column):
+            # The model takes them out by itself, and may compute with them before the host does.
+            _check_list(name, np.array(array), None, fraction)
+        elif isinstance(array, tuple | list | int):
             _check_list(name, np.array(array), kept, fraction)
         else:
             check_array(name, array, kept, fraction, anew=anew)
-    for name, array in _arrays_in(_held_by(model, named)):
+    for name, array in _arrays_in(_held_by(model, named), lists=True):
         _warn_of_held(name, array, kept, fraction)
+    for name, array in _arrays_in(_around(model), lists=True, objects=False):
+        _warn_of_held(name, array, kept, fraction, is_bound=False)
 
 
 def check_array(
@@ -215,6 +243,11 @@ def check_array(
             f"'{name}', whose mask neither host knows. Pass its data and its mask apart, and put "
             "the mask on the observed site: with mask(mask=~hidden)."
         )
+    foreign = None if kept is None else _of_no_framework(array)
+    if foreign is not None:
+        # A model may compute with it as its library does, in double precision.
+        _warn_of_numbers(name, foreign, fraction)
+        return
     if not isinstance(array, np.ndarray | np.generic) or kept is None:
         if fraction is not None and (anew or not _is_known(array, fraction)):
             whole = _whole_numbers(array)
@@ -266,8 +299,13 @@ def _check_list(
 
 
 def _held_by(model: Any, named: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model and the functions among its arguments hold by ``partial`` or as attributes."""
-    held: dict[str, Any] = {}
+    """What a model holds by ``partial`` or as a default, and the functions among its arguments."""
+    parameters = getattr(_signature(model), "parameters", {}).values()
+    held = {
+        each.name: each.default
+        for each in parameters
+        if each.name not in named and each.default is not each.empty
+    }
     for name, each in {"": model, **named}.items():
         if isinstance(each, partial):
             prefix = f"{name}." if name else ""
@@ -282,15 +320,118 @@ def _held_by(model: Any, named: Mapping[str, Any]) -> dict[str, Any]:
     return held
 
 
-def _warn_of_held(name: str, array: Any, kept: Kept | None, fraction: np.dtype[Any] | None) -> None:
-    """Refuse masks of what a model holds itself, and warn of digits that it may lose."""
-    check_array(name, array)
+def _around(model: Any) -> dict[str, Any]:
+    """What a model's functions and objects hold: closures, globals that they use, attributes."""
+    held: dict[str, Any] = {}
+    waiting, seen = deque([model]), set[int]()
+    while waiting and len(seen) < _AROUND:
+        each = waiting.popleft()
+        if id(each) in seen or isinstance(each, type | ModuleType):
+            continue
+        seen.add(id(each))
+        if isinstance(each, partial):
+            waiting += filter(callable, (each.func, *each.args, *each.keywords.values()))
+            continue
+        if isinstance(each, MethodType):
+            waiting += [each.__self__, each.__func__]
+            continue
+        if isinstance(each, FunctionType):
+            own = _used_by(each)
+            inner = [value for value in own.values() if _is_of(value, each.__module__)]
+        else:
+            own = dict(getattr(each, "__dict__", {}))
+            inner = [own[name] for name in ("fn", "func", "model", "__wrapped__") if name in own]
+            inner += [
+                vars(kind)["__call__"] for kind in type(each).__mro__ if "__call__" in vars(kind)
+            ]
+        waiting += [value for value in inner if callable(value)]
+        held |= {name: value for name, value in own.items() if not callable(value)}
+    return held
+
+
+def _is_of(value: Any, module: str) -> bool:
+    return isinstance(value, FunctionType | MethodType | partial) and (
+        isinstance(value, partial) or value.__module__ == module
+    )
+
+
+def _used_by(function: FunctionType) -> dict[str, Any]:
+    """Variables of a function's closure, and the globals that it uses."""
+    names = _globals_of(function.__code__)
+    own = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            own[name] = cell.cell_contents
+        except ValueError:  # not set yet
+            continue
+    return own
+
+
+@lru_cache(maxsize=256)
+def _globals_of(code: CodeType) -> tuple[str, ...]:
+    """Names that a function and those within it look up among globals."""
+    found = {
+        str(each.argval) for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"
+    }
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            found |= set(_globals_of(each))
+    return tuple(sorted(found))
+
+
+def _warn_of_held(
+    name: str,
+    array: Any,
+    kept: Kept | None,
+    fraction: np.dtype[Any] | None,
+    *,
+    is_bound: bool = True,
+) -> None:
+    """Warn of what a model holds itself and may lose; refuse masks of what was bound to it."""
+    if is_bound:
+        check_array(name, array)
+    elif isinstance(array, np.ma.MaskedArray):
+        warnings.warn(
+            f"The model holds a masked array of NumPy's, '{name}', whose mask neither host knows: "
+            "where an array of the host is made of it, hidden entries count as data. Put the mask "
+            "on the observed site: with mask(mask=~hidden).",
+            DataWarning,
+            stacklevel=2,
+        )
+        return
+    if kept is None or isinstance(array, int):
+        return
+    if isinstance(array, tuple | list):
+        array = np.array(array)
+    foreign = _of_no_framework(array)
+    _warn_of_numbers(name, array if foreign is None else foreign, fraction)
+
+
+def _warn_of_numbers(name: str, array: Any, fraction: np.dtype[Any] | None) -> None:
+    """Say where numbers are lost if a host gets them as they are."""
     if fraction is None or not isinstance(array, np.ndarray) or not array.size:
         return
     if array.dtype.kind in "iu":
-        _warn_of_whole(name, array, fraction)
-    elif array.dtype.kind == "f" and kept is not None:
+        own = np.dtype(f"{array.dtype.kind}{fraction.itemsize}")
+        try:
+            check_range(name, array, own)
+        except ArgumentError as error:
+            warnings.warn(str(error), DataWarning, stacklevel=2)
+        else:
+            _warn_of_whole(name, array, fraction)
+    elif array.dtype.kind == "f":
         check_digits(name, array, fraction, refuse=False)
+
+
+def _of_no_framework(array: Any) -> np.ndarray | None:
+    """A column of a table, or another library's array, as NumPy's; None of all other arrays."""
+    owner = type(array).__module__.partition(".")[0]
+    if isinstance(array, np.ndarray | np.generic) or owner in _FRAMEWORKS:
+        return None
+    if hasattr(array, "columns") or not hasattr(array, "__array__"):
+        return None
+    found = np.asarray(array)
+    return found if found.dtype.kind in "iuf" else None
 
 
 def _whole_numbers(array: Any) -> np.ndarray | None:
@@ -314,10 +455,22 @@ def check_digits(name: str, array: np.ndarray, own: np.dtype[Any], *, refuse: bo
     ArgumentError
         It does not.
     """
-    share = _rounding(array, own) if own.itemsize < array.dtype.itemsize else 0.0
-    if share <= ROUNDED:
+    if own.itemsize >= array.dtype.itemsize:
         return
     x = _in_formula(name)
+    largest = float(np.max(np.abs(array), where=np.isfinite(array), initial=0.0))
+    if largest > float(np.finfo(own).max):
+        told = (
+            f"Expected numbers that the model's precision, {own}, holds, found {largest:.3g} in "
+            f"argument '{name}', which would be infinite. Leave it out, or use {_DOUBLE}."
+        )
+        if refuse:
+            raise ArgumentError(told)
+        warnings.warn(told, DataWarning, stacklevel=2)
+        return
+    share = _rounding(array, own)
+    if share <= ROUNDED:
+        return
     told = (
         f"Expected numbers that the model's precision, {own}, holds, found that rounding argument "
         f"'{name}' to it changes entries by {share:.2g} of their spread. Numbers that are large "
@@ -329,8 +482,25 @@ def check_digits(name: str, array: np.ndarray, own: np.dtype[Any], *, refuse: bo
     warnings.warn(told, DataWarning, stacklevel=2)
 
 
+def placed_array(name: str, array: np.ndarray, place: Callable[[Any], Any]) -> Any:
+    """An array that the library itself makes one of a package's, as through the door.
+
+    ``place`` makes it; it is asked for the type first.
+
+    Raises
+    ------
+    ArgumentError
+        Something of it would be lost.
+    """
+    own = np.dtype(str(place(array[:0]).dtype).removeprefix("torch."))
+    check_array(name, array, lambda _: own)
+    return place(array)
+
+
 def check_range(name: str, array: np.ndarray, own: np.dtype[Any]) -> None:
     """See that a type of whole numbers holds those of an array.
+
+    ``name`` is its argument's; empty for one of a batch.
 
     Raises
     ------
@@ -342,10 +512,11 @@ def check_range(name: str, array: np.ndarray, own: np.dtype[Any]) -> None:
     low, high, limits = int(array.min()), int(array.max()), np.iinfo(own)
     if low < limits.min or high > limits.max:
         x = _in_formula(name)
+        where = f"argument '{name}'" if name else "an array of a batch"
         others = f"{x} - {x}.min(), codes from 0 on, or numbers with a fraction, {x}.astype(float)"
         raise ArgumentError(
             f"Expected whole numbers that {own} holds, from {limits.min} to {limits.max}, found "
-            f"{low} to {high} in argument '{name}', which would wrap to other numbers. Pass "
+            f"{low} to {high} in {where}, which would wrap to other numbers. Pass "
             f"{others if array.ndim else f'float({x})'}; or use {_DOUBLE}."
         )
 
@@ -438,69 +609,6 @@ def _remember(array: Any, kept: np.dtype[Any]) -> None:
         _known[number] = weakref.ref(array, lambda _: _known.pop(number, None)), kept
 
 
-def columns_as_arrays(
-    model: Callable[..., Any] | None,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    place: Callable[[np.ndarray], Any] | None = None,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A model's arguments, with columns of data frames as arrays, also those inside of containers.
-
-    A column is what has numbers and a ``to_numpy``, as a Series of pandas and of polars, and is no
-    array of a framework's. A whole data frame stays as it is: a model may take its columns by name.
-
-    Parameters
-    ----------
-    model : callable or None
-        Whose parameters' names errors have.
-    args, kwargs
-        Its arguments.
-    place : callable, optional
-        What makes a host's array of one of NumPy, which it stays otherwise.
-
-    Raises
-    ------
-    ArgumentError
-        The host's precision does not hold the numbers of a column.
-    """
-
-    def each(name: str, value: Any) -> Any:
-        if type(value) in (list, tuple, dict):
-            pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
-            made = [(key, each(f"{name}[{key!r}]", inner)) for key, inner in pairs]
-            if all(new is old for (_, new), (_, old) in zip(made, pairs, strict=True)):
-                return value
-            return dict(made) if isinstance(value, dict) else type(value)(new for _, new in made)
-        if not is_column(value):
-            return value
-        array = np.asarray(value.to_numpy())
-        if array.dtype.kind not in "biufc":
-            return value
-        placed = array if place is None else place(array)
-        if placed is not array:
-            check_same(name, array, placed)
-        return placed
-
-    if not any(map(_may_hold_columns, (*args, *kwargs.values()))):
-        return args, dict(kwargs)
-    parameters = getattr(_signature(model), "parameters", {}).values()
-    names = [one.name for one in parameters if one.kind not in (_ARGS, _KWARGS)]
-    names += [f"args[{number}]" for number in range(len(names), len(args))]
-    made = tuple(each(name, value) for name, value in zip(names, args, strict=False))
-    return made, {name: each(name, value) for name, value in kwargs.items()}
-
-
-def _may_hold_columns(value: Any) -> bool:
-    return type(value) in (list, tuple, dict) or is_column(value)
-
-
-def is_column(value: Any) -> bool:
-    """Whether this is a column of a data frame, of any library."""
-    return (
-        hasattr(value, "to_numpy") and hasattr(value, "__array__") and not hasattr(value, "columns")
-    )
-
-
 def check_callable(model: Any, host: str) -> None:
     """See that a model can be called.
 
@@ -535,31 +643,79 @@ def _by_name(
     return _by_position(args, kwargs)
 
 
+def argument_names(model: Any, args: tuple[Any, ...]) -> list[str]:
+    """Names of arguments that are given by position, as the model has them where it says."""
+    signature = _signature(model)
+    own = [] if signature is None else list(signature.parameters.values())
+    names = [each.name for each in own if each.kind is _BY_PLACE][: len(args)]
+    return [*names, *(f"args[{number}]" for number in range(len(names), len(args)))]
+
+
 def _by_position(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**{f"args[{number}]": each for number, each in enumerate(args)}, **kwargs}
 
 
-def _arrays_in(named: Mapping[str, Any], *, lists: bool = False) -> Iterator[tuple[str, Any]]:
+def _arrays_in(
+    named: Mapping[str, Any], *, lists: bool = False, objects: bool = True
+) -> Iterator[tuple[str, Any]]:
     """Arrays of mappings, sequences, records and objects that are none of a framework's.
 
-    With ``lists``, lists of numbers and whole numbers too, which arrays are made of.
+    With ``lists``, lists of numbers, whole numbers, columns of tables and of lists of records too,
+    which arrays are made of. Objects are not looked into without ``objects``.
     """
     for name, value in named.items():
-        waiting, seen = deque([(name, value)]), set[int]()
+        waiting, seen, others = deque([(name, value)]), set[int](), 0
         while waiting and len(seen) < _CONTAINERS:
             name, value = waiting.popleft()
             if hasattr(value, "__array__") and hasattr(value, "shape"):
                 yield name, value
-                # Columns of a table, whatever their types.
-                for field in getattr(getattr(value, "dtype", None), "names", None) or ():
-                    waiting.append((f"{name}[{field!r}]", value[field]))
+                if lists or getattr(getattr(value, "dtype", None), "names", None):
+                    waiting.extend(_columns_of(name, value))
             elif lists and isinstance(value, tuple | list) and _are_numbers(value):
                 yield name, value
             elif lists and type(value) is int:
                 yield name, value
             elif not isinstance(value, _PLAIN) and id(value) not in seen:
+                is_object = not isinstance(value, _PARTS)
+                others += is_object
+                if is_object and (not objects or others > _OBJECTS):
+                    continue
                 seen.add(id(value))
+                if lists and isinstance(value, tuple | list):
+                    yield from _columns_of_records(name, value)
                 waiting.extend(_inside(name, value))
+
+
+def _columns_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Columns of a table, whatever their types, and what an array of objects holds."""
+    kind = getattr(value, "dtype", None)
+    if getattr(kind, "kind", "") == "O" and isinstance(value, np.ndarray):
+        return ((f"{name}[{n}]", each) for n, each in enumerate(value.flat))
+    columns = getattr(kind, "names", None) or getattr(value, "columns", None)
+    if columns is None or not hasattr(value, "__getitem__"):
+        return iter(())
+    return ((f"{name}[{key!r}]", value[key]) for key in columns)
+
+
+class _Column(list[Any]):
+    """Numbers of a list of records under one key."""
+
+
+def _columns_of_records(name: str, values: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Numbers under one key of a list of mappings or data classes."""
+    if len(values) < 2:
+        return
+    first = values[0]
+    if not isinstance(first, Mapping) and not is_dataclass(first):
+        return
+    if any(type(each) is not type(first) for each in values):
+        return
+    form = "{}[:][{!r}]" if isinstance(first, Mapping) else "{}[:].{}"
+    for key in first if isinstance(first, Mapping) else vars(first):
+        rows = [each if isinstance(each, Mapping) else vars(each) for each in values]
+        column = [each.get(key) for each in rows]
+        if _are_numbers(column):
+            yield form.format(name, key), _Column(column)
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
@@ -569,13 +725,17 @@ def _are_numbers(values: Sequence[Any]) -> bool:
     return len(values) > 0 and all(type(each) in (float, int) for each in values)
 
 
+#: Containers that hold what they were given and nothing else.
+_PARTS = (Mapping, tuple, list, deque, KeysView, ValuesView, ItemsView, Set)
+
+
 def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """What a container holds, with its names."""
     if isinstance(value, Mapping):
         return ((f"{name}[{key!r}]", each) for key, each in value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return ((f"{name}.{key}", getattr(value, key)) for key in value._fields)
-    if isinstance(value, tuple | list | deque):
+    if isinstance(value, _PARTS):
         pairs = enumerate(value)
         return ((f"{name}[{n}]", each) for n, each in pairs if not isinstance(each, _PLAIN))
     if callable(value) and not is_dataclass(value):
@@ -584,6 +744,59 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     slots = [key for kind in type(value).__mro__ for key in getattr(kind, "__slots__", ())]
     more = ((key, getattr(value, key)) for key in slots if hasattr(value, key))
     return ((f"{name}.{key}", each) for key, each in (*own, *more))
+
+
+def columns_as_arrays(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    place: Callable[[np.ndarray], Any] | None = None,
+    model: Any = None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A model's arguments, with columns of data frames as arrays, also those inside of containers.
+
+    A column is what has numbers and a ``to_numpy``, as a Series of pandas and of polars, and is no
+    array of a framework's. A whole data frame stays as it is: a model may take its columns by name.
+
+    Parameters
+    ----------
+    args, kwargs
+        A model's arguments.
+    place : callable, optional
+        What makes a package's array of one of NumPy, which it stays otherwise.
+    model : callable, optional
+        Whose names of its arguments errors have.
+
+    Raises
+    ------
+    ArgumentError
+        The package's precision does not hold the numbers of a column.
+    """
+
+    def each(name: str, value: Any) -> Any:
+        if type(value) in (list, tuple, dict):
+            pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
+            made = [(key, each(f"{name}[{key!r}]", inner)) for key, inner in pairs]
+            if all(new is old for (_, new), (_, old) in zip(made, pairs, strict=True)):
+                return value
+            return dict(made) if isinstance(value, dict) else type(value)(new for _, new in made)
+        if not is_column(value):
+            return value
+        array = np.asarray(value.to_numpy())
+        if array.dtype.kind not in "biufc":
+            return value
+        return array if place is None else placed_array(name, array, place)
+
+    if not any(type(x) in (list, tuple, dict) or is_column(x) for x in (*args, *kwargs.values())):
+        return args, dict(kwargs)
+    by_place = tuple(map(each, argument_names(model, args), args))
+    return by_place, {name: each(name, value) for name, value in kwargs.items()}
+
+
+def is_column(value: Any) -> bool:
+    """Whether this is a column of a data frame, of any library."""
+    makes_arrays = hasattr(value, "to_numpy") and hasattr(value, "__array__")
+    # Frames have columns, and arrays of xarray dimensions, which a model may take by name.
+    return makes_arrays and not hasattr(value, "columns") and not hasattr(value, "dims")
 
 
 class ForeignArgumentError(ArgumentError):

@@ -270,7 +270,7 @@ def ways_of(
     )
     options |= {"generator": generator, "sharding": sharding}
     ways = partial(shared_ways.ways_of, host, model, **options)
-    args, kwargs = columns_as_arrays(model, args, kwargs, placing(None))
+    args, kwargs = columns_as_arrays(args, kwargs, placing(None), model)
     return written_for_arrays(ways, args, kwargs, host.place)
 
 

@@ -83,7 +83,7 @@ def warm_chains(
     mcmc = MCMC(
         kernel, num_samples, num_warmup, num_chains=num_chains, disable_progbar=not progress_bar
     )
-    args, kwargs = columns_as_arrays(model, args, kwargs, placing(None))
+    args, kwargs = columns_as_arrays(args, kwargs, placing(None), model)
     mcmc.run(*args, **kwargs)
     drawn = mcmc.get_samples(group_by_chain=True)
     found = {name: drawn[name].cpu().numpy() for name in drawn}

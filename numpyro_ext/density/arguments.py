@@ -57,7 +57,7 @@ def as_data(
         The arguments do not fit the signature of the model, or something of them would be lost.
     """
     kept = jax.dtypes.canonicalize_dtype
-    args, kwargs = columns_as_arrays(model, args, kwargs)
+    args, kwargs = columns_as_arrays(args, kwargs, model=model)
     check_call(model, args, kwargs, kept, np.dtype(kept(np.dtype(np.float64))), anew=anew)
     return Data(args, kwargs)
 

@@ -31,7 +31,7 @@ def on_host(leaf: Any) -> np.ndarray:
     array = np.asarray(leaf.detach().cpu() if hasattr(leaf, "detach") else leaf)
     own = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
     if own.kind in "iu" and array.size:
-        check_range("of a batch", array, own)
+        check_range("", array, own)
     return np.array(array, own, order="C")
 
 
@@ -42,7 +42,9 @@ def place(leaf: Any) -> Array:
 
 def array_or_none(value: Any) -> np.ndarray | None:
     """An argument as an array of NumPy, None of what is no array."""
-    return np.asarray(value) if isinstance(value, (Array, np.ndarray)) else None
+    if isinstance(value, np.ndarray):
+        return value  # with the mask that it may have
+    return np.asarray(value) if isinstance(value, Array) else None
 
 
 def placed(batch: Batch) -> Batch:

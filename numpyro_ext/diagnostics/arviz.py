@@ -145,7 +145,7 @@ def to_arviz(
     if model is None:
         args, found, batches = remembered(engine, args, kwargs, batches)
         kwargs = dict(found)
-    args, kwargs = columns_as_arrays(model, args, kwargs, place)
+    args, kwargs = columns_as_arrays(args, kwargs, place, model)
     some, named, passes = rows_of_loader(batches, args, kwargs, place)
     args, kwargs = some or (), dict(named or {})
     check_fit(engine, model, "to_arviz(engine, result, *args)")

@@ -193,7 +193,7 @@ def predictions(
     ArgumentError
         The draws or the arguments do not fit the model, or there is no such site.
     """
-    args, kwargs = columns_as_arrays(model, args, kwargs)
+    args, kwargs = columns_as_arrays(args, kwargs, model=model)
     if args and is_prng_key(args[0]) and not is_prng_key(next(iter(like[0]), None)):
         raise ArgumentError(
             "Expected the model's arguments, found a key before them. Type fit.predict(*args), or "

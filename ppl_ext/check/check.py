@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from tqdm.auto import tqdm
 
 from ppl_ext.chains.convergence import in_chains
@@ -42,6 +42,7 @@ from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.statistics.effective import effective_number
+from ppl_ext.target.noncentred import points_around
 from ppl_ext.witnesses.drift import Drift, drift
 from ppl_ext.witnesses.ratios import importance_ratios
 from ppl_ext.witnesses.sample import sampled_identities
@@ -68,6 +69,9 @@ BROKEN = 0.01
 #: Step towards the mean of the draws, as a share of the way, by which rounding is undone: a draw
 #: outside of its support that comes into it lay at its edge.
 NUDGE = 1e-4
+#: The same where a map to the line has a value for what lies outside, such as its edge: how far it
+#: may be from the draw, in standard deviations, and as a share of the draw.
+OFF, SHARE_OFF = 0.01, 1e-3
 #: Rounding of log densities, as a share of their standard deviation, up to which they are compared.
 ROUNDING = 0.02
 #: Draws at which rounding is measured, and the length of steps for it, in standard deviations.
@@ -153,6 +157,8 @@ class Program:
         From positions to scores of the prior and of the likelihood.
     held : sequence of str
         Parameters without a prior.
+    fixed : array of bool, optional
+        Entries of the sites' values that a support fixes, such as the zeros of a triangular matrix.
     """
 
     written: Problem
@@ -161,6 +167,7 @@ class Program:
     shapes: Callable[[], dict[str, tuple[int, ...]]]
     parts: Callable[[Positions], tuple[Positions, Positions]]
     held: Sequence[str] = ()
+    fixed: Bool[np.ndarray, " K"] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -322,6 +329,9 @@ def _heard(
             f"{broken.any(1).mean():.1%} of the draws are not finite, most in '{worst}'."
         )
         return hearing.verdict({})
+    if (columns.values == columns.values[0]).all(0).any():
+        program.fixed = _fixed_by_supports(program)
+        columns = _columns(program, source)
     alike = (columns.values == columns.values[0]).all(0)
     if alike.any():
         hearing.against.append(
@@ -427,31 +437,60 @@ def _heard(
 
 def _outside(program: Program, source: Source, positions: Positions) -> str:
     """What is to be said of draws outside of their supports; "" where there are none."""
-    nowhere = np.isnan(positions)
-    rows = np.flatnonzero(nowhere.any(1))
-    if not len(rows):
+    if source.positions is not None:
         return ""
-    if source.positions is None:
-        values = {
-            name: np.asarray(on_host(each), np.float64) for name, each in source.draws.items()
-        }
+    nowhere = np.isnan(positions)
+    values = {name: np.asarray(on_host(each), np.float64) for name, each in source.draws.items()}
+    sites = _sites_of(program)
+    rows = np.flatnonzero(nowhere.any(1))
+    if len(rows):
         nudged = {
             name: each[rows] + NUDGE * (each.mean(0) - each[rows]) for name, each in values.items()
         }
-        left = np.isnan(program.unconstrain(nudged)).any(1)
-        rows = rows[left]
-        if not len(rows):
-            return ""
-    site = _sites_of(program)[int(nowhere[rows].sum(0).argmax())]
+        rows = rows[np.isnan(program.unconstrain(nudged)).any(1)]
+    count = dict.fromkeys(sites, 0)
+    for each in rows:
+        count[sites[int(nowhere[each].argmax())]] += 1
+    far = np.zeros(len(positions), bool)
+    far[rows] = True
+    whole = np.isfinite(positions).all(1)
+    for name, back in program.written.numbers(positions[whole]).items():
+        if name in count and name in values:
+            own = values[name][whole]
+            # An angle is one modulo a turn.
+            apart = np.abs(np.remainder(back - own + np.pi, 2.0 * np.pi) - np.pi)
+            moved = apart > OFF * values[name][whole].std(0) + SHARE_OFF * np.abs(own)
+            moved_rows = np.flatnonzero(whole)[moved.reshape(len(own), -1).any(1)]
+            count[name] += len(moved_rows)
+            far[moved_rows] = True
+    if not far.any():
+        return ""
     return (
-        f"{len(rows)} of {len(positions)} draws lie outside of their supports, most in '{site}': "
-        "there the posterior has no density."
+        f"{far.sum()} of {len(positions)} draws lie outside of their supports, most in "
+        f"'{max(count, key=lambda name: count[name])}': there the posterior has no density."
     )
 
 
 def _columns(program: Program, source: Source) -> Columns:
-    columns = flat_columns(source.draws, program.shapes(), source.chains)
+    columns = _varying(program, flat_columns(source.draws, program.shapes(), source.chains))
     return replace(columns, is_spread=source.kind == "particles")
+
+
+def _fixed_by_supports(program: Program) -> Bool[np.ndarray, " K"]:
+    """Entries that are the same wherever the program's positions lie."""
+    values = program.written.numbers(points_around(program.written.dim))
+    found = flat_columns(values, program.shapes()).values
+    fixed: np.ndarray = (np.abs(found - found[0]) <= SHARE_OFF * OFF).all(0)
+    return fixed
+
+
+def _varying(program: Program, columns: Columns) -> Columns:
+    """Columns without those that a support fixes."""
+    if program.fixed is None:
+        return columns
+    kept = np.flatnonzero(~program.fixed).tolist()
+    names, sites = ([each[k] for k in kept] for each in (columns.names, columns.sites))
+    return replace(columns, names=names, sites=sites, values=columns.values[:, kept])
 
 
 def _own_chains(columns: Columns, source: Source) -> OwnChains:
@@ -699,7 +738,7 @@ def _compared(
     positions = source.positions
     if positions is None or labels is not None:
         positions = program.unconstrain(draws)
-    theirs = flat_columns(reference_draws, program.shapes(), chains)
+    theirs = _varying(program, flat_columns(reference_draws, program.shapes(), chains))
     of_theirs = program.unconstrain(reference_draws)
     new = [
         (k, site)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_ext.arguments import ForeignArgumentError
+from ppl_ext.arguments import ForeignArgumentError, placed_array
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import described
 from ppl_ext.process import swapped
@@ -188,9 +188,7 @@ def written_for_arrays(
     package, and is given these.
     """
     given = args, kwargs
-    made = tuple(_placed(x, place) for x in args), {n: _placed(x, place) for n, x in kwargs.items()}
-    pairs = [*zip(args, made[0], strict=True), *((kwargs[n], x) for n, x in made[1].items())]
-    if all(new is old for old, new in pairs):
+    if not any(map(_is_numbers, (*args, *kwargs.values()))):
         yield from ways(*given)
         return
     found = ways(*given)
@@ -200,7 +198,10 @@ def written_for_arrays(
             warnings.filterwarnings("error", "__array_wrap__", DeprecationWarning)
             first = next(found)
     except (ForeignArgumentError, DeprecationWarning) as error:
-        found = ways(*made)
+        found = ways(
+            tuple(place(x) if _is_numbers(x) else x for x in args),
+            {name: place(x) if _is_numbers(x) else x for name, x in kwargs.items()},
+        )
         try:
             first = next(found)
         except Exception:  # noqa: BLE001 the model may not be made for these either
@@ -212,15 +213,15 @@ def written_for_arrays(
     yield from found
 
 
-def _placed(value: Any, place: Callable[[Any], Any]) -> Any:
-    """A list or an array of NumPy as one of the package; anything else as it is."""
-    if not isinstance(value, (list, np.ndarray)) or not len(value):
-        return value
+def _is_numbers(value: Any) -> bool:
+    """Whether a list or an array of NumPy is of numbers."""
+    if not isinstance(value, (list, np.ndarray)):
+        return False
     try:
-        numeric = np.asarray(value).dtype.kind in "biuf"
+        array = np.asarray(value)
     except ValueError:  # lists of different lengths
-        return value
-    return place(value) if numeric else value
+        return False
+    return array.ndim > 0 and len(array) > 0 and array.dtype.kind in "biuf"
 
 
 def as_fitted(
@@ -238,7 +239,8 @@ def as_fitted(
     Raises
     ------
     ArgumentError
-        There is a number or a whole data frame in the place of an array.
+        There is a number or a whole data frame in the place of an array, or something of an array
+        would be lost.
     """
 
     def each(name: str, new: Any, fitted: Any) -> Any:
@@ -246,7 +248,7 @@ def as_fitted(
         if not rank or isinstance(fitted, np.ndarray):
             return new
         if isinstance(new, (list, np.ndarray)):
-            return place(new)
+            return placed_array(name, new if isinstance(new, np.ndarray) else np.array(new), place)
         if isinstance(new, (bool, int, float)) or hasattr(new, "columns"):
             raise ArgumentError(
                 f"Expected an array with {rank} {'axis' if rank == 1 else 'axes'} for '{name}', as "

@@ -231,9 +231,7 @@ class Noise(NamedTuple):
             self.squares + dot(difference, difference).mean(),
             self.products + pair * (dot(difference, self.other) ** 2).mean(),
             self.coordinates + (own * own).mean(0),
-            functions.cond(
-                phase == 0, lambda new, _: new, lambda _, old: old, difference, self.other
-            ),
+            kept,
         )
 
     def excess(self, dim: int, xp: Any) -> Any:

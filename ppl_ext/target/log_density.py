@@ -105,8 +105,10 @@ class LogDensityShell(ABC, Generic[Array, Data]):
         """Warn where the likelihood of a row depends on the other rows of its batch.
 
         A batch of two rows, each of them many times, has the mean of the likelihoods of batches of
-        either, where rows stand apart: each counts N/n times. Rows depend on each other by discrete
-        sites that are summed out, whose values they share; nothing is said of those programs.
+        either, where rows stand apart: each counts N/n times. Where a batch of one row many times
+        has no density, as with x / x.std(0), two batches that swap halves tell: their sum stays.
+        Rows depend on each other by discrete sites that are summed out, whose values they share;
+        nothing is said of those programs.
         """
         if self.bound.enumerated:
             return
@@ -121,20 +123,35 @@ class LogDensityShell(ABC, Generic[Array, Data]):
                     chosen += [{**first, name: rows} for rows in (one, two, both)]
         if not pairs:
             return
+        swapped = [name for name, each in self.plates.items() if each.subsample_size > 1]
+        for name in swapped:
+            n, size = self.plates[name].subsample_size, self.plates[name].size
+            one, two = np.arange(n), (np.arange(n) + n) % size
+            half = np.arange(n) < n // 2
+            swaps = (one, two, np.where(half, one, two), np.where(half, two, one))
+            chosen += [{**first, name: rows} for rows in swaps]
         stacked = {name: np.stack([each[name] for each in chosen]) for name in first}
         found = self._likelihoods(np.tile(self._near_zero(), (len(chosen), 1)), stacked, data)
-        for (name, other, share), (one, two, both) in zip(pairs, found.reshape(-1, 3), strict=True):
+        triples, fours = np.split(found, [3 * len(pairs)])
+        # What is infinite or NaN tells nothing.
+        for (name, other, share), (one, two, both) in zip(
+            pairs, triples.reshape(-1, 3), strict=True
+        ):
             apart = share * one + (1.0 - share) * two
-            # What is infinite or NaN tells nothing.
             if abs(both - apart) > APART * np.abs([one, two, both]).max():
-                warnings.warn(
-                    f"The likelihood of a row of plate '{name}' depends on the other rows of its "
-                    f"minibatch: batches of rows 0 and {other} have {both:.6g} together, and "
-                    f"{apart:.6g} apart. Minibatches then have another posterior than all rows. "
-                    "Take out what is computed of a whole batch, such as x - x.mean(0) or batch "
-                    "normalisation, or compute it of all rows before the fit.",
-                    DataWarning,
-                    stacklevel=2,
+                _warn_of_mixed_rows(
+                    name,
+                    f"batches of rows 0 and {other} have {both:.6g} together, and {apart:.6g} "
+                    "apart",
+                )
+                return
+        for name, four in zip(swapped, fours.reshape(-1, 4), strict=True):
+            before, after = four[:2].sum(), four[2:].sum()
+            if abs(before - after) > APART * np.abs(four).max():
+                _warn_of_mixed_rows(
+                    name,
+                    f"two batches have {before:.6g} in sum, and {after:.6g} when they have swapped "
+                    "half of their rows",
                 )
                 return
 
@@ -425,3 +442,15 @@ def _told(sizes: Mapping[str, int]) -> str:
     if len(told) > _NAMED:
         told[_NAMED:] = [f"{len(told) - _NAMED} more"]
     return f"of {', '.join(told)} ({number})"
+
+
+def _warn_of_mixed_rows(plate: str, found: str) -> None:
+    """Say that the rows of a minibatch depend on each other, and by what that was found."""
+    warnings.warn(
+        f"The likelihood of a row of plate '{plate}' depends on the other rows of its minibatch: "
+        f"{found}. Minibatches then have another posterior than all rows. Take out what is "
+        "computed of a whole batch, such as x - x.mean(0) or batch normalisation, or compute it of "
+        "all rows before the fit.",
+        DataWarning,
+        stacklevel=3,
+    )

@@ -34,7 +34,7 @@ def as_data(
     """
     name = str(dtype).removeprefix("torch.")
     fraction = np.dtype(name) if name in ("float16", "float32", "float64") else None
-    args, kwargs = columns_as_arrays(model, args, kwargs, placing(dtype))
+    args, kwargs = columns_as_arrays(args, kwargs, placing(dtype), model)
     check_call(model, args, kwargs, None, fraction)
     if any(_of_inference(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
         # Tensors made in torch.inference_mode cannot be differentiated through, nor copied in it.

@@ -140,7 +140,7 @@ def predictions(
     ArgumentError
         The draws or the arguments do not fit the model, or there is no such site.
     """
-    args, kwargs = columns_as_arrays(model, args, kwargs, placing(None))
+    args, kwargs = columns_as_arrays(args, kwargs, placing(None), model)
     args, kwargs = as_fitted(model, args, kwargs, like, placing(None))
     draws = {name: torch.as_tensor(value).detach() for name, value in draws.items()}
     dtype = next((value.dtype for value in draws.values() if value.is_floating_point()), None)

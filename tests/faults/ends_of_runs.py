@@ -116,3 +116,73 @@ def _matches_from_afar(trial: Trial) -> None:
             assert far == any("pull the guide away" in each for each in shown), (name, far, shown)
             draws = Verbs(backend, ()).samples(engine, state)["mu"]
             assert far == (abs(draws.mean() - Y.mean()) > 1.0)
+
+
+def _scale(trial: Trial, prior: Any) -> Any:
+    host, dist = trial.backend.host, trial.backend.dist
+
+    def model(y: Any) -> None:
+        scale = host.sample("scale", prior)
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(0.0, scale), obs=y)
+
+    return model
+
+
+@fault(
+    GROUP,
+    "`SVN` on a scale that starts at a twentieth of its value, in two families",
+    "runs, and stays where the model is",
+)
+def _scale_from_afar(trial: Trial) -> None:
+    dist, y = trial.backend.dist, trial.backend.array(np.linspace(-1.7, 1.7, 50))
+    for prior in (dist.LogNormal(0.0, 2.0), dist.HalfCauchy(1.0)):
+        engine = trial.engine("SVN", _scale(trial, prior), num_particles=4)
+        start = {"scale": trial.backend.array(0.05 * np.linspace(0.5, 2.0, 4))}
+        state, _ = trial.run(engine, 15, y, start=start)
+        draws = Verbs(trial.backend, ()).samples(engine, state)["scale"]
+        assert ((draws > 0.6) & (draws < 1.6)).all(), draws
+
+
+@fault(
+    GROUP,
+    "`SGLD` with steps ten times too large for a scale",
+    "draws, and `DoubtfulFitWarning` or `DivergenceWarning`",
+)
+def _runs_off(trial: Trial) -> None:
+    dist, y = trial.backend.dist, trial.backend.array(np.linspace(-1.7, 1.7, 500))
+    kernel = trial.public.SGLD(_scale(trial, dist.LogNormal(0.0, 2.0)), 0.1)
+    kinds = (trial.public.DoubtfulFitWarning, trial.public.DivergenceWarning)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        if trial.is_pyro:
+            chains = trial.public.MCMC(
+                kernel, num_samples=200, warmup_steps=50, disable_progbar=True
+            )
+            chains.run(y)
+        else:
+            from numpyro.infer import MCMC
+
+            chains = MCMC(kernel, num_warmup=50, num_samples=200, progress_bar=False)
+            chains.run(trial.backend.key(), y)
+        chains.get_samples()
+    assert any(issubclass(each.category, kinds) for each in found), found
+
+
+@fault(GROUP, "a Gaussian process whose matrix cannot be factored at some positions", RUNS)
+def _factors(trial: Trial) -> None:
+    host, dist, xp = trial.backend.host, trial.backend.dist, trial.backend.xp
+    x = trial.backend.array(np.linspace(0.0, 5.0, 12))
+    y = trial.backend.array(np.sin(np.linspace(0.0, 5.0, 12)))
+
+    def model(y: Any) -> None:
+        length = host.sample("length", dist.LogNormal(1.0, 1.0))
+        noise = host.sample("noise", dist.LogNormal(-2.0, 1.5))
+        matrix = xp.exp(-0.5 * (x[:, None] - x) ** 2 / length**2) + noise**2 * xp.eye(12)
+        gaussian = dist.MultivariateNormal(xp.zeros(12), covariance_matrix=matrix)
+        host.sample("y", gaussian, obs=y)
+
+    keys = () if trial.is_pyro else (trial.backend.key(),)
+    start = trial.public.find_start(*keys, model, y)
+    assert np.isfinite(start.mean).all()
+    trial.run(trial.svgd(model), 20, y)

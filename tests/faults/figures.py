@@ -561,3 +561,73 @@ def _negative_rate(trial: Trial) -> None:
     verdict = _checked(trial, {"rate": draws}, model)
     assert verdict.level == "not trusted"
     assert "1 of 200 draws lie outside of their supports, most in 'rate'" in str(verdict)
+
+
+def _probability(trial: Trial) -> Callable[[Any], None]:
+    host, dist = trial.backend.host, trial.backend.dist
+
+    def model(y: Any) -> None:
+        part = host.sample("part", dist.Beta(2.0, 2.0))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(part, 1.0), obs=y)
+
+    return model
+
+
+def _shares(trial: Trial) -> Callable[[Any], None]:
+    host, dist = trial.backend.host, trial.backend.dist
+
+    def model(y: Any) -> None:
+        shares = host.sample("shares", dist.Dirichlet(trial.backend.xp.ones(3)))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(shares[..., 0], 1.0), obs=y)
+
+    return model
+
+
+@fault(
+    "Figures",
+    "probabilities of 1.03, or shares that sum to 1.1, given to `check`",
+    '"not trusted", with a count',
+)
+def _outside(trial: Trial) -> None:
+    rng = np.random.default_rng(0)
+    part, shares = rng.beta(8.0, 8.0, 1_000), rng.dirichlet([3.0, 5.0, 3.0], 1_000)
+    part[:3], shares[:3] = 1.03, 1.1 * shares[:3]
+    for name, values, model in (("part", part, _probability), ("shares", shares, _shares)):
+        verdict = _checked(trial, {name: values}, model(trial))
+        assert verdict.level == "not trusted"
+        words = f"3 of 1000 draws lie outside of their supports, most in '{name}'"
+        assert words in str(verdict)
+
+
+@fault("Figures", "draws that are NaN among 1,000, given to `check`", '"not trusted", with a share')
+def _nan_draws(trial: Trial) -> None:
+    mu = np.random.default_rng(0).normal(0.5, 0.16, 1_000)
+    mu[:2] = np.nan
+    verdict = _checked(trial, {"mu": mu})
+    assert verdict.level == "not trusted" and "0.2% of the draws are not finite" in str(verdict)
+
+
+@fault(
+    "Figures",
+    "right draws of a Cholesky factor, of which the support fixes entries, given to `check`",
+    RUNS,
+)
+def _factors(trial: Trial) -> None:
+    host, dist, xp = trial.backend.host, trial.backend.dist, trial.backend.xp
+
+    def model(y: Any) -> None:
+        factor = host.sample("factor", dist.LKJCholesky(2, 1.0))
+        host.sample("y", dist.MultivariateNormal(xp.zeros(2), scale_tril=factor), obs=y[:2])
+
+    y = trial.backend.array(np.array([1.0, 1.0]))
+    keys = () if trial.is_pyro else (trial.backend.key(),)
+    fit = trial.public.fit(*keys, model, y, progress_bar=False)
+    right = trial.backend.numpy(fit.draws["factor"])[:1_000].copy()
+    options: dict[str, Any] = {"progress_bar": False}
+    given = {"factor": trial.backend.array(right)}
+    assert trial.public.check(*keys, given, model, y, **options).trusted
+    point = {"factor": trial.backend.array(np.repeat(right[:1], 100, 0))}
+    verdict = trial.public.check(*keys, point, model, y, **options)
+    assert "are one number" in str(verdict)

@@ -60,6 +60,69 @@ def neutral(name: str, file: str, old: str, new: str, tests: str) -> Iterator[Mu
     yield Mutation(name, f"ppl_ext/{file}", old, new, tuple(tests.split()))
 
 
+def _what_is_held() -> Iterator[Mutation]:
+    """The door for arguments, where they lie within something, and what models hold themselves."""
+    for name, file, old, new in (
+        (
+            "what a model closes over is not looked at",
+            "arguments.py",
+            "    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), "
+            "strict=True):",
+            "    for name, cell in zip((), (), strict=True):",
+        ),
+        (
+            "globals of a model are not looked at",
+            "arguments.py",
+            "    names = _globals_of(function.__code__)",
+            "    names = ()",
+        ),
+        (
+            "containers behind the thousandth are not looked at",
+            "arguments.py",
+            "_CONTAINERS, _OBJECTS = 100_000, 1_000",
+            "_CONTAINERS, _OBJECTS = 1_000, 1_000",
+        ),
+        (
+            "columns of a data frame rounded without a word",
+            "fit/habits.py",
+            'return placed_array(name, array, place) if array.dtype.kind in "biufc" else value',
+            'return place(array) if array.dtype.kind in "biufc" else value',
+        ),
+        (
+            "new rows for a prediction rounded without a word",
+            "fit/habits.py",
+            "return placed_array(name, new if isinstance(new, np.ndarray) else np.array(new), "
+            "place)",
+            "return place(np.array(new))",
+        ),
+        (
+            "numbers beyond single precision become infinite",
+            "arguments.py",
+            "if largest > float(np.finfo(own).max):",
+            "if largest > np.inf:",
+        ),
+        (
+            "batches that swap halves without swapping",
+            "target/log_density.py",
+            "swaps = (one, two, np.where(half, one, two), np.where(half, two, one))",
+            "swaps = (one, two, one, two)",
+        ),
+        (
+            "draws beyond the edge of a support taken for its edge",
+            "check/check.py",
+            "            far[moved_rows] = True",
+            "            far[moved_rows] = False",
+        ),
+        (
+            "entries that a support fixes taken for a point",
+            "check/check.py",
+            "    if program.fixed is None:",
+            "    if True:",
+        ),
+    ):
+        yield from neutral(name, file, old, new, "faults")
+
+
 def _density() -> Iterator[Mutation]:
     tests = "target density log_density check"
     yield from both(
@@ -2938,4 +3001,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_sharding(),
     *_batches(),
     *_looks(),
+    *_what_is_held(),
 )
