@@ -84,7 +84,7 @@ def _what_is_held() -> Iterator[Mutation]:
         ),
         (
             "columns of a data frame rounded without a word",
-            "fit/habits.py",
+            "arguments.py",
             'return placed_array(name, array, place) if array.dtype.kind in "biufc" else value',
             'return place(array) if array.dtype.kind in "biufc" else value',
         ),
