@@ -85,8 +85,8 @@ def _what_is_held() -> Iterator[Mutation]:
         (
             "columns of a data frame rounded without a word",
             "arguments.py",
-            'return placed_array(name, array, place) if array.dtype.kind in "biufc" else value',
-            'return place(array) if array.dtype.kind in "biufc" else value',
+            "return array if place is None else placed_array(name, array, place)",
+            "return array if place is None else place(array)",
         ),
         (
             "new rows for a prediction rounded without a word",
