@@ -96,8 +96,8 @@ class Off:
         """The figures in words."""
         return (
             f"Compared with chains, '{self.name}' differs most: its mean by {self.mean:.2f} sd, "
-            f"its sd is {self.deviation:.2f} times theirs, {self.distance:.1%} of the probability lies "
-            f"elsewhere (Kolmogorov distance), and its tails are {self.lower:.1%} and "
+            f"its sd is {self.deviation:.2f} times theirs, {self.distance:.1%} of the probability "
+            f"lies elsewhere (Kolmogorov distance), and its tails are {self.lower:.1%} and "
             f"{self.upper:.1%} where theirs are {TAIL:.1%} each."
         )
 
