@@ -9,12 +9,7 @@ from dataclasses import dataclass, field, replace
 from ppl_ext.errors import DataWarning
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.target.layouts import DataPlate
-
-#: What is said of a program without data, whose posterior is right as it is.
-NOTHING = (
-    "The program observes nothing with these arguments, so that the draws are of its prior. Where "
-    "that is not meant, pass the observations: an argument that was left out may be None."
-)
+from ppl_ext.target.log_density import NOTHING
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,11 @@ Data = TypeVar("Data")
 _NAMED = 6
 #: Relative difference of two sums of log likelihoods that is put down to rounding.
 APART = 1e-4
+#: What is said of a program without data, whose posterior is right as it is.
+NOTHING = (
+    "The program observes nothing with these arguments, so that the draws are of its prior. Where "
+    "that is not meant, pass the observations: an argument that was left out may be None."
+)
 
 
 class Started(Protocol):
@@ -424,6 +429,12 @@ def warn_of_held_parameters(sizes: Mapping[str, int], when: str, advice: str) ->
             HeldParameterWarning,
             stacklevel=3,
         )
+
+
+def warn_of_nothing(target: LogDensityShell[Any, Any]) -> None:
+    """Say that a program observes nothing, where it does not."""
+    if not target.sees_data:
+        warnings.warn(NOTHING, DataWarning, stacklevel=3)
 
 
 def _told(sizes: Mapping[str, int]) -> str:

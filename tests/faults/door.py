@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.faults.options import chains
 from tests.faults.programs import Y, mean
 from tests.faults.table import REFUSED, RUNS, Trial, fault
 
@@ -481,6 +482,34 @@ def _nothing(trial: Trial) -> None:
     with trial.warned("observes nothing", trial.public.DataWarning):
         verdict = call(trial, "check", draws, model, 3, progress_bar=False)
     assert any("observes nothing" in each for each in verdict.reasons)
+
+
+@fault(
+    OBSERVED, "an engine without observations", "its prior: a warning before the first step, once"
+)
+def _nothing_of_engine(trial: Trial) -> None:
+    host, dist = trial.backend.host, trial.backend.dist
+
+    def model(n: int, y: Any = None) -> None:
+        mu = host.sample("mu", dist.Normal(3.0, 2.0))
+        with host.plate("rows", n):
+            host.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    def told_by(run: Callable[[], Any]) -> int:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            run()
+        return sum("observes nothing" in str(each.message) for each in found)
+
+    for engine in (trial.svgd(model), trial.engine("GSM", model)):
+        assert told_by(lambda e=engine: trial.run(e, 2, 3)) == 1
+        assert told_by(lambda e=engine: trial.run(e, 2, 3)) == 0
+        seen = trial.backend.array(Y)
+        assert told_by(lambda e=trial.svgd(model): trial.run(e, 2, len(Y), y=seen)) == 0
+    named = trial.svgd(model)
+    assert told_by(lambda: call(trial, "fit", model, 3, engine=named, progress_bar=False)) == 1
+    for kernel in (trial.public.SGLD(model, 1e-2), trial.public.MCLMC(model)):
+        assert told_by(lambda k=kernel: chains(trial, k, 20, 3)) == 1
 
 
 @fault(OBSERVED, "a program with a factor alone", RUNS)
