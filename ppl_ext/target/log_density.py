@@ -30,6 +30,15 @@ NOTHING = (
     "The program observes nothing with these arguments, so that the draws are of its prior. Where "
     "that is not meant, pass the observations: an argument that was left out may be None."
 )
+#: What is said where data are there, and the draws are as they would be without them.
+UNTOUCHED = (
+    "The observations tell nothing of any latent site with these arguments: the likelihood is the "
+    "same wherever the latents are, so that the draws are of the prior. Where that is not meant, "
+    "look at masks, which may hide all rows, and at what the observed sites' distributions are "
+    "made of."
+)
+#: Positions at which likelihoods are compared.
+_POSITIONS = 4
 
 
 class Started(Protocol):
@@ -159,6 +168,26 @@ class LogDensityShell(ABC, Generic[Array, Data]):
                     "half of their rows",
                 )
                 return
+
+    def touches(self, data: Data) -> bool:
+        """Whether observations bear on a latent site; True where there are none, or nothing tells.
+
+        Where they do not, log likelihoods are the same at all positions. So they are where
+        rounding hides what differs, and then scores are not zero.
+        """
+        if not self.observed_sites or self.passes is not None or self._must_touch(data):
+            return True
+        z = np.cos(np.arange(_POSITIONS * self.dim)).reshape(_POSITIONS, self.dim)
+        first = {name: np.arange(each.subsample_size) for name, each in self.plates.items()}
+        rows = {name: np.tile(each, (_POSITIONS, 1)) for name, each in first.items()}
+        found = self._likelihoods(z, rows, data)
+        if not np.isfinite(found).all() or np.ptp(found) > 0.0:
+            return True
+        return bool((self.full_score_parts(self.placed(z), data).likelihood != 0.0).any())
+
+    def _must_touch(self, data: Data) -> bool:
+        """Whether that is known without a look at numbers."""
+        return False
 
     def _near_zero(self) -> Float[np.ndarray, " D"]:
         """A position near zero at which no two coordinates are the same."""

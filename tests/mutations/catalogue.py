@@ -2363,6 +2363,13 @@ def _neutral() -> Iterator[Mutation]:
             "faults",
         ),
         (
+            "likelihoods that rounding makes the same have no latent site in them",
+            "target/log_density.py",
+            "return bool((self.full_score_parts(self.placed(z), data).likelihood != 0.0).any())",
+            "return False",
+            "faults",
+        ),
+        (
             "rows that depend on each other are held against themselves",
             "target/log_density.py",
             "apart = share * one + (1.0 - share) * two",
