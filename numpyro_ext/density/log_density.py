@@ -310,11 +310,13 @@ class LogDensity(LogDensityShell[Array, Data]):
         return "z" in index_use(likelihood, position, {"z": 0}, arguments.as_evaluated(data))[0]
 
     def _likelihoods(
-        self, z: Float[np.ndarray, "K D"], rows: Mapping[str, np.ndarray], data: Data
-    ) -> Float[np.ndarray, " K"]:
+        self, z: Float[np.ndarray, "K D"], rows: Mapping[str, np.ndarray], *data: Data
+    ) -> Float[np.ndarray, " values"]:
         one = partial(self._evaluation.batch, self._evaluation.value)
-        positions, arguments = self.placed(z), self.arguments.as_evaluated(data)
-        return np.asarray(Program(one, rarely=True)(positions, arguments, dict(rows))[1])
+        program, positions = Program(one, rarely=True), self.placed(z)
+        evaluated = map(self.arguments.as_evaluated, data)
+        found = [np.asarray(program(positions, each, dict(rows))[1]) for each in evaluated]
+        return np.concatenate(found)
 
     def forget_programs(self) -> None:
         """Let go of the programs that looked for a start and at it; a network's are large."""

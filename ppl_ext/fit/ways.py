@@ -148,6 +148,8 @@ def ways_of(
         made = once("as written", lambda: host.target(model, args, kwargs, loaded, False))
     written = host.held(made)
     data = written.bind(*args, **kwargs)
+    if sample is not None:
+        written.check_batch(sample.batch, of_all)
 
     def digest() -> str:
         if sample is None:

@@ -7,11 +7,13 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes
 from ppl_ext.errors import ArgumentError, DataWarning, HeldParameterWarning
 from ppl_ext.options import check_count, check_number, described
@@ -70,6 +72,8 @@ class LogDensityShell(ABC, Generic[Array, Data]):
     sees_data: bool
     #: All rows, where they come from a loader; None where arguments hold them.
     passes: Passes | None = None
+    # Whether the rows of a loader's batch were looked at.
+    _has_seen_batch = False
 
     def _set_options(
         self,
@@ -160,14 +164,33 @@ class LogDensityShell(ABC, Generic[Array, Data]):
                 )
                 return
         for name, four in zip(swapped, fours.reshape(-1, 4), strict=True):
-            before, after = four[:2].sum(), four[2:].sum()
-            if abs(before - after) > APART * np.abs(four).max():
-                _warn_of_mixed_rows(
-                    name,
-                    f"two batches have {before:.6g} in sum, and {after:.6g} when they have swapped "
-                    "half of their rows",
-                )
+            if (changed := _changed_by_swap(four)) is not None:
+                _warn_of_mixed_rows(name, changed)
                 return
+
+    def check_batch(self, batch: Batch, kwargs: Mapping[str, Any]) -> None:
+        """Warn where the likelihood of a row depends on the other rows of a loader's batch.
+
+        Two batches, each of one half of its rows twice, have the same sum of likelihoods when they
+        have swapped halves, where rows stand apart. It is looked at once, and not where the batch
+        has all rows, which may depend on each other.
+        """
+        half = batch.rows // 2
+        if self._has_seen_batch or self.sharding is not None or self.bound.enumerated or not half:
+            return
+        plates = [n for n, each in self.batch_plates.items() if each.subsample_size == batch.rows]
+        if not plates:
+            return
+        self._has_seen_batch = True
+        one, two, left = np.split(np.arange(batch.rows), [half, 2 * half])
+        pairs = (one, one), (two, two), (one, two), (two, one)
+        chosen = [batch.of_rows(np.concatenate([*pair, left])) for pair in pairs]
+        four = np.full(4, np.nan)
+        with suppress(Exception):  # Only a look: a model may want its rows as they come.
+            data = [self.bind(*each.args, **{**kwargs, **each.kwargs}) for each in chosen]
+            four = self._likelihoods(self._near_zero()[None], {}, *data)
+        if (found := _changed_by_swap(four)) is not None:
+            _warn_of_mixed_rows(plates[0], found)
 
     def touches(self, data: Data) -> bool:
         """Whether observations bear on a latent site; True where there are none, or nothing tells.
@@ -195,9 +218,12 @@ class LogDensityShell(ABC, Generic[Array, Data]):
 
     @abstractmethod
     def _likelihoods(
-        self, z: Float[np.ndarray, "K D"], rows: Mapping[str, np.ndarray], data: Data
-    ) -> Float[np.ndarray, " K"]:
-        """Log likelihoods at positions, each with its own rows (K, n) of every plate."""
+        self, z: Float[np.ndarray, "K D"], rows: Mapping[str, np.ndarray], *data: Data
+    ) -> Float[np.ndarray, " values"]:
+        """Log likelihoods at positions, each with its own rows (K, n) of every plate.
+
+        Of several data, those of the first come first.
+        """
 
     @property
     def batch_arguments(self) -> bool:
@@ -482,6 +508,20 @@ def _told(sizes: Mapping[str, int]) -> str:
     if len(told) > _NAMED:
         told[_NAMED:] = [f"{len(told) - _NAMED} more"]
     return f"of {', '.join(told)} ({number})"
+
+
+def _changed_by_swap(four: Float[np.ndarray, " 4"]) -> str | None:
+    """In words, if the sum of two batches' log likelihoods is another after they swapped halves.
+
+    What is infinite or NaN tells nothing.
+    """
+    before, after = four[:2].sum(), four[2:].sum()
+    if not abs(before - after) > APART * np.abs(four).max():
+        return None
+    return (
+        f"two batches have {before:.6g} in sum, and {after:.6g} when they have swapped half of "
+        "their rows"
+    )
 
 
 def _warn_of_mixed_rows(plate: str, found: str) -> None:

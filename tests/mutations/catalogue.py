@@ -2370,6 +2370,13 @@ def _neutral() -> Iterator[Mutation]:
             "faults",
         ),
         (
+            "two batches swap halves that are the same",
+            "target/log_density.py",
+            "pairs = (one, one), (two, two), (one, two), (two, one)",
+            "pairs = (one, one), (two, two), (one, one), (two, two)",
+            "faults",
+        ),
+        (
             "rows that depend on each other are held against themselves",
             "target/log_density.py",
             "apart = share * one + (1.0 - share) * two",
