@@ -305,9 +305,13 @@ class LogDensity(LogDensityShell[Array, Data]):
         def likelihood(position: dict[str, Array], data: Data) -> Array:
             return self._evaluation.value(data, rows, position["z"])[1]
 
+        def is_used() -> bool:
+            position, arguments = {"z": jnp.zeros(self.dim, self.dtype)}, self.arguments
+            return "z" in index_use(likelihood, position, {"z": 0}, arguments.as_evaluated(data))[0]
+
         rows = self.first_rows() if self.plates else {}
-        position, arguments = {"z": jnp.zeros(self.dim, self.dtype)}, self.arguments
-        return "z" in index_use(likelihood, position, {"z": 0}, arguments.as_evaluated(data))[0]
+        # The same whatever the numbers are.
+        return self.remembered("latent sites reach the likelihood", is_used)
 
     def _likelihoods(
         self, z: Float[np.ndarray, "K D"], rows: Mapping[str, np.ndarray], *data: Data
