@@ -26,6 +26,7 @@ from numpyro_ext.gradients import SVRG
 from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.sharding import Sharding, entry, on_own_axes
 from numpyro_ext.start import pieces_of
+from ppl_ext.arguments import columns_as_arrays
 from ppl_ext.batches.passes import passes_of
 from ppl_ext.documented import documented
 from ppl_ext.fit import fit as shared
@@ -277,6 +278,7 @@ def ways_of(
     )
     options |= {"generator": generator, "sharding": sharding}
     ways = partial(shared_ways.ways_of, host, model, **options)
+    args, kwargs = columns_as_arrays(args, kwargs, model=model)
     return written_for_arrays(ways, args, kwargs, host.place)
 
 

@@ -17,14 +17,12 @@ from jax.lax import fori_loop
 from numpyro.infer.autoguide import AutoContinuous, AutoGuide
 
 from numpyro_ext.density import Data, LogDensity
-from numpyro_ext.density.batches import place
 from numpyro_ext.density.reparameterise import moved_values
 from numpyro_ext.density.start import numbers_of_key
 from numpyro_ext.draws import check_key
 from numpyro_ext.guides.flat_density import flat_density
 from numpyro_ext.programs import Loop
 from numpyro_ext.sharding import entry
-from ppl_ext.arguments import columns_as_arrays
 from ppl_ext.errors import ArgumentError
 from ppl_ext.start.given import DRAWS, HOST, SEARCH, Started
 from ppl_ext.start.search import (
@@ -97,7 +95,6 @@ def find_start(rng_key: Array, model: Callable[..., Any], *args: Any, **kwargs: 
     >>> result = engine.run(jax.random.key(1), 100, y, start=start)
     """
     check_key(rng_key, "find_start")
-    args, kwargs = columns_as_arrays(args, kwargs, place, model)
     target_key, key = random.split(rng_key)
     target = LogDensity(model, target_key, args, kwargs, engine="find_start")
     return start_of(target, key, target.bind(*args, **kwargs))

@@ -67,8 +67,8 @@ _ONE_NUMBER = 1e4
 _QUARTILES = 1.349
 #: Where an entry point's argument has its model.
 _MODELS = ("model", "sampler.model", "kernel.model", "target.model")
-#: What torch says in a ValueError of an observation that is none of its tensors.
-_WANTS_TENSOR = "must be a Tensor"
+#: What torch says in a ValueError of an observation or a parameter that is none of its tensors.
+_WANTS_TENSOR = ("must be a Tensor", "must all be instances of Number, torch.Tensor")
 #: How to have double precision.
 _DOUBLE = "double precision: numpyro.enable_x64() first, or dtype=torch.float64"
 
@@ -749,12 +749,22 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def columns_as_arrays(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    place: Callable[[Any], Any],
+    place: Callable[[np.ndarray], Any] | None = None,
     model: Any = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A model's arguments, with columns of pandas and polars as arrays of the package.
+    """A model's arguments, with columns of data frames as arrays, also those inside of containers.
 
-    A whole data frame stays as it is: a model may take its columns by name.
+    A column is what has numbers and a ``to_numpy``, as a Series of pandas and of polars, and is no
+    array of a framework's. A whole data frame stays as it is: a model may take its columns by name.
+
+    Parameters
+    ----------
+    args, kwargs
+        A model's arguments.
+    place : callable, optional
+        What makes a package's array of one of NumPy, which it stays otherwise.
+    model : callable, optional
+        Whose names of its arguments errors have.
 
     Raises
     ------
@@ -763,14 +773,30 @@ def columns_as_arrays(
     """
 
     def each(name: str, value: Any) -> Any:
-        owner = type(value).__module__.partition(".")[0]
-        if owner not in ("pandas", "polars") or type(value).__name__ != "Series":
+        if type(value) in (list, tuple, dict):
+            pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
+            made = [(key, each(f"{name}[{key!r}]", inner)) for key, inner in pairs]
+            if all(new is old for (_, new), (_, old) in zip(made, pairs, strict=True)):
+                return value
+            return dict(made) if isinstance(value, dict) else type(value)(new for _, new in made)
+        if not is_column(value):
             return value
-        array = value.to_numpy()
-        return placed_array(name, array, place) if array.dtype.kind in "biufc" else value
+        array = np.asarray(value.to_numpy())
+        if array.dtype.kind not in "biufc":
+            return value
+        return array if place is None else placed_array(name, array, place)
 
+    if not any(type(x) in (list, tuple, dict) or is_column(x) for x in (*args, *kwargs.values())):
+        return args, dict(kwargs)
     by_place = tuple(map(each, argument_names(model, args), args))
     return by_place, {name: each(name, value) for name, value in kwargs.items()}
+
+
+def is_column(value: Any) -> bool:
+    """Whether this is a column of a data frame, of any library."""
+    makes_arrays = hasattr(value, "to_numpy") and hasattr(value, "__array__")
+    # Frames have columns, and arrays of xarray dimensions, which a model may take by name.
+    return makes_arrays and not hasattr(value, "columns") and not hasattr(value, "dims")
 
 
 class ForeignArgumentError(ArgumentError):
@@ -798,7 +824,7 @@ def named_if_foreign(
     try:
         yield
     except (TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, ValueError) and _WANTS_TENSOR not in str(error):
+        if isinstance(error, ValueError) and not any(each in str(error) for each in _WANTS_TENSOR):
             raise
         others = {
             name: f"{type(each).__module__.partition('.')[0]}.{type(each).__name__}"

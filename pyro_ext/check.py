@@ -20,7 +20,7 @@ from ppl_ext.check.source import Source, number_of_draws, source_of
 from ppl_ext.documented import documented
 from ppl_ext.target.noncentred import moved_sites
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.density.batches import placing
+from pyro_ext.density.arguments import placing
 from pyro_ext.diagnostics.chains import Chains
 from pyro_ext.diagnostics.fit import FittedGuide, fitted_guide
 from pyro_ext.diagnostics.host_fit import HostFit

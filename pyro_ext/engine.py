@@ -66,7 +66,7 @@ from ppl_ext.running.sharding import FIRST_BATCH
 from ppl_ext.start.given import HOST
 from ppl_ext.start.rows import Rows
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.density.batches import placing
+from pyro_ext.density.arguments import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.handlers import global_generator, isolated_parameters
 from pyro_ext.density.reparameterise import moves_of, noncentred

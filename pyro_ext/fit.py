@@ -13,7 +13,7 @@ from pyro.infer import autoguide
 from pyro.optim import Adam
 from torch import Tensor
 
-from ppl_ext.arguments import entry
+from ppl_ext.arguments import columns_as_arrays, entry
 from ppl_ext.batches.passes import passes_of
 from ppl_ext.documented import documented
 from ppl_ext.fit import fit as shared
@@ -32,7 +32,7 @@ from ppl_ext.running.settling import Settling
 from ppl_ext.running.sharding import check_sharding
 from ppl_ext.start.start import Start
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.density.batches import placing
+from pyro_ext.density.arguments import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.reparameterise import moves_of, noncentred
 from pyro_ext.density.replay import replay
@@ -270,6 +270,7 @@ def ways_of(
     )
     options |= {"generator": generator, "sharding": sharding}
     ways = partial(shared_ways.ways_of, host, model, **options)
+    args, kwargs = columns_as_arrays(args, kwargs, placing(None), model)
     return written_for_arrays(ways, args, kwargs, host.place)
 
 

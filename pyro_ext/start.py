@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from pyro.infer.autoguide import AutoContinuous, AutoGuide
 
-from ppl_ext.arguments import columns_as_arrays, entry
+from ppl_ext.arguments import entry
 from ppl_ext.errors import ArgumentError
 from ppl_ext.start.given import DRAWS, HOST, SEARCH, Started
 from ppl_ext.start.search import Piece, begin, rows_of, space_of, starts_by_host
 from ppl_ext.start.start import Start
 from ppl_ext.target.on_host import as_float64
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.density.batches import placing
 from pyro_ext.density.handlers import global_generator, isolated_parameters
 from pyro_ext.density.reparameterise import moved_values
 from pyro_ext.guides.flat_density import flat_density
@@ -75,7 +74,6 @@ def find_start(model: Callable[..., Any], *args: Any, seed: int = 0, **kwargs: A
     >>> engine = px.SVGD(model, pyro.optim.Adam({"lr": 0.3}), seed=0)
     >>> result = engine.run(10, y, start=start)
     """
-    args, kwargs = columns_as_arrays(args, kwargs, placing(None), model)
     target = LogDensity(model, args, kwargs)
     return start_of(target, torch.Generator().manual_seed(seed), target.bind(*args, **kwargs))
 

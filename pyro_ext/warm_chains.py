@@ -22,7 +22,7 @@ from ppl_ext.start.given import check_start
 from ppl_ext.start.search import Piece
 from ppl_ext.start.start import Start
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.density.batches import placing
+from pyro_ext.density.arguments import placing
 from pyro_ext.fit import ways_of
 from pyro_ext.guides.flat_density import check_has_flat_density, check_same_layout
 from pyro_ext.sgmcmc import MCMC

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -102,7 +103,7 @@ class EngineTrainer:
             options["kernel"] = kernel(method.kernel)
         optim = falling(torch.optim.Adam, {"lr": candidate}, setting.steps)
         if method.family == "Newton":
-            options["damping"] = candidate
+            options["damping"] = replace(options["damping"], damping=candidate)
             settings = {"lr": NEWTON_STEP, "momentum": NEWTON_MOMENTUM, "nesterov": True}
             optim = falling(torch.optim.SGD, settings, setting.steps)
         elif method.family == "last layer":

@@ -28,7 +28,7 @@ from numpyro_ext.density.handlers import (
 )
 from numpyro_ext.density.index_use import index_use
 from numpyro_ext.density.layout import Data, DataPlate, Indices
-from ppl_ext.arguments import check_call
+from ppl_ext.arguments import check_call, columns_as_arrays
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from ppl_ext.target.discrete import enumeration_error, steering_error
 from ppl_ext.target.fingerprint import Fingerprint
@@ -57,6 +57,7 @@ def as_data(
         The arguments do not fit the signature of the model, or something of them would be lost.
     """
     kept = jax.dtypes.canonicalize_dtype
+    args, kwargs = columns_as_arrays(args, kwargs, model=model)
     check_call(model, args, kwargs, kept, np.dtype(kept(np.dtype(np.float64))), anew=anew)
     return Data(args, kwargs)
 

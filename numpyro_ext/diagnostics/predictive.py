@@ -193,12 +193,12 @@ def predictions(
     ArgumentError
         The draws or the arguments do not fit the model, or there is no such site.
     """
+    args, kwargs = columns_as_arrays(args, kwargs, model=model)
     if args and is_prng_key(args[0]) and not is_prng_key(next(iter(like[0]), None)):
         raise ArgumentError(
             "Expected the model's arguments, found a key before them. Type fit.predict(*args), or "
             "fit.predict(*args, seed=0): a whole number takes the place of a key."
         )
-    args, kwargs = columns_as_arrays(args, kwargs, place, model)
     args, kwargs = as_fitted(model, args, kwargs, like, place)
     draws = {name: np.asarray(value) for name, value in draws.items()}
     observing = ObserveMissing(model, draws)

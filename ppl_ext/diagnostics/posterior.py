@@ -112,7 +112,13 @@ def variable(posterior: Any, name: str) -> Shaped[np.ndarray, "S ..."]:
 
 
 def picture(kind: str, arviz_of: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """ArviZ's picture of a kind, but "history", of the groups that it needs."""
+    """ArviZ's picture of a kind, but "history", of the groups that it needs.
+
+    Raises
+    ------
+    ArgumentError
+        ArviZ refuses so many panels.
+    """
     import arviz
 
     own, later = _PICTURES[kind]
@@ -120,4 +126,14 @@ def picture(kind: str, arviz_of: Callable[..., Any], options: Mapping[str, Any])
     groups = dict(POSTERIOR_ALONE)
     if kind == "predictive":
         groups |= {"posterior_predictive": True, "observed_data": True}
-    return draw(arviz_of(**groups), **options)
+    given = arviz_of(**groups)
+    try:
+        return draw(given, **options)
+    except ValueError as error:
+        if "max_subplots" not in str(error):
+            raise
+        raise ArgumentError(
+            f"Expected a picture of fewer panels, found what ArviZ refuses: {error} Type "
+            f"plot({kind!r}, var_names=[{next(iter(given['posterior'].data_vars))!r}]), with the "
+            "variables that you want."
+        ) from error

@@ -95,9 +95,9 @@ class Off:
     def told(self) -> str:
         """The figures in words."""
         return (
-            f"Beside chains '{self.name}' differs most: its mean by {self.mean:.2f} sd, its sd is "
-            f"{self.deviation:.2f} times theirs, {self.distance:.1%} of the probability lies "
-            f"elsewhere (Kolmogorov distance), and its tails are {self.lower:.1%} and "
+            f"Compared with chains, '{self.name}' differs most: its mean by {self.mean:.2f} sd, "
+            f"its sd is {self.deviation:.2f} times theirs, {self.distance:.1%} of the probability "
+            f"lies elsewhere (Kolmogorov distance), and its tails are {self.lower:.1%} and "
             f"{self.upper:.1%} where theirs are {TAIL:.1%} each."
         )
 

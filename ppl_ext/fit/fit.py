@@ -27,7 +27,14 @@ from ppl_ext.fit.evidence import LogEvidence, log_evidence
 from ppl_ext.fit.figures import site_figures
 from ppl_ext.fit.ladder import Climbed, climb, staged, with_chains
 from ppl_ext.fit.looks import as_arviz, check_options, fit_page, plot, predicted, summary, values_of
-from ppl_ext.fit.naming import Describe, named_ways, names_of, with_labels, with_names
+from ppl_ext.fit.naming import (
+    Describe,
+    named_ways,
+    names_of,
+    told_with_labels,
+    with_labels,
+    with_names,
+)
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.refit import Reweighted, refitted
 from ppl_ext.fit.saved import as_tree, from_tree, names_as_tree, names_from_tree
@@ -222,6 +229,7 @@ class Fit:
         self._arguments = "" if climbed is None else climbed.problem.digest()
         # The rest of a file that was read without its program.
         self._unbound = unbound
+        self._names = names_from_tree((unbound or {}).get("names", {}))
         self._again = again
         self._log_evidence: LogEvidence | None = None
 
@@ -241,9 +249,13 @@ class Fit:
         sites = {
             name: site_figures(name, np.asarray(judged[name]), chains, share) for name in draws
         }
-        sites = with_labels(sites, names_of(climbed.problem).labels)
-        number = chains if chains > 1 else 0
-        verdict = replace(climbed.verdict, by_site=sites, num_chains=number)
+        labels = names_of(climbed.problem).labels
+        verdict = replace(
+            climbed.verdict,
+            reasons=told_with_labels(climbed.verdict.reasons, labels),
+            by_site=with_labels(sites, labels),
+            num_chains=chains if chains > 1 else 0,
+        )
         verdict = climbed.problem.observed.judged(verdict)
         return cls(draws, verdict, chains, climbed, generator, seed, again=again)
 
@@ -329,9 +341,11 @@ class Fit:
     @property
     def labels(self) -> Mapping[str, Sequence[Sequence[Any]]]:
         """Of each site the labels along its axes, where ``dims`` or ``coords`` were given."""
-        if self._climbed is not None:
-            return names_of(self._climbed.problem).labels
-        return names_from_tree((self._unbound or {}).get("names", {})).labels
+        return self._axis_names.labels
+
+    @property
+    def _axis_names(self) -> Names:
+        return self._names if self._climbed is None else names_of(self._climbed.problem)
 
     @property
     def views(self) -> Views | None:
@@ -369,9 +383,10 @@ class Fit:
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled without its program, as ``load_fit(path)`` reads it."""
+        """Pickled without its program, as ``load_fit(path)`` reads it, with its labels."""
         draws = {name: values_of(self, name) for name in self.draws}
-        return type(self), (draws, self.verdict, self.num_chains)
+        parts = draws, self.verdict, self.num_chains
+        return type(self), parts, {"_names": self._axis_names}
 
     @answers(OF_SUMMARY)
     def summary(
@@ -964,10 +979,11 @@ def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
     found = compared(flat_columns(climbed.ordered(draws), shapes), theirs, problem.dim)
     level, reasons = policy.judge_engine(given.engine, climbed.verdict, found.wrong)
     unsure = (found.unsure,) if level == "approximate" and found.unsure else ()
+    labels = names_of(problem).labels
     verdict = Verdict(
         level,
-        (*reasons, *unsure, found.worst.told),
-        with_labels(found.by_site, names_of(problem).labels),
+        told_with_labels((*reasons, *unsure, found.worst.told), labels),
+        with_labels(found.by_site, labels),
         tuple(climbed.stages),
         confirmed=level == "approximate" and not unsure,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -122,14 +123,35 @@ def with_labels(
     """Figures by site with the labels of single numbers in place of their places."""
 
     def renamed(name: str, value: Value) -> Value:
-        places = value.name.removeprefix(name).strip("[]").split(", ")
-        axes = labels.get(name, ())
-        if len(places) != len(axes) or not all(each.isdigit() for each in places):
-            return value
-        found = [str(axis[int(place)]) for axis, place in zip(axes, places, strict=True)]
-        return replace(value, name=f"{name}[{', '.join(found)}]")
+        places = value.name.removeprefix(name).strip("[]")
+        at = _at(labels, name, places)
+        return replace(value, name=f"{name}[{at}]") if at else value
 
     return {
         name: replace(site, values=tuple(renamed(name, value) for value in site.values))
         for name, site in sites.items()
     }
+
+
+#: A single number of a site, as sentences name it.
+_NUMBER = re.compile(r"'([^'\[\]]+)\[([\d, ]+)\]'")
+
+
+def told_with_labels(
+    sentences: Sequence[str], labels: Mapping[str, Sequence[Sequence[Any]]]
+) -> tuple[str, ...]:
+    """Sentences with the labels of single numbers in place of their places, as tables have them."""
+
+    def renamed(found: re.Match[str]) -> str:
+        at = _at(labels, found[1], found[2])
+        return f"'{found[1]}[{at}]'" if at else found[0]
+
+    return tuple(_NUMBER.sub(renamed, each) for each in sentences)
+
+
+def _at(labels: Mapping[str, Sequence[Sequence[Any]]], name: str, places: str) -> str:
+    """Labels of a number of a site at these places along its axes; nothing where there are none."""
+    numbers, axes = places.split(", "), labels.get(name, ())
+    if len(numbers) != len(axes) or not all(each.isdigit() for each in numbers):
+        return ""
+    return ", ".join(str(axis[int(each)]) for axis, each in zip(axes, numbers, strict=True))

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ppl_ext.arguments import columns_as_arrays
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, Sample, total_rows
 from ppl_ext.fit.engine import in_rounds, name_of, number_of_draws
@@ -135,8 +134,7 @@ def ways_of(
     does not depend on the arguments' numbers is taken from ``programs`` where it is there.
     """
     once = Programs() if programs is None else programs
-    args, of_all = columns_as_arrays(args, kwargs, host.place, model)
-    args_given, kwargs = args, of_all
+    args_given, of_all = args, dict(kwargs)
     sample: Sample | None = None
     loaded: tuple[str, ...] | None = None
     if passes is not None:

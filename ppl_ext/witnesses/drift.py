@@ -109,7 +109,7 @@ class Drift:
         return (
             f"{self.chains} short chains from the draws, {self.transitions} steps each, move the "
             f"{KINDS[kind]} of {what} most, by {size:+.2f} ± {error:.2f}{unit} (right draws stay "
-            f"where they are; nested R-hat {self.nested_r_hat:.2f})."
+            f"where they are; nested R-hat of the chains {self.nested_r_hat:.2f})."
         )
 
 

@@ -139,7 +139,8 @@ class Ratios:
         worst = int(self._distances().argmax())
         return (
             "By importance ratios the draws' probability that "
-            f"'{self.names[worst]}' lies below some value is off by {self.distance[worst]:.2f}."
+            f"'{self.names[worst]}' lies below a value is off by up to {self.distance[worst]:.2f} "
+            f"({DISTANCE:.2f} is let pass)."
         )
 
     @property
@@ -149,7 +150,7 @@ class Ratios:
         long, short = ("right", "left") if self.skewness[worst] > 0.0 else ("left", "right")
         return (
             f"The posterior of '{self.names[worst]}' has a longer tail on the {long} and a shorter "
-            f"one on the {short} than the draws: by the logarithms of the importance ratios its "
+            f"one on the {short} than the draws: by the importance ratios its "
             f"skewness exceeds that of the draws by {self.skewness[worst]:+.2f} ± "
             f"{self.skewness_error[worst]:.2f}. A guide that can be skewed, or `fit`, helps."
         )
@@ -162,7 +163,7 @@ class Ratios:
             f"{self.share:.0%} of the draws"
         )
         if not self.can_correct:
-            return f"{text}: too uneven to tell."
+            return f"{text}: too uneven to say how far the draws are off."
         first, second = self._shares().argmax(1)
         return (
             f"{text}; they move the mean of '{self.names[first]}' by {self.mean[first]:+.2f} ± "

@@ -88,11 +88,11 @@ class Stein:
         """The worst figure of each, with its error."""
         first, second = self._shares().argmax(1)
         return (
-            f"Stein's identities, of slopes of the log density at the draws: the mean slope is "
+            "Stein's identities, which right draws obey: the mean slope of the log density is "
             f"{self.mean[first]:+.2f} ± {self.mean_error[first]:.2f} in '{self.names[first]}' (0 "
-            f"for right draws), the spread {1.0 - self.diagonal[second]:.2f} ± "
+            f"for right draws), and the spread of the draws {1.0 - self.diagonal[second]:.2f} ± "
             f"{self.diagonal_error[second]:.2f} in '{self.names[second]}' (1 for right draws, less "
-            "for narrow ones)."
+            "for draws that lie too close together)."
         )
 
 

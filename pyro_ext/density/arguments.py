@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ppl_ext.arguments import check_call
+from ppl_ext.arguments import check_call, columns_as_arrays
+from ppl_ext.batches.passes import Place
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.handlers import SiteHandler, without_host_checks
 from pyro_ext.density.layout import Data
@@ -32,6 +34,7 @@ def as_data(
     """
     name = str(dtype).removeprefix("torch.")
     fraction = np.dtype(name) if name in ("float16", "float32", "float64") else None
+    args, kwargs = columns_as_arrays(args, kwargs, placing(dtype), model)
     check_call(model, args, kwargs, None, fraction)
     if any(_of_inference(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
         # Tensors made in torch.inference_mode cannot be differentiated through, nor copied in it.
@@ -40,6 +43,24 @@ def as_data(
                 lambda leaf: leaf.clone() if _of_inference(leaf) else leaf, (args, kwargs)
             )
     return Data(args, kwargs)
+
+
+def placing(dtype: torch.dtype | None) -> Place:
+    """What makes an array of a loader a tensor of its own, on torch's default device.
+
+    Numbers of NumPy with a fraction get ``dtype``, by default torch's own; tensors keep theirs.
+    """
+    floats = torch.get_default_dtype() if dtype is None else dtype
+    device = torch.get_default_device()
+
+    def place(leaf: Any) -> Tensor:
+        if isinstance(leaf, Tensor):
+            own = leaf.detach()
+            return own.clone() if own.device.type != "cpu" else own.to(device, copy=True)
+        tensor = torch.from_numpy(np.array(leaf))
+        return tensor.to(device, floats if tensor.is_floating_point() else tensor.dtype)
+
+    return place
 
 
 def _of_inference(leaf: Any) -> bool:

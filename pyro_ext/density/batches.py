@@ -6,32 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from ppl_ext.batches.passes import Passes, Place, total_rows
-from pyro_ext.density.arguments import as_data
+from ppl_ext.batches.passes import Passes, total_rows
+from pyro_ext.density.arguments import as_data, placing
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.layout import Data, Indices
 from pyro_ext.sharding import Sharding
-
-
-def placing(dtype: torch.dtype | None) -> Place:
-    """What makes an array of a loader a tensor of its own, on torch's default device.
-
-    Numbers of NumPy with a fraction get ``dtype``, by default torch's own; tensors keep theirs.
-    """
-    floats = torch.get_default_dtype() if dtype is None else dtype
-    device = torch.get_default_device()
-
-    def place(leaf: Any) -> Tensor:
-        if isinstance(leaf, Tensor):
-            own = leaf.detach()
-            return own.clone() if own.device.type != "cpu" else own.to(device, copy=True)
-        tensor = torch.from_numpy(np.array(leaf))
-        return tensor.to(device, floats if tensor.is_floating_point() else tensor.dtype)
-
-    return place
 
 
 def array_or_none(value: Any) -> np.ndarray | None:

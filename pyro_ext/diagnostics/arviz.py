@@ -44,7 +44,8 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
 from ppl_ext.running.sharding import check_sharding
 from pyro_ext.density import LogDensity
-from pyro_ext.density.batches import array_or_none, placing
+from pyro_ext.density.arguments import placing
+from pyro_ext.density.batches import array_or_none
 from pyro_ext.density.replay import replay
 from pyro_ext.diagnostics.chains import Chains
 from pyro_ext.diagnostics.host_fit import HostFit

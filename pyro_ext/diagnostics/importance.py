@@ -25,7 +25,7 @@ from ppl_ext.diagnostics.importance import (
 )
 from ppl_ext.documented import documented
 from ppl_ext.options import check_count
-from pyro_ext.density.batches import placing
+from pyro_ext.density.arguments import placing
 from pyro_ext.diagnostics.fit import SEED, fitted_guide
 
 

@@ -23,7 +23,7 @@ from ppl_ext.fit.habits import as_fitted
 from ppl_ext.options import as_seed, check_count
 from ppl_ext.process import between_steps
 from ppl_ext.running.sharding import check_sharding
-from pyro_ext.density.batches import placing
+from pyro_ext.density.arguments import placing
 from pyro_ext.density.prediction import ObserveMissing, run_at
 from pyro_ext.density.replay import computed_sites, replay
 from pyro_ext.diagnostics.fit import target_of_model

@@ -23,7 +23,7 @@ from ppl_ext.diagnostics.stein_discrepancy import (
 )
 from ppl_ext.documented import documented
 from pyro_ext.density import LogDensity
-from pyro_ext.density.batches import placing
+from pyro_ext.density.arguments import placing
 from pyro_ext.diagnostics.fit import SEED, fitted_guide, target_of_model
 
 Metric = str | Tensor | np.ndarray | None

@@ -12,7 +12,7 @@ from torch import Tensor
 from ppl_ext.gradients import estimator
 from ppl_ext.gradients.estimator import ScoreEstimate, corrected
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.density.batches import placing
+from pyro_ext.density.arguments import placing
 from pyro_ext.gradients.full_data import exact_score, num_rows
 
 EstimatorState = dict[str, Any]

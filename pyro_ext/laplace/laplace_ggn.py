@@ -28,7 +28,7 @@ from ppl_ext.laplace.laplace_ggn import (
 from pyro_ext.curvature import Curvature, GaussNewton, row_structure
 from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.density.batches import placing
+from pyro_ext.density.arguments import placing
 from pyro_ext.density.handlers import global_generator
 from pyro_ext.engine import Plan, on_host
 from pyro_ext.laplace.gaussian import Precision, precision_of

@@ -116,6 +116,8 @@ def test_a_newton_run_fits_and_is_of_the_model_that_is_described(backend: str) -
     trainer = protocol.make_trainer(backend, METHODS["SVN"], setting)
     assert isinstance(trainer, NewtonTrainer)
     trainer.start(x, y, 0, 1.0)
+    engine: Any = getattr(trainer, "engine")  # noqa: B009 - the protocol has none
+    assert engine.damping.adapt is False
     shapes = {name: value.shape for name, value in trainer.draws().items()}
     expected = {"w1": (3, 2, 6), "b1": (3, 6), "w2": (3, 6, 1), "b2": (3, 1), "noise": (3,)}
     assert shapes == expected

@@ -109,13 +109,62 @@ def test_engines_get_what_they_have_no_default_of(backend: Any) -> None:
     assert abs(fit["mean"].mean() - 8.0 / 4.01) < 0.25
 
 
-def test_columns_of_a_data_frame_are_arrays(backend: Any) -> None:
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"y": Y, "name": list("abcd")}, index=[3, 1, 7, 5])
-    fit = fit_of(backend, normal(backend), frame["y"], exact=False)
+FRAMES = pytest.mark.parametrize("library", ["pandas", "polars"])
+
+
+def frame_of(library: str, columns: dict[str, Any]) -> Any:
+    made = pytest.importorskip(
+        library, reason=f"{library} is not installed (pip install {library})"
+    )
+    return made.DataFrame(columns)
+
+
+@FRAMES
+def test_columns_of_a_data_frame_are_arrays(backend: Any, library: str) -> None:
+    y = frame_of(library, {"y": Y, "name": list("abcd")})["y"]
+    keys = () if backend.is_pyro else (backend.key(),)
+    fit = fit_of(backend, normal(backend), y, exact=False)
     assert abs(fit["mean"].mean() - 8.0 / 4.01) < 0.15
     np.testing.assert_allclose(fit.to_arviz()["observed_data"]["y"].values, Y)
-    assert fit.predict(frame["y"])["y"].shape[1:] == (4,)
+    assert fit.predict(y)["y"].shape[1:] == (4,)
+    moved = fit.refit(frame_of(library, {"y": Y + 1.0})["y"], progress_bar=False)
+    assert abs(moved["mean"].mean() - 12.0 / 4.01) < 0.15
+    told = backend.public.check(*keys, fit, normal(backend), y, progress_bar=False)
+    assert told.trusted
+
+
+@FRAMES
+def test_engines_run_on_columns_of_a_data_frame(backend: Any, library: str) -> None:
+    keys, y = () if backend.is_pyro else (backend.key(),), frame_of(library, {"y": Y})["y"]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        options = {"seed": 0} if backend.is_pyro else {}
+        engine = backend.public.SVGD(
+            normal(backend), backend.adam(0.05), num_particles=4, **options
+        )
+        return engine.run(*keys, 5, *args, progress_bar=False, **kwargs)
+
+    expected, found = run(backend.array(Y)), run(y)
+    np.testing.assert_array_equal(np.asarray(found["mean"]), np.asarray(expected["mean"]))
+    np.testing.assert_array_equal(np.asarray(run(y=y)["mean"]), np.asarray(expected["mean"]))
+    assert found.predict(y)["y"].shape == (4, 4)
+    draws = {"mean": backend.array(Y)}
+    predicted = backend.public.predictive_distribution(normal(backend), draws, y)
+    assert predicted.sizes["row"] == 4
+
+
+@FRAMES
+def test_columns_lose_no_digits_unseen(backend: Any, library: str) -> None:
+    y = frame_of(library, {"y": 1.7e11 + Y})["y"]
+    with pytest.raises(ArgumentError, match="rounding argument 'y'"):
+        fit_of(backend, normal(backend), y)
+
+
+@FRAMES
+def test_columns_in_a_dictionary(backend: Any, library: str) -> None:
+    y = frame_of(library, {"y": Y})["y"]
+    fit = fit_of(backend, lambda data: normal(backend)(data["y"]), {"y": y}, exact=False)
+    assert abs(fit["mean"].mean() - 8.0 / 4.01) < 0.15
 
 
 @pytest.mark.parametrize("name", ["max_iter", "inference_method"])
@@ -186,8 +235,8 @@ def test_a_program_for_arrays_is_given_arrays_by_every_door(backend: Any, tmp_pa
         assert fit_of(backend, summed, arrays[0], backend.array(Y)).verdict.trusted
 
 
-def test_columns_of_text_and_lists_of_texts_are_named(backend: Any) -> None:
-    pandas = pytest.importorskip("pandas")
+@FRAMES
+def test_columns_of_text_and_lists_of_texts_are_named(backend: Any, library: str) -> None:
     host, dist = backend.host, backend.dist
 
     def model(x: Any, y: Any) -> None:
@@ -200,9 +249,24 @@ def test_columns_of_text_and_lists_of_texts_are_named(backend: Any) -> None:
         backend.public.SVGD(model, backend.adam(0.1), num_particles=4).run(
             *keys, 1, Y.tolist(), backend.array(Y), progress_bar=False
         )
-    names = pandas.Series(list("abcd"))
-    with pytest.raises(ArgumentError, match=r"Argument 'x' is a pandas\.Series.* Pass"):
-        fit_of(backend, model, names, backend.array(Y))
+    frame = frame_of(library, {"name": list("abcd")})
+    with pytest.raises(ArgumentError, match=rf"Argument 'x' is a {library}\.Series.* Pass"):
+        fit_of(backend, model, frame["name"], backend.array(Y))
+
+
+@FRAMES
+def test_data_frames_are_named(library: str) -> None:
+    import pyro
+    import pyro.distributions as dist
+
+    import pyro_ext as px
+
+    def model(y: Any) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(y, 1.0), obs=mean)
+
+    with pytest.raises(ArgumentError, match=rf"Argument 'y' is a {library}\.DataFrame.* Pass"):
+        px.fit(model, frame_of(library, {"y": Y}), progress_bar=False)
 
 
 def test_too_few_draws_of_particles_are_counted_by_one_number(backend: Any) -> None:

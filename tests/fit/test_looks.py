@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.figures import site_figures
 from ppl_ext.fit.fit import Fit, ends
 from ppl_ext.fit.looks import KINDS
+from ppl_ext.fit.naming import told_with_labels
 from ppl_ext.fit.verdict import Stage, Verdict
 
 X = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
@@ -201,6 +203,38 @@ def test_a_fit_without_its_program_shows_its_draws(backend: Any, fit: Any, tmp_p
         coords={"town": TOWNS},
     )
     assert list(whole.summary().index) == list(fit.summary().index)
+
+
+def test_too_many_panels_are_told(fit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any, **__: Any) -> None:
+        raise ValueError("Requested 49 subplots, which exceeds rcParams['plot.max_subplots']=40.")
+
+    monkeypatch.setattr("arviz.plot_pair", refuses)
+    with pytest.raises(ArgumentError, match=r"plot\('pair', var_names=\['slope'\]\)"):
+        fit.plot("pair")
+
+
+def test_sentences_name_numbers_by_their_labels() -> None:
+    labels = {"m": [["a", "b"], [2001, 2002]], "n": [["x", "y"]]}
+    said = ("that of 'm[1, 0]', beside 'n[1]'", "'p[1]', 'n[1, 1]', 'n' and n[0]")
+    told = ("that of 'm[b, 2001]', beside 'n[y]'", said[1])
+    assert told_with_labels(said, labels) == told
+
+
+def test_a_pickled_fit_has_its_labels(backend: Any) -> None:
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        with host.plate("town", len(TOWNS)):
+            mean = host.sample("mean", dist.Normal(backend.array(0.0), 10.0))
+            host.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+    keys = () if backend.is_pyro else (backend.key(),)
+    options: dict[str, Any] = {"coords": {"town": TOWNS}, "exact": False, "progress_bar": False}
+    fit = backend.public.fit(*keys, model, backend.array(Y), **options)
+    found = pickle.loads(pickle.dumps(fit))
+    for each in (found, pickle.loads(pickle.dumps(found))):
+        assert list(each.summary().index) == [f"mean[{town}]" for town in TOWNS]
 
 
 def test_data_that_were_changed_in_place_are_not_shown(backend: Any) -> None:

@@ -142,30 +142,34 @@ SENTENCES: dict[str, Callable[[], str]] = {
     "1 parameter differs from those of chains by more than chance explains.": (
         lambda: policy.words_of_wrong(1)
     ),
-    "Beside chains 'theta[2]' differs most: its mean by 0.05 sd, its sd is 1.04 times theirs, 2.0% "
+    "Compared with chains, 'theta[2]' differs most: its mean by 0.05 sd, its sd is 1.04 times "
+    "theirs, 2.0% "
     "of the probability lies elsewhere (Kolmogorov distance), and its tails are 1.4% and 1.6% "
     "where theirs are 1.5% each.": lambda: OFF.told,
     "Not confirmed: the sd of 'theta' may be off by 108%, as far as these draws and chains tell. "
     "Take more draws, of particles by num_particles=.": (
         lambda: Comparison([], {"theta": SiteFigures(4.0, 4.0, 1.0, deviation_error=1.084)}).unsure
     ),
-    "Stein's identities, of slopes of the log density at the draws: the mean slope is +0.02 ± 0.01 "
-    "in 'theta[2]' (0 for right draws), the spread 0.87 ± 0.06 in 'theta[2]' (1 for right draws, "
-    "less for narrow ones).": lambda: STEIN.told,
+    "Stein's identities, which right draws obey: the mean slope of the log density is +0.02 ± 0.01 "
+    "in 'theta[2]' (0 for right draws), and the spread of the draws 0.87 ± 0.06 in 'theta[2]' (1 "
+    "for right draws, "
+    "less for draws that lie too close together).": lambda: STEIN.told,
     "256 short chains from the draws, 4 steps each, move the mean of 'theta[2]' most, by -0.31 ± "
-    "0.02 sd (right draws stay where they are; nested R-hat 1.02).": lambda: DRIFT.told,
+    "0.02 sd (right draws stay where they are; nested R-hat of the chains 1.02).": lambda: (
+        DRIFT.told
+    ),
     "Far out the density does not fall with 'mean', whose prior is improper: the posterior has no "
     "normaliser. Give a proper prior.": (lambda: reasons(chains=replace(RESTED, flat=("mean",)))),
-    "By importance ratios the draws' probability that 'theta[2]' lies below some value is off by "
-    "0.10.": lambda: _ratios(0.2).told_of_distance,
+    "By importance ratios the draws' probability that 'theta[2]' lies below a value is off by up "
+    "to "
+    "0.10 (0.05 is let pass).": lambda: _ratios(0.2).told_of_distance,
     "The posterior of 'theta[2]' has a longer tail on the right and a shorter one on the left than "
-    "the draws: by the logarithms of the importance ratios its skewness exceeds that of the draws "
+    "the draws: by the importance ratios its skewness exceeds that of the draws "
     "by +0.90 ± 0.05. A guide that can be skewed, or `fit`, helps.": (
         lambda: _ratios(0.2).told_of_skewness
     ),
-    "Importance ratios: Pareto k-hat 1.20, worth 40% of the draws: too uneven to tell.": (
-        lambda: _ratios(1.2).told
-    ),
+    "Importance ratios: Pareto k-hat 1.20, worth 40% of the draws: too uneven to say how far the "
+    "draws are off.": (lambda: _ratios(1.2).told),
     "All 32 pairs of chains from far apart met within 7 transitions, which shows (95% confidence) "
     "that at most 8.9% of the probability still depends on where chains started.": (
         lambda: reasons(chains=RESTED, coupled=MET)

@@ -84,9 +84,9 @@ def _what_is_held() -> Iterator[Mutation]:
         ),
         (
             "columns of a data frame rounded without a word",
-            "fit/habits.py",
-            'return placed_array(name, array, place) if array.dtype.kind in "biufc" else value',
-            'return place(array) if array.dtype.kind in "biufc" else value',
+            "arguments.py",
+            "return array if place is None else placed_array(name, array, place)",
+            "return array if place is None else place(array)",
         ),
         (
             "new rows for a prediction rounded without a word",
@@ -2802,6 +2802,65 @@ def _batches() -> Iterator[Mutation]:
         ),
     ]:
         yield from neutral(name, file, old, new, "batches/test_fits")
+    for name, file, old, new in [
+        (
+            "groups with fewer draws have the fewest that there may be",
+            "diagnostics/thinning.py",
+            "max(LEAST_DRAWS, MOST_NUMBERS // most)",
+            "min(LEAST_DRAWS, MOST_NUMBERS // most)",
+        ),
+        (
+            "a group is much by its draws alone",
+            "diagnostics/thinning.py",
+            "return num_draws * numbers > MOST_NUMBERS",
+            "return num_draws > MOST_NUMBERS",
+        ),
+        (
+            "draws of a chain that a group has are numbered over all chains",
+            "diagnostics/thinning.py",
+            "kept[: len(kept) // num_chains]",
+            "kept",
+        ),
+        (
+            "predictions of fewer draws are lost",
+            "diagnostics/thinning.py",
+            "predictive=few.predictive",
+            "predictive=found.predictive",
+        ),
+        (
+            "labels along the axes begin with those of the draws",
+            "fit/naming.py",
+            "arrays[safe.given[name]][0][2:]",
+            "arrays[safe.given[name]][0][1:]",
+        ),
+        (
+            "every number of a site bears the first label",
+            "fit/naming.py",
+            "str(axis[int(each)])",
+            "str(axis[0])",
+        ),
+        (
+            "names that do not fit the program are left to whoever uses them",
+            "fit/naming.py",
+            "        if refuses:",
+            "        if False:",
+        ),
+    ]:
+        yield from neutral(name, file, old, new, "fit/test_looks")
+    yield from numpyro(
+        "a scan over all of its data is taken for a forecast",
+        "density/prediction.py",
+        "len(value) < steps",
+        "len(value) <= steps",
+        "numpyro_ext/test_fit diagnostics/test_arviz",
+    )
+    yield from numpyro(
+        "a scan that goes on beyond its data is not told",
+        "density/prediction.py",
+        "            raise GoesOnError",
+        "            return",
+        "numpyro_ext/test_fit",
+    )
     yield from neutral(
         "a skipped batch is told by the next one's number",
         "batches/stream.py",

@@ -69,6 +69,10 @@ def test_a_forecast_by_a_scan_beyond_its_data_is_the_hosts() -> None:
     host = Predictive(model, posterior_samples=fit.draws)(jax.random.key(7), y, future=3)
     assert found["forecast"].std(0) == pytest.approx(np.asarray(host["forecast"]).std(0), rel=0.15)
     assert list(fit.predict(y, future=3, return_sites=["forecast"])) == ["forecast"]
+    # Over all of its data alone a scan has a density, and nothing is left to the host.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("numpyro_ext.diagnostics.predictive.Predictive", None)
+        assert fit.predict(y)["y"].shape[1:] == (6,)
 
 
 def test_an_assertion_of_the_model_is_no_forecast() -> None:

@@ -16,12 +16,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-def test_workers_of_ray_go_on_after_a_kill(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.sharding.ray_job", str(tmp_path)]
+@pytest.mark.library_start
+@pytest.mark.judged
+@pytest.mark.parametrize("package", ["pyro", "numpyro"])
+def test_workers_of_ray_go_on_after_a_kill(package: str, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="ray is not installed (pip install --group ray)")
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.sharding.ray_job", package, str(tmp_path)]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("lost a worker") == 1
@@ -31,6 +35,6 @@ def test_workers_of_ray_go_on_after_a_kill(tmp_path: Path) -> None:
     found = np.load(tmp_path / "draws.npy")
     alone = tmp_path / "alone"
     alone.mkdir()
-    ray_job.run_from_checkpoint(None, alone)
+    getattr(ray_job, f"{package}_from_checkpoint")(None, alone)
     # Sums are in another order.
     np.testing.assert_allclose(found, np.load(alone / "draws.npy"), rtol=1e-4, atol=1e-5)
