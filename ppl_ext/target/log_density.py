@@ -72,6 +72,8 @@ class LogDensityShell(ABC, Generic[Array, Data]):
     sees_data: bool
     #: All rows, where they come from a loader; None where arguments hold them.
     passes: Passes | None = None
+    #: How positions and rows are split over devices, if they are.
+    sharding: Any
     # Whether the rows of a loader's batch were looked at.
     _has_seen_batch = False
 
@@ -206,7 +208,8 @@ class LogDensityShell(ABC, Generic[Array, Data]):
         found = self._likelihoods(z, rows, data)
         if not np.isfinite(found).all() or np.ptp(found) > 0.0:
             return True
-        return bool((self.full_score_parts(self.placed(z), data).likelihood != 0.0).any())
+        scores: Any = self.full_score_parts(self.placed(z), data).likelihood
+        return bool((scores != 0.0).any())
 
     def _must_touch(self, data: Data) -> bool:
         """Whether that is known without a look at numbers."""
