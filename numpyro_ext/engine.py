@@ -918,6 +918,7 @@ class Engine(EngineShell, ABC):
         bound = self._require_bound()
         if stream is not None:
             stream.check_target(self.target)
+            self.target.check_batch(stream.first(), kwargs)
             full_data = getattr(bound.plan.estimator, "full_data", None)
             check_not_shared(stream.order.loader, full_data)
         forms = {bound.data.signature()}

@@ -755,6 +755,7 @@ class Engine(EngineShell, ABC):
                 sharding.agree({FIRST_BATCH: self._digest((args, own))})
             self._meet(args, {**kwargs, **own}, start=start)
             stream.check_target(self.target)
+            self.target.check_batch(stream.first(), kwargs)
             check_not_shared(batches, getattr(self.plan.estimator, "full_data", None))
         else:
             self._meet(args, kwargs, start=start)

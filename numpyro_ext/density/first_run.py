@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from numpyro import handlers
+from numpyro.distributions import MaskedDistribution
 from numpyro.infer import init_to_uniform
 
 from numpyro_ext.density.handlers import (
@@ -40,7 +41,7 @@ from numpyro_ext.density.layout import Data, DataPlate, Layout
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.networks.random_module import note
 from ppl_ext.process import swapped
-from ppl_ext.target.families import family_of, is_improper
+from ppl_ext.target.families import family_of, is_improper, is_made_of
 from ppl_ext.target.scores import (
     check_each_once,
     check_masks,
@@ -193,6 +194,8 @@ class Structure:
         Whether there are observed sites or factors inside a plate.
     sees_data : bool
         Whether there are observed sites or factors.
+    are_masked : bool
+        Whether all observed sites have a mask.
     enumerated : tuple of str
         Discrete latent sites, which are summed out.
     nesting : int
@@ -215,6 +218,7 @@ class Structure:
     latent_values: dict[str, jax.ShapeDtypeStruct] = field(default_factory=dict)
     has_likelihood: bool = True
     sees_data: bool = True
+    are_masked: bool = False
     enumerated: tuple[str, ...] = ()
     nesting: int = 0
 
@@ -276,6 +280,11 @@ def structure_of(run: FirstRun) -> Structure:
             is_observation(site) or (is_factor(site) and LOG_DETERMINANT not in site["infer"])
             for site in run.trace.values()
             if site["type"] == "sample"
+        ),
+        are_masked=all(
+            is_made_of(site["fn"], MaskedDistribution)
+            for site in run.trace.values()
+            if is_observation(site)
         ),
         enumerated=tuple(name for name, site in run.trace.items() if is_enumerated(site)),
         nesting=max(

@@ -32,6 +32,7 @@ from numpyro_ext.density.first_run import (
     held_without_prior,
 )
 from numpyro_ext.density.handlers import Trace, belongs_to_prior, is_factor, is_observation
+from numpyro_ext.density.index_use import index_use
 from numpyro_ext.density.layout import Data, Indices, Layout
 from numpyro_ext.density.outputs import Output, output_of
 from numpyro_ext.density.spaces import check_values, constrain, unconstrain
@@ -179,6 +180,7 @@ class LogDensity(LogDensityShell[Array, Data]):
         self._assemble(Arguments(bound, self.init_strategy).traced_or_constant(data))
         self._check_options(structure.has_likelihood)
         self.sees_data = structure.sees_data
+        self._are_masked = structure.are_masked
         if check:
 
             def judge(attempt: Attempt) -> None:
@@ -293,12 +295,32 @@ class LogDensity(LogDensityShell[Array, Data]):
     def placed(self, values: Any) -> Array:
         return jnp.asarray(values, self.dtype)
 
+    def _must_touch(self, data: Data) -> bool:
+        """Programs take long to compile: a trace tells what is not masked."""
+        if self.sharding is not None:
+            return True
+        if self._are_masked:
+            return False
+
+        def likelihood(position: dict[str, Array], data: Data) -> Array:
+            return self._evaluation.value(data, rows, position["z"])[1]
+
+        def is_used() -> bool:
+            position, arguments = {"z": jnp.zeros(self.dim, self.dtype)}, self.arguments
+            return "z" in index_use(likelihood, position, {"z": 0}, arguments.as_evaluated(data))[0]
+
+        rows = self.first_rows() if self.plates else {}
+        # The same whatever the numbers are.
+        return self.remembered("latent sites reach the likelihood", is_used)
+
     def _likelihoods(
-        self, z: Float[np.ndarray, "K D"], rows: Mapping[str, np.ndarray], data: Data
-    ) -> Float[np.ndarray, " K"]:
+        self, z: Float[np.ndarray, "K D"], rows: Mapping[str, np.ndarray], *data: Data
+    ) -> Float[np.ndarray, " values"]:
         one = partial(self._evaluation.batch, self._evaluation.value)
-        positions, arguments = self.placed(z), self.arguments.as_evaluated(data)
-        return np.asarray(Program(one, rarely=True)(positions, arguments, dict(rows))[1])
+        program, positions = Program(one, rarely=True), self.placed(z)
+        evaluated = map(self.arguments.as_evaluated, data)
+        found = [np.asarray(program(positions, each, dict(rows))[1]) for each in evaluated]
+        return np.concatenate(found)
 
     def forget_programs(self) -> None:
         """Let go of the programs that looked for a start and at it; a network's are large."""

@@ -35,6 +35,7 @@ from ppl_ext.sgmcmc.energies import Energies
 from ppl_ext.sgmcmc.heat import LET_PASS, heat_by_site, scores_each
 from ppl_ext.sgmcmc.kernels import StochasticGradientShell
 from ppl_ext.sgmcmc.schedules import check_first_step_size, warn_of_first_broken_step
+from ppl_ext.target.log_density import warn_of_nothing
 
 
 class KernelState(NamedTuple):
@@ -412,6 +413,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             engine=type(self).__name__,
             **self._target_options,
         )
+        warn_of_nothing(self._target)
         self._signature = signature
 
     def _check_initial(

@@ -94,13 +94,16 @@ class Batch(NamedTuple):
         """Some rows of it."""
         return self.map(lambda leaf: leaf[start:stop] if len(leaf.shape) else leaf)
 
+    def of_rows(self, rows: np.ndarray) -> Batch:
+        """A batch of these rows of it, by their numbers."""
+        return self.map(lambda leaf: leaf[rows] if len(leaf.shape) else leaf)
+
     def of_size(self, rows: int) -> Batch:
         """A batch of so many rows of this one, some of them again where they are too few."""
         own = self.rows
         if own == rows:
             return self
-        chosen = np.arange(rows) % own
-        return self.map(lambda leaf: leaf[chosen] if len(leaf.shape) else leaf)
+        return self.of_rows(np.arange(rows) % own)
 
 
 def as_batch(given: Any) -> Batch:

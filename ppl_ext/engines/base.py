@@ -30,6 +30,7 @@ from ppl_ext.start.given import HOST, SEARCH, Started, check_start
 from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Start
+from ppl_ext.target.log_density import warn_of_nothing
 from ppl_ext.target.noncentred import Moves, Noncentred, check_moved, say_before_run
 
 Target = TypeVar("Target")
@@ -244,7 +245,8 @@ class EngineShell:
     ) -> Target:
         """The target of the program, with sites of latent scale non-centred where asked for.
 
-        Where it is not, the first call says which sites these are.
+        Where it is not, the first call says which sites these are. It also says where the program
+        observes nothing.
 
         Parameters
         ----------
@@ -261,6 +263,7 @@ class EngineShell:
         target: Any = make(self._program if self._has_looked else self.model)
         if self._has_looked:
             return target
+        warn_of_nothing(target)
         if self.reparameterise:
             moves = self._moves_of(target, target.bind(*args, **kwargs))
             if moves.latents:

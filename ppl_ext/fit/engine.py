@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ppl_ext.engines.judgement import unjudged
-from ppl_ext.errors import ArgumentError, UnsettledWarning
+from ppl_ext.errors import ArgumentError, DataWarning, UnsettledWarning
 from ppl_ext.fit.problem import Meter
 from ppl_ext.options import described
 from ppl_ext.process import swapped
 from ppl_ext.running.settling import Settling
 from ppl_ext.target.layouts import DataPlate
+from ppl_ext.target.log_density import NOTHING
 
 #: Steps of an engine's first run, and of all; each run is twice as long as the one before.
 FIRST_STEPS, MOST_STEPS = 2_000, 200_000
@@ -46,8 +48,9 @@ def in_rounds(
         return not meter.allows(ENGINE_SHARE, of_engine=spent(step))
 
     with swapped(warnings.catch_warnings()), unjudged():
-        # The verdict says it.
+        # The verdict says it, and the fit has said what is observed.
         warnings.simplefilter("ignore", UnsettledWarning)
+        warnings.filterwarnings("ignore", re.escape(NOTHING), DataWarning)
         while True:
             # A step takes an evaluation at least, and the run asks after a hundredth of its steps.
             length = max(1, int(min(length, meter.for_engines)))

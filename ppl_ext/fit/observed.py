@@ -9,12 +9,7 @@ from dataclasses import dataclass, field, replace
 from ppl_ext.errors import DataWarning
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.target.layouts import DataPlate
-
-#: What is said of a program without data, whose posterior is right as it is.
-NOTHING = (
-    "The program observes nothing with these arguments, so that the draws are of its prior. Where "
-    "that is not meant, pass the observations: an argument that was left out may be None."
-)
+from ppl_ext.target.log_density import NOTHING, UNTOUCHED
 
 
 @dataclass(frozen=True)
@@ -27,10 +22,13 @@ class Observed:
         Whether it has observed sites or factors.
     batches : mapping of str to DataPlate
         Plates of which the arguments hold a batch, where nothing gives the other rows.
+    touches : bool
+        Whether what it observes bears on a latent site.
     """
 
     sees_data: bool = True
     batches: Mapping[str, DataPlate] = field(default_factory=dict)
+    touches: bool = True
 
     @property
     def against(self) -> tuple[str, ...]:
@@ -47,7 +45,9 @@ class Observed:
     @property
     def told(self) -> tuple[str, ...]:
         """What else there is to be said."""
-        return () if self.sees_data else (NOTHING,)
+        if not self.sees_data:
+            return (NOTHING,)
+        return () if self.touches else (UNTOUCHED,)
 
     def warn(self) -> None:
         """Say it before anything is computed."""

@@ -229,7 +229,7 @@ def problem_of(
     unconstrain: Callable[[Mapping[str, np.ndarray]], Any],
     approximate: Approximate | None = None,
     latents: Mapping[str, str] | None = None,
-    has_loader: bool = False,
+    observed: Observed | None = None,
     prior: Prior | None = None,
 ) -> Problem:
     """The problem of a target, which is ``written`` or another way to write the same."""
@@ -254,7 +254,7 @@ def problem_of(
         approximate,
         maps_of(target.layout.names, constrain, unconstrain),
         latents=latents or {},
-        observed=Observed(written.sees_data, {} if has_loader else dict(written.batch_plates)),
+        observed=observed or Observed(),
         prior=prior,
     )
 

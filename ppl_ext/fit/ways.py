@@ -14,6 +14,7 @@ import numpy as np
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, Sample, total_rows
 from ppl_ext.fit.engine import in_rounds, name_of, number_of_draws
+from ppl_ext.fit.observed import Observed
 from ppl_ext.fit.problem import (
     Approximate,
     Approximated,
@@ -145,6 +146,8 @@ def ways_of(
         made = once("as written", lambda: host.target(model, args, kwargs, loaded, False))
     written = host.held(made)
     data = written.bind(*args, **kwargs)
+    if sample is not None:
+        written.check_batch(sample.batch, of_all)
 
     def digest() -> str:
         if sample is None:
@@ -182,7 +185,7 @@ def ways_of(
                 generator,
                 *host.maps(target, own),
                 approximate=_by_engine(host, engine, target, own, passes, of_all),
-                has_loader=passes is not None,
+                observed=observed,
                 prior=lambda number, seed: host.prior(target, number, seed, own),
                 latents=latents,
             ),
@@ -198,6 +201,8 @@ def ways_of(
         None if passes is None else passes.loader,
         partial(host.predictive_distribution, model),
     )
+    batches = {} if passes is not None else dict(written.batch_plates)
+    observed = Observed(written.sees_data, batches, written.touches(data))
     first = problem("as written", model, written, data)
     yield first
     may_move = not (written.plates or first.of_all_rows)

@@ -7,11 +7,13 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes
 from ppl_ext.errors import ArgumentError, DataWarning, HeldParameterWarning
 from ppl_ext.options import check_count, check_number, described
@@ -25,6 +27,20 @@ Data = TypeVar("Data")
 _NAMED = 6
 #: Relative difference of two sums of log likelihoods that is put down to rounding.
 APART = 1e-4
+#: What is said of a program without data, whose posterior is right as it is.
+NOTHING = (
+    "The program observes nothing with these arguments, so that the draws are of its prior. Where "
+    "that is not meant, pass the observations: an argument that was left out may be None."
+)
+#: What is said where data are there, and the draws are as they would be without them.
+UNTOUCHED = (
+    "The observations tell nothing of any latent site with these arguments: the likelihood is the "
+    "same wherever the latents are, so that the draws are of the prior. Where that is not meant, "
+    "look at masks, which may hide all rows, and at what the observed sites' distributions are "
+    "made of."
+)
+#: Positions at which likelihoods are compared.
+_POSITIONS = 4
 
 
 class Started(Protocol):
@@ -56,6 +72,10 @@ class LogDensityShell(ABC, Generic[Array, Data]):
     sees_data: bool
     #: All rows, where they come from a loader; None where arguments hold them.
     passes: Passes | None = None
+    #: How positions and rows are split over devices, if they are.
+    sharding: Any
+    # Whether the rows of a loader's batch were looked at.
+    _has_seen_batch = False
 
     def _set_options(
         self,
@@ -146,14 +166,54 @@ class LogDensityShell(ABC, Generic[Array, Data]):
                 )
                 return
         for name, four in zip(swapped, fours.reshape(-1, 4), strict=True):
-            before, after = four[:2].sum(), four[2:].sum()
-            if abs(before - after) > APART * np.abs(four).max():
-                _warn_of_mixed_rows(
-                    name,
-                    f"two batches have {before:.6g} in sum, and {after:.6g} when they have swapped "
-                    "half of their rows",
-                )
+            if (changed := _changed_by_swap(four)) is not None:
+                _warn_of_mixed_rows(name, changed)
                 return
+
+    def check_batch(self, batch: Batch, kwargs: Mapping[str, Any]) -> None:
+        """Warn where the likelihood of a row depends on the other rows of a loader's batch.
+
+        Two batches, each of one half of its rows twice, have the same sum of likelihoods when they
+        have swapped halves, where rows stand apart. It is looked at once, and not where the batch
+        has all rows, which may depend on each other.
+        """
+        half = batch.rows // 2
+        if self._has_seen_batch or self.sharding is not None or self.bound.enumerated or not half:
+            return
+        plates = [n for n, each in self.batch_plates.items() if each.subsample_size == batch.rows]
+        if not plates:
+            return
+        self._has_seen_batch = True
+        one, two, left = np.split(np.arange(batch.rows), [half, 2 * half])
+        pairs = (one, one), (two, two), (one, two), (two, one)
+        chosen = [batch.of_rows(np.concatenate([*pair, left])) for pair in pairs]
+        four = np.full(4, np.nan)
+        with suppress(Exception):  # Only a look: a model may want its rows as they come.
+            data = [self.bind(*each.args, **{**kwargs, **each.kwargs}) for each in chosen]
+            four = self._likelihoods(self._near_zero()[None], {}, *data)
+        if (found := _changed_by_swap(four)) is not None:
+            _warn_of_mixed_rows(plates[0], found)
+
+    def touches(self, data: Data) -> bool:
+        """Whether observations bear on a latent site; True where there are none, or nothing tells.
+
+        Where they do not, log likelihoods are the same at all positions. So they are where
+        rounding hides what differs, and then scores are not zero.
+        """
+        if not self.observed_sites or self.passes is not None or self._must_touch(data):
+            return True
+        z = np.cos(np.arange(_POSITIONS * self.dim)).reshape(_POSITIONS, self.dim)
+        first = {name: np.arange(each.subsample_size) for name, each in self.plates.items()}
+        rows = {name: np.tile(each, (_POSITIONS, 1)) for name, each in first.items()}
+        found = self._likelihoods(z, rows, data)
+        if not np.isfinite(found).all() or np.ptp(found) > 0.0:
+            return True
+        scores: Any = self.full_score_parts(self.placed(z), data).likelihood
+        return bool((scores != 0.0).any())
+
+    def _must_touch(self, data: Data) -> bool:
+        """Whether that is known without a look at numbers."""
+        return False
 
     def _near_zero(self) -> Float[np.ndarray, " D"]:
         """A position near zero at which no two coordinates are the same."""
@@ -161,9 +221,12 @@ class LogDensityShell(ABC, Generic[Array, Data]):
 
     @abstractmethod
     def _likelihoods(
-        self, z: Float[np.ndarray, "K D"], rows: Mapping[str, np.ndarray], data: Data
-    ) -> Float[np.ndarray, " K"]:
-        """Log likelihoods at positions, each with its own rows (K, n) of every plate."""
+        self, z: Float[np.ndarray, "K D"], rows: Mapping[str, np.ndarray], *data: Data
+    ) -> Float[np.ndarray, " values"]:
+        """Log likelihoods at positions, each with its own rows (K, n) of every plate.
+
+        Of several data, those of the first come first.
+        """
 
     @property
     def batch_arguments(self) -> bool:
@@ -426,6 +489,12 @@ def warn_of_held_parameters(sizes: Mapping[str, int], when: str, advice: str) ->
         )
 
 
+def warn_of_nothing(target: LogDensityShell[Any, Any]) -> None:
+    """Say that a program observes nothing, where it does not."""
+    if not target.sees_data:
+        warnings.warn(NOTHING, DataWarning, stacklevel=3)
+
+
 def _told(sizes: Mapping[str, int]) -> str:
     """Parameters by name where they are few, else by network, with the numbers that are held."""
     total = sum(sizes.values())
@@ -442,6 +511,20 @@ def _told(sizes: Mapping[str, int]) -> str:
     if len(told) > _NAMED:
         told[_NAMED:] = [f"{len(told) - _NAMED} more"]
     return f"of {', '.join(told)} ({number})"
+
+
+def _changed_by_swap(four: Float[np.ndarray, " 4"]) -> str | None:
+    """In words, if the sum of two batches' log likelihoods is another after they swapped halves.
+
+    What is infinite or NaN tells nothing.
+    """
+    before, after = four[:2].sum(), four[2:].sum()
+    if not abs(before - after) > APART * np.abs(four).max():
+        return None
+    return (
+        f"two batches have {before:.6g} in sum, and {after:.6g} when they have swapped half of "
+        "their rows"
+    )
 
 
 def _warn_of_mixed_rows(plate: str, found: str) -> None:

@@ -325,17 +325,21 @@ class LogDensity(LogDensityShell[Tensor, Data]):
     def placed(self, values: Any) -> Tensor:
         return torch.as_tensor(values, dtype=self.dtype, device=self.device)
 
+    def _must_touch(self, data: Data) -> bool:
+        # Positions and rows are those of every process.
+        return self.sharding is not None
+
     def _likelihoods(
-        self, z: Float[np.ndarray, "K D"], rows: Mapping[str, np.ndarray], data: Data
-    ) -> Float[np.ndarray, " K"]:
+        self, z: Float[np.ndarray, "K D"], rows: Mapping[str, np.ndarray], *data: Data
+    ) -> Float[np.ndarray, " values"]:
         positions = self.placed(z)
         numbers = {name: torch.as_tensor(each, device=self.device) for name, each in rows.items()}
-        found = np.full(len(positions), np.nan)
+        found = np.full((len(data), len(positions)), np.nan)
         with torch.no_grad(), suppress(LinAlgError):
-            for k, each in enumerate(positions):
+            for n, k in np.ndindex(found.shape):
                 own = {name: rows[k] for name, rows in numbers.items()}
-                found[k] = float(self.evaluate(each, data, own)[1])
-        return found
+                found[n, k] = float(self.evaluate(positions[k], data[n], own)[1])
+        return found.ravel()
 
     def _arguments(self, data: Data, indices: Indices | None) -> Any:
         return as_arguments(data.args, data.kwargs, self.bound.check_indices(indices))

@@ -33,6 +33,7 @@ from ppl_ext.sgmcmc.energies import Energies
 from ppl_ext.sgmcmc.heat import heat_by_site, scores_each
 from ppl_ext.sgmcmc.kernels import StochasticGradientShell
 from ppl_ext.sgmcmc.schedules import Schedule, check_first_step_size, warn_of_broken_steps
+from ppl_ext.target.log_density import warn_of_nothing
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.gradients import Full, GradientEstimator, default_estimator
@@ -209,6 +210,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             # MCMC switches validation off, which is where a model's faults get good messages.
             with pyro.validation_enabled(True):
                 self._target = LogDensity(self.model, args, dict(kwargs), **self._target_options)
+            warn_of_nothing(self._target)
             self._signature = signature
         return self._target
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.faults.options import chains
 from tests.faults.programs import Y, mean
 from tests.faults.table import REFUSED, RUNS, Trial, fault
 
@@ -481,6 +482,91 @@ def _nothing(trial: Trial) -> None:
     with trial.warned("observes nothing", trial.public.DataWarning):
         verdict = call(trial, "check", draws, model, 3, progress_bar=False)
     assert any("observes nothing" in each for each in verdict.reasons)
+
+
+@fault(OBSERVED, "an engine without observations", "the prior: one warning, before the first step")
+def _nothing_of_engine(trial: Trial) -> None:
+    host, dist = trial.backend.host, trial.backend.dist
+
+    def model(n: int, y: Any = None) -> None:
+        mu = host.sample("mu", dist.Normal(3.0, 2.0))
+        with host.plate("rows", n):
+            host.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    def told_by(run: Callable[[], Any]) -> int:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            run()
+        return sum("observes nothing" in str(each.message) for each in found)
+
+    seen = trial.backend.array(Y)
+    for engine in (trial.svgd(model), trial.engine("GSM", model)):
+        assert told_by(lambda e=engine: trial.run(e, 2, 3)) == 1
+        assert told_by(lambda e=engine: trial.run(e, 2, 3)) == 0
+    assert told_by(lambda: trial.run(trial.svgd(model), 2, len(Y), y=seen)) == 0
+    named = trial.svgd(model)
+    assert told_by(lambda: call(trial, "fit", model, 3, engine=named, progress_bar=False)) == 1
+    for kernel in (trial.public.SGLD(model, 1e-2), trial.public.MCLMC(model)):
+        assert told_by(lambda k=kernel: chains(trial, k, 20, 3)) == 1
+
+
+UNTOUCHED = "the prior: a warning, and a reason in the verdict"
+
+
+def hidden(backend: Any, how: str) -> Callable[..., None]:
+    """A mean whose rows a mask hides, or that is not the mean of any row."""
+    host, dist = backend.host, backend.dist
+    mask = host.poutine.mask if backend.is_pyro else host.handlers.mask
+
+    def model(y: Any, seen: Any = None) -> None:
+        mu = host.sample("mu", dist.Normal(3.0, 2.0))
+        rows = host.plate("rows", len(y))
+        if how == "mask":
+            with rows, mask(mask=seen):
+                host.sample("y", dist.Normal(mu, 1.0), obs=y)
+        elif how == "obs_mask":
+            with rows:
+                host.sample("y", dist.Normal(mu, 1.0), obs=y, obs_mask=seen)
+        else:
+            with rows:
+                host.sample("y", dist.Normal(0.0, 1.0), obs=y)
+
+    return model
+
+
+def _untouched(how: str, trial: Trial) -> None:
+    model, none = hidden(trial.backend, how), np.zeros(len(Y), bool)
+    y, seen = trial.backend.array(Y), trial.backend.array(none)
+    with trial.warned("tell nothing of any latent", trial.public.DataWarning):
+        fit = call(trial, "fit", model, y, seen, progress_bar=False)
+    assert fit.verdict.trusted and any("tell nothing" in each for each in fit.verdict.reasons)
+    # The prior's own mean, to within three errors of 400 effective draws.
+    assert abs(trial.backend.numpy(fit.draws["mu"]).mean() - 3.0) < 0.3
+    if how != "other":
+        none[0] = True
+        fit = call(trial, "fit", model, y, trial.backend.array(none), progress_bar=False)
+        assert not any("tell nothing" in each for each in fit.verdict.reasons)
+
+
+for _given, _how in {
+    "observations that a mask hides, all of them": "mask",
+    "`obs_mask=` that hides all rows": "obs_mask",
+    "observations whose distribution has no latent site in it": "other",
+}.items():
+    fault(OBSERVED, _given, UNTOUCHED)(partial(_untouched, _how))
+
+
+@fault(OBSERVED, "a latent site whose part in the likelihood is lost in rounding", RUNS)
+def _hardly_touched(trial: Trial) -> None:
+    host, dist = trial.backend.host, trial.backend.dist
+
+    def model(y: Any) -> None:
+        mu = host.sample("mu", dist.Normal(0.0, 1e6))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(mu, 1e6), obs=y)
+
+    fit = call(trial, "fit", model, trial.backend.array(np.zeros(8)), progress_bar=False)
+    assert not any("tell nothing" in each for each in fit.verdict.reasons)
 
 
 @fault(OBSERVED, "a program with a factor alone", RUNS)

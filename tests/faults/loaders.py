@@ -92,6 +92,51 @@ for _given, (_loader, _model, _words) in REFUSED_LOADERS.items():
     fault(GROUP, _given)(partial(_refused, _loader, _model, _words))
 
 
+def mixing(backend: Any, form: str, rows: int) -> Callable[..., None]:
+    """A regression in which a row of a batch may depend on the others."""
+    host, dist, xp = backend.host, backend.dist, backend.xp
+
+    def model(x: Any, y: Any) -> None:
+        w = host.sample("w", dist.Normal(xp.zeros(2), 1.0).to_event(1))
+        with host.plate("N", rows, subsample_size=len(x)):
+            own = {"first": x - x[0], "sum": x.cumsum(0), "mean": x - x.mean(0), "apart": x}[form]
+            host.sample("y", dist.Normal(own @ w, 1.0), obs=y)
+
+    return model
+
+
+MIXED = "a warning: minibatches have another posterior"
+
+
+def _mixing(form: str, trial: Trial) -> None:
+    words = "depends on the other rows of its minibatch"
+    model = mixing(trial.backend, form, len(X))
+    with trial.warned(words, trial.public.DataWarning):
+        trial.run(trial.svgd(model), 2, batches=Floats())
+    # All rows in one batch may depend on each other.
+    trial.run(trial.svgd(model), 2, batches=Floats(size=len(X)))
+    trial.run(trial.svgd(mixing(trial.backend, "apart", len(X))), 2, batches=Floats())
+
+
+for _given, _form in {
+    "a model that takes the first row of a loader's batch off the others": "first",
+    "a model that adds up the rows of a loader's batch": "sum",
+    "a model that centres the rows of a loader's batch": "mean",
+}.items():
+    fault(GROUP, _given, MIXED)(partial(_mixing, _form))
+
+
+@fault(GROUP, "`fit` of a loader with a model that takes the first row of a batch off", MIXED)
+def _mixing_in_fit(trial: Trial) -> None:
+    x = np.random.default_rng(0).normal(size=(12_288, 2)).astype(np.float32)
+    loader = Floats(x=x, y=x[:, 0], rows=len(x), size=1_024)
+    keys = () if trial.is_pyro else (trial.backend.key(),)
+    options: dict[str, Any] = {"batches": loader, "progress_bar": False, "budget": 2_000}
+    with trial.warned("depends on the other rows of its", trial.public.DataWarning):
+        trial.public.fit(*keys, mixing(trial.backend, "first", len(x)), **options)
+    trial.public.fit(*keys, mixing(trial.backend, "apart", len(x)), **options)
+
+
 @fault(GROUP, "a loader and the model's arguments")
 def _both(trial: Trial) -> None:
     with trial.refused("found both: batches and 2 arguments"):

@@ -121,6 +121,26 @@ for _given, (_make, _words, _error) in REFUSALS.items():
     fault(GROUP, _given)(partial(_refused, _make, _words, _error))
 
 
+@fault(
+    GROUP,
+    "`random_module` of weights with `requires_grad=False`",
+    "a warning that names them: they get priors, and None as a prior holds them",
+    numpyro=None,
+)
+def _frozen(trial: Trial) -> None:
+    if not trial.is_pyro:
+        return
+    module, normal = plain(trial.backend), trial.backend.dist.Normal(0.0, 1.0)
+    first, last = next(iter(module.named_parameters()))
+    last.requires_grad_(False)
+    arrays = trial.backend.arrays((X, Y))
+    with trial.warned(rf"requires_grad=False get priors.*{first}", UserWarning):
+        trial.run(trial.svgd(regression(trial.backend, module, normal)), 2, *arrays)
+    held = trial.svgd(regression(trial.backend, module, {first: None, "*": normal}))
+    trial.run(held, 2, *arrays)
+    assert f"net.{first}" not in held.target.layout.names
+
+
 @fault(GROUP, "`predictive_distribution(..., linearize=True)` with draws, which have no mode")
 def _without_mode(trial: Trial) -> None:
     model = regression(trial.backend, plain(trial.backend), normal(trial.backend))

@@ -265,17 +265,17 @@ def _guide_class(trial: Trial) -> None:
 # -- chains ----------------------------------------------------------------------------------------
 
 
-def chains(trial: Trial, kernel: Any, number: int = 20) -> Any:
-    """The host's MCMC (in Pyro ours) after a run."""
-    y = trial.backend.array(Y)
+def chains(trial: Trial, kernel: Any, number: int = 20, *args: Any) -> Any:
+    """The host's MCMC (in Pyro ours) after a run on the model's arguments, ``Y`` if none."""
+    args = args or (trial.backend.array(Y),)
     if trial.is_pyro:
         mcmc = trial.public.MCMC(kernel, number, 5, disable_progbar=True)
-        mcmc.run(y)
+        mcmc.run(*args)
         return mcmc
     from numpyro.infer import MCMC
 
     mcmc = MCMC(kernel, num_warmup=5, num_samples=number, progress_bar=False)
-    mcmc.run(trial.backend.key(), y)
+    mcmc.run(trial.backend.key(), *args)
     return mcmc
 
 

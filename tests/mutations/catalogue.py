@@ -2363,6 +2363,20 @@ def _neutral() -> Iterator[Mutation]:
             "faults",
         ),
         (
+            "likelihoods that rounding makes the same have no latent site in them",
+            "target/log_density.py",
+            "return bool((scores != 0.0).any())",
+            "return False",
+            "faults",
+        ),
+        (
+            "two batches swap halves that are the same",
+            "target/log_density.py",
+            "pairs = (one, one), (two, two), (one, two), (two, one)",
+            "pairs = (one, one), (two, two), (one, one), (two, two)",
+            "faults",
+        ),
+        (
             "rows that depend on each other are held against themselves",
             "target/log_density.py",
             "apart = share * one + (1.0 - share) * two",
