@@ -78,7 +78,7 @@ def test_right_draws_are_seldom_doubted() -> None:
         (0.5, 0.0, "too close together"),
         (0.0, 0.0, "too close together"),
         (2.5, 0.0, "too far apart"),
-        (1.0, [0.0, 1.5, 0.0], r"mean slope is -1\.\d.*'a\[1\]'"),
+        (1.0, [0.0, 1.5, 0.0], r"mean slope of the log density is -1\.\d.*'a\[1\]'"),
         ([1.0, 0.2, 1.0], 0.0, r"'a\[1\]'"),
         (1e3, 0.0, "have not arrived"),
     ],

@@ -424,7 +424,7 @@ def test_pyros_own_chains_are_judged_once() -> None:
     mcmc = pyro.infer.MCMC(kernel, 200, 9, disable_progbar=True)
     with pytest.warns(chains.public.DoubtfulFitWarning, match="still on their way") as said:
         mcmc.run()
-    assert len(said) == 1
+    assert sum(each.category is chains.public.DoubtfulFitWarning for each in said) == 1
     assert kernel.judgement.doubtful
 
 

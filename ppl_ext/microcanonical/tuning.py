@@ -246,7 +246,9 @@ class Noise(NamedTuple):
         return xp.where(excess > 0.0, excess, 0.0 * excess)
 
     def quieted(self, scale: Float[Any, " D"], old: Float[Any, " D"], xp: Any) -> Any:
-        """A scale whose coordinates have no more noise than the mean of all had: n / (1 + n / n̄).
+        """A scale whose coordinates have no more noise than the mean of all had, n / (1 + n / n̄).
+
+        Noise that is small beside the scores themselves, whose variances are about 1, stays.
 
         Parameters
         ----------
@@ -255,10 +257,9 @@ class Noise(NamedTuple):
         old : array (D,)
             In whose coordinates the noise was seen.
         """
-        noise = (scale / old) ** 2 * self.coordinates
-        mean = noise.mean()
-        shares = noise / (mean + (mean <= 0.0))
-        return xp.where(mean > 0.0, scale / xp.sqrt(1.0 + shares), scale)
+        number = self.number + (self.number < 1.0)
+        noise = 0.5 * (scale / old) ** 2 * self.coordinates / number
+        return scale / xp.sqrt(1.0 + noise / (1.0 + noise.mean()))
 
     def cleared(self, xp: Any) -> Self:
         """The same without a past."""

@@ -485,8 +485,8 @@ def test_noise_is_known_from_differences(chains: int) -> None:
     np.testing.assert_allclose(found.coordinates / found.number, 2.0 * std**2, rtol=0.15)
     # What is beyond the mean comes down to it, and what is far below stays.
     quiet = found.quieted(np.ones(dim), np.ones(dim), np)
-    mean = (std**2).mean()
-    np.testing.assert_allclose(quiet, 1.0 / np.sqrt(1.0 + std**2 / mean), rtol=0.05)
+    expected = 1.0 / np.sqrt(1.0 + std**2 / (1.0 + (std**2).mean()))
+    np.testing.assert_allclose(quiet, expected, rtol=0.05)
     # A difference that is not finite says nothing.
     broken = found.after(np.full((chains, dim), np.nan), 2, NUMPY)
     assert broken.number == found.number
