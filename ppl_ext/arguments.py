@@ -667,6 +667,8 @@ def _arrays_in(
         waiting, seen, others = deque([(name, value)]), set[int](), 0
         while waiting and len(seen) < _CONTAINERS:
             name, value = waiting.popleft()
+            if isinstance(value, ModuleType):
+                continue  # such as torch.classes, which has every attribute
             if hasattr(value, "__array__") and hasattr(value, "shape"):
                 yield name, value
                 if lists or getattr(getattr(value, "dtype", None), "names", None):

@@ -5,6 +5,7 @@ words where it has any, with what to do.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -227,3 +228,28 @@ def test_errors_of_the_model_itself_come_through(backend: Any) -> None:
 
     with pytest.raises(KeyError, match="mine"):
         backend.target(model)
+
+
+def test_modules_that_a_model_holds_are_not_looked_into(backend: Any) -> None:
+    """torch.classes has every attribute that is asked for, and fails at most of them."""
+    import torch
+
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any, library: Any = torch) -> None:
+        mean = host.sample("mean", dist.Normal(0.0, 1.0))
+        with host.plate("rows", 3):
+            host.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    class Program:
+        """A model with attributes."""
+
+        def __init__(self) -> None:
+            self.classes, self.library = torch.classes, torch
+
+        def __call__(self, y: Any) -> None:
+            model(y)
+
+    for each in (model, partial(model, library=torch.classes), Program()):
+        target, _ = backend.target(each, (backend.array(np.ones(3, np.float32)),))
+        assert target.dim == 1
