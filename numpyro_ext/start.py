@@ -27,7 +27,7 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.start.given import DRAWS, HOST, SEARCH, Started
 from ppl_ext.start.search import (
     WIDTH,
-    Piece,
+    Joined,
     begin,
     pieces_together,
     rows_of,
@@ -136,13 +136,13 @@ def started(
         with place():
             return piece(z, before)
 
-    evaluated.together = getattr(piece, "together", 1)  # type: ignore[attr-defined]
-
     def by_strategy(number: int) -> np.ndarray:
         return as_float64(target.initial_positions(number, rng_key, data))
 
     of_host = partial(of_guide, target=target, rng_key=rng_key, data=data)
-    space = space_of(target, data, of_host, GUIDE_FORM, evaluated, moved_values)
+    space = space_of(
+        target, data, of_host, GUIDE_FORM, Joined(evaluated, piece.together), moved_values
+    )
     with place():
         return begin(given, space, generator, by_strategy, has_strategy=has_strategy)
 
@@ -201,12 +201,12 @@ def of_guide(
     return target.constrain(drawn, data)
 
 
-def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None) -> Piece:
+def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None) -> Joined:
     """Log densities and scores of a target, of these rows or of all."""
     return pieces_of(target)(data, rows)
 
 
-def pieces_of(target: LogDensity) -> Callable[[Data, dict[str, np.ndarray] | None], Piece]:
+def pieces_of(target: LogDensity) -> Callable[[Data, dict[str, np.ndarray] | None], Joined]:
     """The same of any arguments and rows, which a target traces once for all of one form."""
 
     def of_piece(z: Array, data: Data, indices: Any) -> tuple[Array, Array]:
@@ -226,7 +226,7 @@ def pieces_of(target: LogDensity) -> Callable[[Data, dict[str, np.ndarray] | Non
 
     program = target.remembered("pieces", lambda: Loop(evaluate, CALLS))
 
-    def bound(data: Data, rows: dict[str, np.ndarray] | None) -> Piece:
+    def bound(data: Data, rows: dict[str, np.ndarray] | None) -> Joined:
         evaluated, indices = target.arguments.as_evaluated(data), rows or {}
         together = pieces_together(target.dim, sum(array.size for array in data.arrays))
         if target.passes is not None:
@@ -244,7 +244,6 @@ def pieces_of(target: LogDensity) -> Callable[[Data, dict[str, np.ndarray] | Non
                 np.asarray(scores).reshape(-1, target.dim)[:many],
             )
 
-        piece.together = together  # type: ignore[attr-defined]
-        return piece
+        return Joined(piece, together)
 
     return bound

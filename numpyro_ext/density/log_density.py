@@ -297,8 +297,6 @@ class LogDensity(LogDensityShell[Array, Data]):
 
     def _must_touch(self, data: Data) -> bool:
         """Programs take long to compile: a trace tells what is not masked."""
-        if self.sharding is not None:
-            return True
         if self._are_masked:
             return False
 

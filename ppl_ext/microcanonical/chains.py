@@ -33,6 +33,7 @@ from ppl_ext.microcanonical.tuning import (
     Schedule,
     StepLength,
     autocorrelation_time,
+    cleared,
     forgetful_length,
     heat_of,
     scaled,
@@ -246,10 +247,11 @@ class Microcanonical:
             dynamics.log_density,
             dynamics.score,
         )
-        looked = xp.ones_like(length)
+        looked: Any = 1.0
         if self.noisy:
-            looks = self.looks(number, total)
-            looked = looked * looks
+            # Whether a move begins with a score of its own rows.
+            looks = (number < total) | (number % LOOK == 0)
+            looked = xp.ones_like(length) * looks
             before, dynamics = self.functions.cond(
                 looks,
                 lambda before, dynamics: self._with_these_rows(before, dynamics, number, evaluate),
@@ -285,8 +287,9 @@ class Microcanonical:
 
         first = (before, xp.zeros_like(before.log_density))
         after, error = step(first) if not self.adjusted else self.functions.loop(count, step, first)
-        # The rows of other scores are others: their densities tell of no step.
-        error = xp.where((looked > 0.0) | ~xp.isfinite(error), error, xp.zeros_like(error))
+        if self.noisy:
+            # The rows of other scores are others: their densities tell of no step.
+            error = xp.where((looked > 0.0) | ~xp.isfinite(error), error, xp.zeros_like(error))
         point, _, diverged, chance = settled(before, after, error, chances, self.functions)
         z, spare = point.position[:, : self.dim], point.position[:, self.dim :]
         moved = dynamics._replace(
@@ -307,10 +310,6 @@ class Microcanonical:
         if self.step_size is not None:
             return z, watch(moved), diverged
         return z, self.functions.cond(number < total, tune, watch, moved), diverged
-
-    def looks(self, number: Any, total: Any) -> Any:
-        """Whether a move begins with a score of its own rows, of ``number`` moves before it."""
-        return (number < total) | (number % LOOK == 0)
 
     def heat(self, dynamics: Dynamics) -> Any:
         """What the noise of minibatches adds to variances, by the warm-up's last window."""
@@ -394,8 +393,8 @@ class Microcanonical:
         return dynamics._replace(
             scale=scale,
             score=dynamics.score * (scale / old),
-            moments=moments.cleared(xp),
-            noise=dynamics.noise.cleared(xp),
+            moments=cleared(moments, xp),
+            noise=cleared(dynamics.noise, xp),
             step=dynamics.step.rescaled(factor, xp),
         )
 

@@ -8,7 +8,7 @@ which a direction is forgotten. ``xp`` is ``numpy``, ``torch`` or ``jax.numpy``.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from jaxtyping import Bool, Float
 
@@ -186,6 +186,14 @@ class StepLength(NamedTuple):
         return type(self)(value, mean, self.weight)
 
 
+Past = TypeVar("Past", bound="Noise | Moments")
+
+
+def cleared(past: Past, xp: Any) -> Past:
+    """What was seen so far, without a past."""
+    return type(past)(*(xp.zeros_like(each) for each in past))
+
+
 class Noise(NamedTuple):
     """What the scores of other rows say of the noise of minibatches.
 
@@ -217,7 +225,7 @@ class Noise(NamedTuple):
         """The same with the differences of one more move, before which ``number`` were made."""
         xp, dot = functions.xp, functions.dot
         finite = xp.isfinite(dot(difference, difference).sum())
-        difference = functions.cond(finite, lambda d: d, lambda d: xp.zeros_like(d), difference)
+        difference = xp.where(finite, difference, xp.zeros_like(difference))
         own = difference[:, : len(self.coordinates)]
         # Differences that follow on each other have rows in common.
         phase = number % 4
@@ -261,10 +269,6 @@ class Noise(NamedTuple):
         noise = 0.5 * (scale / old) ** 2 * self.coordinates / number
         return scale / xp.sqrt(1.0 + noise / (1.0 + noise.mean()))
 
-    def cleared(self, xp: Any) -> Self:
-        """The same without a past."""
-        return type(self)(*(xp.zeros_like(each) for each in self))
-
 
 class Moments(NamedTuple):
     """Means and squares of coordinates over chains and steps.
@@ -293,10 +297,6 @@ class Moments(NamedTuple):
             + moved**2 * (self.number * count / number)
         )
         return type(self)(number, self.mean + moved * (count / number), squares)
-
-    def cleared(self, xp: Any) -> Self:
-        """The same without a past."""
-        return type(self)(*(xp.zeros_like(each) for each in self))
 
     @property
     def variance(self) -> Float[Any, " K"]:

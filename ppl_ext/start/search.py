@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,24 @@ Piece = Callable[[Float[np.ndarray, "P D"], int], tuple[Any, Any]]
 MOST_PIECES, MOST_POSITIONS, MOST_READ = 8, 2**14, 2**22
 
 
+@dataclass(frozen=True)
+class Joined:
+    """A piece that takes several pieces of :data:`WIDTH` in one call.
+
+    Parameters
+    ----------
+    piece : callable
+    together : int
+        How many at most.
+    """
+
+    piece: Piece
+    together: int
+
+    def __call__(self, positions: Float[np.ndarray, "P D"], before: int) -> tuple[Any, Any]:
+        return self.piece(positions, before)
+
+
 class InPieces:
     """Evaluates any number of positions in pieces of one size, as float64.
 
@@ -55,13 +74,11 @@ class InPieces:
         NumPyro evaluates the first ones by another compiled program, whose last bits may differ.
     widths : sequence of int
         Sizes that pieces may have; they get the smallest that holds all positions, or the largest.
-
-    A piece with an attribute ``together`` takes so many pieces of :data:`WIDTH` in one call.
     """
 
     def __init__(self, piece: Piece, calls: int = 0, widths: Sequence[int] = (WIDTH,)) -> None:
         self._piece, self.calls, self._widths = piece, calls, widths
-        self._together: int = getattr(piece, "together", 1)
+        self._together: int = piece.together if isinstance(piece, Joined) else 1
 
     def __call__(
         self, positions: Float[np.ndarray, "P D"]

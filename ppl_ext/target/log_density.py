@@ -200,7 +200,9 @@ class LogDensityShell(ABC, Generic[Array, Data]):
         Where they do not, log likelihoods are the same at all positions. So they are where
         rounding hides what differs, and then scores are not zero.
         """
-        if not self.observed_sites or self.passes is not None or self._must_touch(data):
+        if not self.observed_sites or self.passes is not None or self.sharding is not None:
+            return True  # Positions and rows that are split are those of every process.
+        if self._must_touch(data):
             return True
         z = np.cos(np.arange(_POSITIONS * self.dim)).reshape(_POSITIONS, self.dim)
         first = {name: np.arange(each.subsample_size) for name, each in self.plates.items()}

@@ -746,21 +746,21 @@ def _filled(fn: Any, obs: Any, mask: Any) -> Any:
     """
     shape = mask.shape + (1,) * fn.event_dim
     like = torch.as_tensor(obs)
-    try:
-        inside = _inside(fn.support, like)
-    except NotImplementedError:  # a support without a map of the real line
-        return obs
-    return torch.where(mask.reshape(shape), like, inside)
+    inside = _inside(fn.support, like)
+    return obs if inside is None else torch.where(mask.reshape(shape), like, inside)
 
 
-def _inside(support: Any, like: Tensor) -> Tensor:
-    """A value of a support, of the type and with the event of ``like``."""
+def _inside(support: Any, like: Tensor) -> Tensor | None:
+    """A value of a support, of the type and with the event of ``like``; None if none is known."""
     if support.is_discrete:
         lowest = getattr(support, "lower_bound", getattr(support, "base_constraint", 0))
         if support.event_dim or not isinstance(lowest, (int, float, Tensor)):
-            raise NotImplementedError
+            return None
         return torch.as_tensor(lowest, dtype=like.dtype)
-    transform = biject_to(support)
+    try:
+        transform = biject_to(support)
+    except NotImplementedError:  # the host has no map of the real line to it
+        return None
     shape = transform.inverse_shape(like.shape)
     found: Tensor = transform(like.new_zeros(shape))
     return found

@@ -325,10 +325,6 @@ class LogDensity(LogDensityShell[Tensor, Data]):
     def placed(self, values: Any) -> Tensor:
         return torch.as_tensor(values, dtype=self.dtype, device=self.device)
 
-    def _must_touch(self, data: Data) -> bool:
-        # Positions and rows are those of every process.
-        return self.sharding is not None
-
     def _likelihoods(
         self, z: Float[np.ndarray, "K D"], rows: Mapping[str, np.ndarray], *data: Data
     ) -> Float[np.ndarray, " values"]:

@@ -29,6 +29,7 @@ from ppl_ext.microcanonical.tuning import (
     Schedule,
     StepLength,
     autocorrelation_time,
+    cleared,
     forgetful_length,
     heat_of,
     scaled,
@@ -198,7 +199,7 @@ def test_moments_of_what_comes_in_pieces() -> None:
         moments = moments.after(each)
     np.testing.assert_allclose(moments.mean, values.mean((0, 1)))
     np.testing.assert_allclose(moments.variance, values.reshape(-1, 3).var(0, ddof=1))
-    assert moments.cleared(np).after(values[0]).number == 4
+    assert cleared(moments, np).after(values[0]).number == 4
 
 
 def test_a_scale_is_drawn_towards_that_of_all() -> None:

@@ -2110,7 +2110,7 @@ def _fit() -> Iterator[Mutation]:
     yield from pyro(
         "hidden rows are evaluated as they stand",
         "density/handlers.py",
-        "return torch.where(mask.reshape(shape), like, inside)",
+        "return obs if inside is None else torch.where(mask.reshape(shape), like, inside)",
         "return obs",
         "missing_rows",
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,11 +13,11 @@ Z = np.random.default_rng(0).normal(size=(50, 4))
 EPSILON = float(np.finfo(np.float32).eps)
 
 
-def missed(values: object, scores: object, epsilon: float = EPSILON) -> float | None:
+def missed(values: Any, scores: Any, epsilon: float = EPSILON) -> float | None:
     """What slopes miss of a density that these functions give, with its score."""
 
     def evaluate(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return values(z), scores(z)  # type: ignore[operator]
+        return values(z), scores(z)
 
     return false_slopes(evaluate, Z, *evaluate(Z), epsilon, np.random.default_rng(1))
 
