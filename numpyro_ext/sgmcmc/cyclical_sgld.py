@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
-from numpyro_ext.sgmcmc.kernel import StochasticGradientKernel
 from numpyro_ext.sgmcmc.sgld import SGLD
-from ppl_ext.sgmcmc.kernels import CyclicalSGLDShell
+from ppl_ext.sgmcmc.kernels import Cycles
 
 
-class CyclicalFields(StochasticGradientKernel):
-    """What ``MCMC`` collects of a kernel in cycles."""
+class CyclicalSGLD(Cycles, SGLD):
+    """SGLD in cycles: long steps that look for other modes, then short ones that draw.
 
-    @property
-    def default_fields(self) -> tuple[str, ...]:
-        """Fields that ``MCMC`` collects: the draw, whether it diverged, and its cycle."""
-        return (*super().default_fields, "cycle")
+    In each cycle of L steps the step size falls from ``step_size`` to nearly zero along a cosine
+    (:func:`~ppl_ext.sgmcmc.schedules.cosine_cycles`). The first steps of a cycle explore and give
+    no draws; those after give one each. So a cycle gives ``draws_per_cycle`` draws, and
+    ``num_samples`` of ``MCMC`` should be a multiple of it. The field ``cycle`` of the state labels
+    each draw: ``mcmc.get_extra_fields()["cycle"]`` in NumPyro, and ``mcmc.diagnostics()["cycle"]``
+    in Pyro.
 
+    Parameters
+    ----------
+    model
+        The host's model.
+    step_size : float
+        α_0, the largest step size.
+    cycle_length : int
+        L, in steps: for M cycles in T steps, ⌈T / M⌉.
+    exploration : float
+        Share of a cycle that explores, from 0 to less than 1.
+    exploration_temperature : float
+        Temperature of the noise while exploring: 1 is Langevin dynamics throughout, 0 gradient
+        ascent, as in algorithm 1 of the paper.
+    **options
+        See :class:`~ppl_ext.sgmcmc.kernels.StochasticGradientShell`.
 
-class CyclicalSGLD(CyclicalSGLDShell, CyclicalFields, SGLD):
-    """Examples
+    Raises
+    ------
+    ArgumentError
+        An option is out of its range, or ``step_size`` is a schedule.
+
+    References
+    ----------
+    R. Zhang, C. Li, J. Zhang, C. Chen and A. G. Wilson, "Cyclical stochastic gradient MCMC for
+    Bayesian deep learning", ICLR 2020, https://arxiv.org/abs/1902.03932.
+
+    Examples
     --------
     >>> import jax, numpyro
     >>> import jax.numpy as jnp
