@@ -8,11 +8,14 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
+from numpyro.infer.autoguide import AutoMultivariateNormal
 
+from numpyro_ext.gradients import Full
 from numpyro_ext.guides.flat_density import Moments
-from numpyro_ext.score.gaussian_matching import GaussianMatching
+from numpyro_ext.score.gaussian_matching import first_state, step
 from numpyro_ext.score.guide_engine import GuideEngine
 from ppl_ext.score_matching.matching import (
+    MatchingShell,
     Regularization,
     bam_moments,
     checked_regularization,
@@ -40,7 +43,7 @@ def _triangular(rows: Float[Array, "n D"]) -> Float[Array, "D D"]:
     return upper.T * jnp.where(jnp.diagonal(upper) < 0, -1.0, 1.0)
 
 
-class BaM(GaussianMatching, GuideEngine):
+class BaM(MatchingShell, GuideEngine):
     """Batch and match: closed-form proximal updates of a full Normal guide.
 
     Each step draws a batch from the guide q_t and takes the Normal q that minimises
@@ -114,6 +117,9 @@ class BaM(GaussianMatching, GuideEngine):
     >>> print(f"{engine.guide.median(result.params)['mean']:.1f} {draws['mean'].std():.1f}")
     2.0 0.5
     """
+
+    _normal_guide, _exact = AutoMultivariateNormal, Full
+    _init_algorithm, _step = first_state, step
 
     def __init__(
         self,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
+from numpyro.infer.autoguide import AutoMultivariateNormal
 
+from numpyro_ext.gradients import Full
 from numpyro_ext.guides.flat_density import Moments
-from numpyro_ext.score.gaussian_matching import GaussianMatching
+from numpyro_ext.score.gaussian_matching import first_state, step
 from numpyro_ext.score.guide_engine import GuideEngine
-from ppl_ext.score_matching.matching import gsm_moments
+from ppl_ext.score_matching.matching import MatchingShell, gsm_moments
 
 
 def gsm_update(moments: Moments, theta: Float[Array, "S D"], score: Float[Array, "S D"]) -> Moments:
@@ -25,7 +27,7 @@ def gsm_update(moments: Moments, theta: Float[Array, "S D"], score: Float[Array,
     return Moments(mean, factor)
 
 
-class GSM(GaussianMatching, GuideEngine):
+class GSM(MatchingShell, GuideEngine):
     """Gaussian score matching: closed-form updates of a full Normal guide.
 
     Each step draws from the guide q_t and moves it to the Normal q that is nearest to q_t in
@@ -88,6 +90,9 @@ class GSM(GaussianMatching, GuideEngine):
     >>> print(f"{engine.guide.median(result.params)['mean']:.1f} {draws['mean'].std():.1f}")
     2.0 0.5
     """
+
+    _normal_guide, _exact = AutoMultivariateNormal, Full
+    _init_algorithm, _step = first_state, step
 
     def _matched(self, moments: Moments, theta: Array, score: Array, step: Array) -> Moments:
         return gsm_update(moments, theta, score)

@@ -7,16 +7,19 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
 
 from ppl_ext.score_matching.matching import (
+    MatchingShell,
     Regularization,
     bam_moments,
     checked_regularization,
     regularization_at,
 )
+from pyro_ext.gradients import Full
 from pyro_ext.guides.flat_density import Moments
-from pyro_ext.score.gaussian_matching import GaussianMatching
+from pyro_ext.score.gaussian_matching import first_state, step
 from pyro_ext.score.guide_engine import GuideEngine
 
 
@@ -40,7 +43,7 @@ def _triangular(rows: Float[Tensor, "n D"]) -> Float[Tensor, "D D"]:
     return upper.T * torch.where(upper.diagonal() < 0, -1.0, 1.0).to(upper)
 
 
-class BaM(GaussianMatching, GuideEngine):
+class BaM(MatchingShell, GuideEngine):
     """Batch and match: closed-form proximal updates of a full Normal guide.
 
     Each step draws a batch from the guide q_t and takes the Normal q that minimises
@@ -114,6 +117,9 @@ class BaM(GaussianMatching, GuideEngine):
     >>> print(f"{engine.guide.median()['mean']:.1f} {draws['mean'].std():.1f}")
     2.0 0.5
     """
+
+    _normal_guide, _exact = AutoMultivariateNormal, Full
+    _initialize, _update = first_state, step
 
     def __init__(
         self,

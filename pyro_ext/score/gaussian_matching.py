@@ -9,63 +9,50 @@ import math
 from typing import Any
 
 import torch
-from pyro.infer.autoguide import AutoMultivariateNormal
-from torch import Generator
 
-from ppl_ext.score_matching.matching import RECENT, MatchingShell, pull
+from ppl_ext.score_matching.matching import RECENT, pull
 from ppl_ext.score_matching.regression.overflow import LENIENCE
-from pyro_ext.density import Data, LogDensity
+from pyro_ext.density import Data
 from pyro_ext.descent import all_finite
 from pyro_ext.engine import Update
-from pyro_ext.gradients import Full
-from pyro_ext.score.guide_engine import GuidePlan, GuideState
+from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState
 from pyro_ext.score.overflow import judged
 
 
-class GaussianMatching(MatchingShell):
-    _normal_guide, _exact = AutoMultivariateNormal, Full
-    # Of the engine that this is a part of.
-    num_steps_taken: int
-    _generator: Generator
-    _score: Any
-    _write: Any
+def first_state(engine: Any, plan: GuidePlan, data: Data) -> GuideState:
+    """The state before the first step."""
+    # Mean square of the scores seen, whitened by the guide; 0 before there are any.
+    state: GuideState = GuideEngine._initialize(engine, plan, data)
+    return state._replace(method=0.0)
 
-    def _plan(self, target: LogDensity, generator: Generator, data: Data) -> GuidePlan:
-        plan: GuidePlan = super()._plan(target, generator, data)  # type: ignore[misc]
-        self._warn_unless_exact(plan)
-        return plan
 
-    def _initialize(self, plan: GuidePlan, data: Data) -> GuideState:
-        # Mean square of the scores seen, whitened by the guide; 0 before there are any.
-        state: GuideState = super()._initialize(plan, data)  # type: ignore[misc]
-        return state._replace(method=0.0)
-
-    def _update(self, plan: GuidePlan, state: GuideState, data: Data) -> Update:
-        density, parameters = plan.density, plan.parameters
+def step(engine: Any, plan: GuidePlan, state: GuideState, data: Data) -> Update:
+    """One step."""
+    density, parameters = plan.density, plan.parameters
+    with torch.no_grad():
+        theta = density.sample(parameters, engine._generator, plan.num_samples)
+        log_prob, present = density.log_prob_and_score(parameters, theta)
+        log_q = log_prob.mean()
+    found = engine._score(theta, data)
+    log_p = found.log_density(plan.target.likelihood_temperature).mean()
+    loss = float((present - found.score).square().sum(-1).mean())
+    info = {"log_p": float(log_p), "log_q": float(log_q), "pull": math.nan, "rejected": 0.0}
+    finite = math.isfinite(loss) and math.isfinite(info["log_p"])
+    if finite:
         with torch.no_grad():
-            theta = density.sample(parameters, self._generator, plan.num_samples)
-            log_prob, present = density.log_prob_and_score(parameters, theta)
-            log_q = log_prob.mean()
-        found = self._score(theta, data)
-        log_p = found.log_density(plan.target.likelihood_temperature).mean()
-        loss = float((present - found.score).square().sum(-1).mean())
-        info = {"log_p": float(log_p), "log_q": float(log_q), "pull": math.nan, "rejected": 0.0}
-        finite = math.isfinite(loss) and math.isfinite(info["log_p"])
-        if finite:
-            with torch.no_grad():
-                moments = density.moments(parameters)
-                whitened = found.score @ moments.scale
-                latest = float(whitened.square().sum(-1).mean())
-                info["pull"] = float(pull(whitened))
-                sound, score_square = _screened(state.method, latest)
-                moments = self._matched(moments, theta, found.score, self.num_steps_taken)
-                matched = density.set_moments(parameters, moments)
-            state = state._replace(method=score_square)
-            if sound and all_finite(matched):
-                self._write(plan, matched)
-            else:
-                info["rejected"] = 1.0
-        return Update(loss, info, finite, state)
+            moments = density.moments(parameters)
+            whitened = found.score @ moments.scale
+            latest = float(whitened.square().sum(-1).mean())
+            info["pull"] = float(pull(whitened))
+            sound, score_square = _screened(state.method, latest)
+            moments = engine._matched(moments, theta, found.score, engine.num_steps_taken)
+            matched = density.set_moments(parameters, moments)
+        state = state._replace(method=score_square)
+        if sound and all_finite(matched):
+            engine._write(plan, matched)
+        else:
+            info["rejected"] = 1.0
+    return Update(loss, info, finite, state)
 
 
 def _screened(seen: float, latest: float) -> tuple[bool, float]:

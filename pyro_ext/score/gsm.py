@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float
+from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
 
-from ppl_ext.score_matching.matching import gsm_moments
+from ppl_ext.score_matching.matching import MatchingShell, gsm_moments
+from pyro_ext.gradients import Full
 from pyro_ext.guides.flat_density import Moments
-from pyro_ext.score.gaussian_matching import GaussianMatching
+from pyro_ext.score.gaussian_matching import first_state, step
 from pyro_ext.score.guide_engine import GuideEngine
 
 
@@ -29,7 +31,7 @@ def gsm_update(
     return Moments(mean, factor)
 
 
-class GSM(GaussianMatching, GuideEngine):
+class GSM(MatchingShell, GuideEngine):
     """Gaussian score matching: closed-form updates of a full Normal guide.
 
     Each step draws from the guide q_t and moves it to the Normal q that is nearest to q_t in
@@ -92,6 +94,9 @@ class GSM(GaussianMatching, GuideEngine):
     >>> print(f"{engine.guide.median()['mean']:.1f} {draws['mean'].std():.1f}")
     2.0 0.5
     """
+
+    _normal_guide, _exact = AutoMultivariateNormal, Full
+    _initialize, _update = first_state, step
 
     def _matched(self, moments: Moments, theta: Tensor, score: Tensor, step: int) -> Moments:
         return gsm_update(moments, theta, score)
