@@ -204,17 +204,15 @@ class MatrixDensity(FlatDensityShell):
 
     def set_start(self, parameters: Any, start: Start) -> Any:
         """The start's mean and deviations; within a matrix, of one row or column to the others."""
-        factors, blocks = self.factors(parameters), self.blocks()
+        factors, blocks, xp = self.factors(parameters), self.blocks(), self.arrays.xp
         like = factors.mean
         deviations = self.arrays.as_array(start.modes[0].conditional_deviations, like)
-        of_matrices, rest = blocks.split(self.arrays.xp, deviations)
+        of_matrices, rest = blocks.split(xp, deviations)
         matrices = {}
         for (name, _, _), found in zip(blocks.matrices, of_matrices, strict=True):
-            logs = self.arrays.xp.log(found)
+            logs = xp.log(found)
             levels = (logs.mean(axis) - 0.5 * logs.mean() for axis in (1, 0))
-            matrices[name] = tuple(
-                self.arrays.xp.diag(self.arrays.xp.exp(level)) for level in levels
-            )
+            matrices[name] = tuple(xp.diag(xp.exp(level)) for level in levels)
         mean = self.arrays.as_array(start.mean, like)
         return self.set_factors(parameters, Factors(mean, rest, matrices))
 
@@ -248,16 +246,14 @@ class MatrixDensity(FlatDensityShell):
 
     def moments(self, parameters: Any) -> Moments:
         """Mean (D,) and dense Cholesky factor (D, D): for small D only."""
-        factors, blocks = self.factors(parameters), self.blocks()
+        factors, blocks, xp = self.factors(parameters), self.blocks(), self.arrays.xp
         dense = {
-            where.start: self.arrays.xp.kron(*factors.matrices[name])
-            for name, where, _ in blocks.matrices
+            where.start: xp.kron(*factors.matrices[name]) for name, where, _ in blocks.matrices
         }
         used = 0
         for where in blocks.rest:
             size = where.stop - where.start
-            dense[where.start] = self.arrays.xp.diag(factors.scale[used : used + size])
+            dense[where.start] = xp.diag(factors.scale[used : used + size])
             used += size
-        return Moments(
-            factors.mean, self.arrays.block_diagonal([dense[start] for start in sorted(dense)])
-        )
+        covariance = [dense[start] for start in sorted(dense)]
+        return Moments(factors.mean, self.arrays.block_diagonal(covariance))

@@ -197,9 +197,8 @@ class MixtureFormulas:
                 square = (left**2).sum(-1) + (within**2).sum(-1)
                 square = square.T.reshape(difference.shape[:-1])
                 standard = restored(left)
-                log_determinant = log_determinant + xp.log(self.arrays.diagonal(capacitance)).sum(
-                    -1
-                )
+                diagonal = self.arrays.diagonal(capacitance)
+                log_determinant = log_determinant + xp.log(diagonal).sum(-1)
             pull = standard / self.scale
         log_weights = self.arrays.log_softmax(self.logits)
         return log_weights - log_determinant - 0.5 * (square + dim * LOG_TWO_PI), pull

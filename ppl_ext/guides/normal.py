@@ -28,9 +28,8 @@ def with_scale(density: Any, parameters: Any, scale: float) -> Any:
     """New parameters of a guide with a low-rank factor W, with this deviation everywhere."""
     loc, _, factor = density.parts(parameters)
     # What W adds to the variance is taken from the diagonal.
-    return density.set_parts(
-        loc, scale * density.arrays.inverse_root(1.0 + (factor**2).sum(-1)), factor
-    )
+    share = density.arrays.inverse_root(1.0 + (factor**2).sum(-1))
+    return density.set_parts(loc, scale * share, factor)
 
 
 def as_moments(density: Any, parameters: Any, mean: Any, scale: Any) -> Moments:
@@ -84,9 +83,8 @@ class FullFormulas(FlatDensityShell):
 
     def log_prob(self, parameters: Any, theta: Any) -> Any:
         loc, scale_tril = self.moments(parameters)
-        return log_density(
-            self.arrays.xp, scale_tril, self.arrays.solve_lower(scale_tril, theta - loc)
-        )
+        standard = self.arrays.solve_lower(scale_tril, theta - loc)
+        return log_density(self.arrays.xp, scale_tril, standard)
 
     def score(self, parameters: Any, theta: Any) -> Any:
         return self._standard_and_score(*self.moments(parameters), theta)[1]
@@ -145,9 +143,8 @@ class LowRankFormulas(FlatDensityShell):
         standard, capacitance = (theta - loc) / scale, self._capacitance(factor)
         inner = self.arrays.solve_lower(capacitance, standard @ factor)
         square = (standard**2).sum(-1) - (inner**2).sum(-1)
-        log_determinant = (
-            self.arrays.xp.log(scale).sum() + self.arrays.xp.log(capacitance.diagonal()).sum()
-        )
+        log = self.arrays.xp.log
+        log_determinant = log(scale).sum() + log(capacitance.diagonal()).sum()
         return -0.5 * (square + self.dim * LOG_TWO_PI) - log_determinant
 
     def score(self, parameters: Any, theta: Any) -> Any:

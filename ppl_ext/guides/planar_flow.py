@@ -282,7 +282,6 @@ class PlanarDensity(PlanarFormulas, FlatDensityShell):
 
     def _linearised(self, x: Any, slope: Any, later: Any) -> tuple[Any, Any]:
         bends = self.arrays.xp.tanh(x)
-        diagonal = self._derivative(bends, slope)[..., None] * self.arrays.identity(
-            len(slope), slope
-        )
+        identity = self.arrays.identity(len(slope), slope)
+        diagonal = self._derivative(bends, slope)[..., None] * identity
         return bends, diagonal + later * (1.0 - bends**2)[..., None, :]

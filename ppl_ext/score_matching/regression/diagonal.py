@@ -177,14 +177,9 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
         return schedule(state.seen.num_updates, total, dim)
 
     def initial(self, parameters: Any) -> DiagonalRegression:
-        mean = self.density.mean(parameters)
-        square, slope, response, score, noise = (
-            self.arrays.filled(mean.shape, mean) for _ in range(5)
-        )
-        count, temperature = (
-            self.arrays.first_count(mean),
-            self.arrays.first_count(mean).squared_weights,
-        )
+        mean, arrays = self.density.mean(parameters), self.arrays
+        square, slope, response, score, noise = (arrays.filled(mean.shape, mean) for _ in range(5))
+        count, temperature = arrays.first_count(mean), arrays.first_count(mean).squared_weights
         return DiagonalRegression(count, square, slope, response, score, noise, temperature)
 
     def update(

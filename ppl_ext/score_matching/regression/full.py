@@ -188,10 +188,8 @@ class FullForm(BlockForm, ClosedForm[FullRegression]):
         mean, scale_tril = moments
         standard = self.density.noise(parameters, generator, (num // 2, len(mean)))
         move, pull = standard @ scale_tril.T, standard @ inverse
-        log_prob, joined = (
-            log_density(self.arrays.xp, scale_tril, standard),
-            self.arrays.xp.concatenate,
-        )
+        xp = self.arrays.xp
+        log_prob, joined = log_density(xp, scale_tril, standard), xp.concatenate
         return Draws(
             joined([mean + move, mean - move]),
             joined([log_prob, log_prob]),

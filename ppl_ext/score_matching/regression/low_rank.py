@@ -180,14 +180,12 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
     @classmethod
     def frame_of(cls, moments: LowRankMoments) -> Frame:
         """Coordinates of a guide's factor: a unique, smooth function of W of full column rank."""
-        scale, factor = moments.scale[:, None], moments.factor
-        identity = cls.arrays.identity(factor.shape[1], factor)
-        root = cls.arrays.xp.linalg.cholesky(factor.T @ factor)
-        basis = cls.arrays.solve_lower(root, factor)
-        root = cls.arrays.xp.linalg.cholesky(identity + root.T @ root)
-        return Frame(
-            basis, root, cls.arrays.solve_lower(root, basis) / scale, scale * (basis @ root)
-        )
+        scale, factor, arrays = moments.scale[:, None], moments.factor, cls.arrays
+        identity = arrays.identity(factor.shape[1], factor)
+        root = arrays.xp.linalg.cholesky(factor.T @ factor)
+        basis = arrays.solve_lower(root, factor)
+        root = arrays.xp.linalg.cholesky(identity + root.T @ root)
+        return Frame(basis, root, arrays.solve_lower(root, basis) / scale, scale * (basis @ root))
 
     @classmethod
     def observed(
@@ -341,9 +339,8 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
         length = cls.arrays.xp.sqrt(cls.arrays.xp.linalg.eigvalsh(turn.T @ turn)[-1].clip(min=0.0))
         longest = 1.0 - 1.0 / trust
         turn = turn * (longest / length.clip(min=longest))
-        known = cls.arrays.solve_lower(
-            root, cls.arrays.xp.linalg.inv(covariance).T, transpose=True
-        ).T
+        inverse = cls.arrays.xp.linalg.inv(covariance)
+        known = cls.arrays.solve_lower(root, inverse.T, transpose=True).T
         known = cls.arrays.solve_lower(root, basis @ known + turn, transpose=True)
         # In coordinates z sqrt(ratio) of the new scales.
         stretch = cls.arrays.xp.sqrt(ratio)[:, None]

@@ -172,9 +172,8 @@ class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression]):
             lambda: self.initial(parameters),
             lambda: self.observe(before, factors, blocks, theta, score, self.decay, given.total),
         )
-        return state, self.arrays.where_ready(
-            verdict.sound & is_warm(state, blocks), moved, parameters
-        )
+        ready = verdict.sound & is_warm(state, blocks)
+        return state, self.arrays.where_ready(ready, moved, parameters)
 
     @classmethod
     def observe(
@@ -329,8 +328,7 @@ class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression]):
     @classmethod
     def _whitened(cls, block: BlockMoments, scale_tril: Float[Any, "n n"]) -> BlockMoments:
         """By L: V becomes L^-1 V L^-T, C becomes L^T C L^-T and R becomes L^T R L."""
-        covariance = cls.arrays.solve_lower(
-            scale_tril, cls.arrays.solve_lower(scale_tril, block.covariance).T
-        )
-        cross = cls.arrays.solve_lower(scale_tril, scale_tril.T @ block.cross_covariance)
+        solve = cls.arrays.solve_lower
+        covariance = solve(scale_tril, solve(scale_tril, block.covariance).T)
+        cross = solve(scale_tril, scale_tril.T @ block.cross_covariance)
         return BlockMoments(covariance, cross, scale_tril.T @ block.score_covariance @ scale_tril)

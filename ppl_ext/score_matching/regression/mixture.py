@@ -220,19 +220,14 @@ class MixtureForm(ClosedForm[MixtureRegression]):
     def initial(self, parameters: Any) -> MixtureRegression:
         components = self.density.components(parameters)
         number, dim = components.loc.shape
-        center, xp = components.loc.mean(0), self.arrays.xp
+        center, xp, filled = components.loc.mean(0), self.arrays.xp, self.arrays.filled
         square = ((components.loc - center) ** 2).sum() / (max(number - 1, 1) * dim)
         width = xp.log(self.arrays.diagonal(components.scale_tril)).mean(-1)
         start = Start(center, xp.sqrt(square), xp.stack([width.min(), width.max()]))
         # Arrays of their own each, so that the state can be donated.
-        value_square, score_square, gradient_square = (
-            self.arrays.filled((number,), center) for _ in range(3)
-        )
-        gradient = self.arrays.filled((number, dim), center)
-        cost, residual = (
-            self.arrays.filled((number,), center, 1.0),
-            self.arrays.filled((), center, 1.0),
-        )
+        value_square, score_square, gradient_square = (filled((number,), center) for _ in range(3))
+        gradient = filled((number, dim), center)
+        cost, residual = filled((number,), center, 1.0), filled((), center, 1.0)
         updates, restarts, _ = self.arrays.first_count(center)
         matching = self.arrays.first_count(center).num_updates > 0
         return MixtureRegression(
@@ -385,9 +380,8 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         identities = cls.arrays.filled((number, dim, dim), theta) + cls.arrays.identity(dim, theta)
         inverse = cls.arrays.solve_lower(root, identities, transpose=True)
         standard = xp.einsum("kij,nkj->nki", inverse, theta[:, None] - components.loc)
-        joint = cls.arrays.log_softmax(components.logits) - xp.log(cls.arrays.diagonal(root)).sum(
-            -1
-        )
+        joint = cls.arrays.log_softmax(components.logits)
+        joint = joint - xp.log(cls.arrays.diagonal(root)).sum(-1)
         joint = joint - 0.5 * ((standard**2).sum(-1) + dim * math.log(2.0 * math.pi))
         pull = -xp.einsum("kji,nkj->nki", inverse, standard)
         return Points(joint, standard, pull, inverse, cls.arrays.softmax(joint))
