@@ -14,9 +14,9 @@ from numpyro_ext.density import Data
 from numpyro_ext.engine import EngineState
 from numpyro_ext.gradients import SVRG
 from numpyro_ext.gradients.full_data import FullData
-from numpyro_ext.gradients.minibatch import Sampling
 from numpyro_ext.kernels import Kernel, as_kernel
 from numpyro_ext.stein.particles import Annealing, ParticleEngine
+from ppl_ext.gradients.minibatch import Sampling
 from ppl_ext.stein.particles import check_no_estimator
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from pyro.infer.svgd import SteinKernel
 
+from ppl_ext.gradients.minibatch import Sampling
 from ppl_ext.stein.particles import check_no_estimator
 from pyro_ext.density import Data
 from pyro_ext.engine import Update
 from pyro_ext.gradients import SVRG
 from pyro_ext.gradients.full_data import FullData
-from pyro_ext.gradients.minibatch import Sampling
 from pyro_ext.kernels import Kernel, as_kernel
 from pyro_ext.optim import OptimizerLike
 from pyro_ext.stein.particles import Annealing, DirectionState, ParticleEngine

@@ -484,14 +484,14 @@ def _gradients() -> Iterator[Mutation]:
     )
     yield from both(
         "stale anchor beside a new exact score",
-        "gradients/svrg.py",
+        "gradients/reduced_variance.py",
         '"anchor": anchor, "exact": exact',
         '"anchor": state["anchor"], "exact": exact',
         tests,
     )
     yield from both(
         "N/B left out of the table's correction",
-        "gradients/saga.py",
+        "gradients/reduced_variance.py",
         "likelihood = number * change.mean(0) + total",
         "likelihood = change.mean(0) + total",
         tests,
@@ -505,7 +505,7 @@ def _gradients() -> Iterator[Mutation]:
     )
     yield from both(
         "sum of the table with the wrong sign",
-        "gradients/saga.py",
+        "gradients/reduced_variance.py",
         '"sum": total + jnp.where(first',
         '"sum": total - jnp.where(first',
         tests,
@@ -513,7 +513,7 @@ def _gradients() -> Iterator[Mutation]:
     )
     yield from numpyro(
         "swapped rows of the table",
-        "gradients/saga.py",
+        "gradients/reduced_variance.py",
         '"table": table.at[rows].set(parts.likelihood)',
         '"table": table.at[rows[::-1]].set(parts.likelihood)',
         tests,
