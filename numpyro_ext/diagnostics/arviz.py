@@ -30,9 +30,7 @@ from numpyro.infer import MCMC
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import array_or_none, place
 from numpyro_ext.density.replay import is_quick, replay
-from numpyro_ext.diagnostics.chains import Chains
-from numpyro_ext.diagnostics.fit import state_of_engine
-from numpyro_ext.diagnostics.host_fit import HostFit
+from numpyro_ext.diagnostics.fit import Chains, HostFit, state_of_engine
 from numpyro_ext.draws import key_or
 from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
