@@ -12,9 +12,7 @@ from numpyro.infer import MCMC, SVI
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import place
-from numpyro_ext.diagnostics.chains import Chains
-from numpyro_ext.diagnostics.fit import FittedGuide, fitted_guide, state_of_engine
-from numpyro_ext.diagnostics.host_fit import HostFit
+from numpyro_ext.diagnostics.fit import Chains, FittedGuide, HostFit, fitted_guide, state_of_engine
 from numpyro_ext.diagnostics.predictive import predictive_distribution
 from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine

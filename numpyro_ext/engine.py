@@ -33,9 +33,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -52,7 +53,13 @@ from numpyro_ext.draws import check_key
 from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.optim import as_optimizer, kind_and_settings
 from numpyro_ext.programs import Loop, Program
-from numpyro_ext.sharding import Sharding, on_own_axes
+from numpyro_ext.sharding import (
+    Call,
+    Sharding,
+    entry_on_own_axes,
+    on_own_axes,
+    verb_on_own_axes,
+)
 from numpyro_ext.start import GUIDE_FORM, is_guide, pieces_of, started
 from ppl_ext.arguments import entry
 from ppl_ext.batches.batch import Batch
@@ -81,20 +88,21 @@ from ppl_ext.start.rows import Rows
 from ppl_ext.target.fingerprint import Digest, numbers_of
 
 
-def _reading(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """A run that may take its batches from a loader, which is read ahead while it lasts."""
+@contextmanager
+def _reading(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Call]:
+    """Context of a run :func:`on_own_axes` that may take its batches from a loader.
 
-    @wraps(verb)
-    def reading(self: Engine, *args: Any, batches: Any = None, **options: Any) -> RunResult:
-        if batches is None:
-            return verb(self, *args, **options)
-        check_no_arguments(args[2:])
-        where = getattr(options.get("init_state"), "batches", None)
+    It is read ahead while the run lasts, which is given a stream in its place.
+    """
+    batches = kwargs.get("batches")
+    stream: AbstractContextManager[Any] = nullcontext()
+    if batches is not None:
+        check_no_arguments(args[3:])
+        where = getattr(kwargs.get("init_state"), "batches", None)
         saved = None if where is None else bytes(np.asarray(where)).decode()
-        with Stream(batches, placed, saved, together) as stream:
-            return verb(self, *args, batches=stream, **options)
-
-    return reading
+        stream = Stream(batches, placed, saved, together)
+    with stream as opened, on_own_axes(args, {**kwargs, "batches": opened}) as call:
+        yield call
 
 
 class EngineState(NamedTuple):
@@ -740,8 +748,7 @@ class Engine(EngineShell, ABC):
 
     # -- verbs --------------------------------------------------------------------------------
 
-    @entry
-    @on_own_axes
+    @entry_on_own_axes
     def init(self, rng_key: Array, *args: Any, start: Any = None, **kwargs: Any) -> EngineState:
         """Check the model with these arguments and return the state before the first step.
 
@@ -770,8 +777,7 @@ class Engine(EngineShell, ABC):
         self._bound, data = self._bind(keys, args, kwargs)
         return self._first_state(self._bound, keys, data, start)
 
-    @entry
-    @on_own_axes
+    @entry_on_own_axes
     def update(
         self, state: EngineState, *args: Any, **kwargs: Any
     ) -> tuple[EngineState, Float[Array, ""]]:
@@ -802,9 +808,7 @@ class Engine(EngineShell, ABC):
             raise self._nonfinite_error(int(state.step) + 1, state)
         return found.state._replace(batches=state.batches), found.loss
 
-    @entry
-    @_reading
-    @on_own_axes
+    @partial(entry, within=_reading)
     def run(
         self,
         rng_key: Array,
@@ -943,8 +947,11 @@ class Engine(EngineShell, ABC):
         def bind(batch: Batch) -> Data:
             return bound.plan.target.bind_batch(batch.args, {**kwargs, **batch.kwargs})
 
+        # The step from which on the optimised program takes them, which a trace of the step tells.
+        switch = bound.chunk.switch(state, bound.data) if num_steps else 0
+
         def take_block(stream: Stream, most: int) -> Piece:
-            nonlocal bound, block
+            nonlocal bound, block, switch
             if block is None or not block.left:
                 batches = stream.several(cadence.last - position)
                 first = batches[0]
@@ -959,6 +966,7 @@ class Engine(EngineShell, ABC):
                 block = Block(batches, bind, 1 if alone else stream.together)
                 if data.signature() != bound.data.signature():
                     self._bound = bound = replace(bound, data=block.data())
+                switch = bound.chunk.switch(state, bound.data)
             return take_whole(min(most, block.left))
 
         def take_whole(count: int) -> Piece:
@@ -969,8 +977,7 @@ class Engine(EngineShell, ABC):
             hold()
             try:
                 data = bound.data if block is None else block.rest()
-                like = (state, bound.data) if isinstance(data, Rest) else None
-                found: _Steps = bound.chunk(position, count, state, data, like=like)
+                found: _Steps = bound.chunk(position, count, switch, state, data)
                 done, finite = int(found.taken), bool(found.finite)
                 state = found.state
                 broken = not finite and self.on_nonfinite == "raise"
@@ -1049,7 +1056,7 @@ class Engine(EngineShell, ABC):
     def _copied(self, plan: Plan, state: EngineState, horizon: Any) -> EngineState:
         return self._laid(plan, _copy(state, horizon))
 
-    @on_own_axes
+    @verb_on_own_axes
     def get_params(self, state: EngineState) -> dict[str, Any]:
         """The parameters in a state: what the engine has fitted."""
         known = self._require_bound()
@@ -1057,7 +1064,7 @@ class Engine(EngineShell, ABC):
         params: dict[str, Any] = known.params(state, known.data)
         return params
 
-    @on_own_axes
+    @verb_on_own_axes
     def get_samples(
         self,
         state: EngineState | RunResult,
@@ -1109,7 +1116,7 @@ class Engine(EngineShell, ABC):
 
     # -- saving -------------------------------------------------------------------------------
 
-    @on_own_axes
+    @verb_on_own_axes
     def save(self, path: str | os.PathLike[str], state: EngineState) -> None:
         """Save a state; the file is complete or absent, never half written.
 
@@ -1130,8 +1137,7 @@ class Engine(EngineShell, ABC):
             state_files.save(path, self._header(plan), trees, _as_numpy)
         self.sharding.agreed(0, f"the saving of step {int(state.step)}")
 
-    @entry
-    @on_own_axes
+    @entry_on_own_axes
     def load(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> EngineState:
         """Read a saved state; a run with ``init_state`` goes on from it exactly.
 

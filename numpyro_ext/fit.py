@@ -24,7 +24,7 @@ from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
 from numpyro_ext.gradients import SVRG
 from numpyro_ext.score import ProximalScoreVI
-from numpyro_ext.sharding import Sharding, entry, on_own_axes
+from numpyro_ext.sharding import Sharding, entry, entry_on_own_axes
 from numpyro_ext.start import pieces_of
 from ppl_ext.arguments import columns_as_arrays
 from ppl_ext.batches.passes import passes_of
@@ -59,8 +59,7 @@ KEY_WORDS = dict.fromkeys(SEEDS, "The key comes first: fit(jax.random.key(0), mo
     engine="Engine",
     randomness="rng_key : array\n        JAX random key.",
 )
-@entry
-@on_own_axes
+@entry_on_own_axes
 def fit(
     rng_key: Array,
     model: Callable[..., Any],

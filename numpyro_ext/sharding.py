@@ -17,9 +17,9 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,8 @@ from ppl_ext.process import between_steps
 from ppl_ext.running.sharding import FIRST_BATCH, ShardingShell, check_agreement, lost_rank
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
+#: Positional and keyword arguments.
+Call: TypeAlias = tuple[Any, Any]
 #: What processes have agreed on so far, which numbers their next agreement.
 _agreements = itertools.count()
 
@@ -340,32 +342,42 @@ def check_not_forked() -> None:
 def entry(verb: Verb) -> Verb:
     """An entry point, see :func:`ppl_ext.arguments.entry`, that refuses forked processes."""
 
-    @functools.wraps(verb)
-    def not_forked(*args: Any, **kwargs: Any) -> Any:
+    def own_process(*call: Any) -> AbstractContextManager[Call]:
         check_not_forked()
-        return verb(*args, **kwargs)
+        return nullcontext(call)
 
-    return cast("Verb", arguments.entry(not_forked))
+    return cast("Verb", arguments.entry(verb, own_process))
 
 
-def on_own_axes(verb: Verb) -> Verb:
-    """Let a method of what has a ``sharding``, or a function of one, run on automatic axes.
+def entry_on_own_axes(verb: Verb) -> Verb:
+    """An :func:`entry` point that runs :func:`on_own_axes`."""
+    return cast("Verb", arguments.entry(verb, on_own_axes))
 
-    Around it the user may have a mesh with explicit axes, which models are not written for. It is
-    an :func:`entry` point as well.
+
+@contextmanager
+def on_own_axes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Call]:
+    """Context in which what has a ``sharding``, or a function of one, runs on automatic axes.
+
+    Around it the user may have a mesh with explicit axes, which models are not written for. It
+    gives the arguments as they lie on the own axes.
     """
+    check_not_forked()
+    # The first parameter may be given by keyword as well, as all of them may.
+    first = next(iter((*args, *kwargs.values())), None)
+    sharding = kwargs.get("sharding") or getattr(first, "sharding", None)
+    if not isinstance(sharding, Sharding):
+        yield args, kwargs
+        return
+    with sharding.on_automatic_axes():
+        yield sharding.rehomed((args, kwargs))
+
+
+def verb_on_own_axes(verb: Verb) -> Verb:
+    """A method without arguments of the model, which runs :func:`on_own_axes`."""
 
     @functools.wraps(verb)
     def on_axes(*args: Any, **kwargs: Any) -> Any:
-        check_not_forked()
-        # The first parameter may be given by keyword as well, as all of them may.
-        first = next(iter((*args, *kwargs.values())), None)
-        sharding = kwargs.get("sharding") or getattr(first, "sharding", None)
-        if not isinstance(sharding, Sharding):
-            with between_steps():
-                return verb(*args, **kwargs)
-        with between_steps(), sharding.on_automatic_axes():
-            args, kwargs = sharding.rehomed((args, kwargs))
+        with between_steps(), on_own_axes(args, kwargs) as (args, kwargs):
             return verb(*args, **kwargs)
 
     return cast("Verb", on_axes)

@@ -25,7 +25,7 @@ from collections.abc import (
     Set,
     ValuesView,
 )
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import is_dataclass
 from functools import lru_cache, partial, wraps
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -73,11 +73,20 @@ _WANTS_TENSOR = ("must be a Tensor", "must all be instances of Number, torch.Ten
 _DOUBLE = "double precision: numpyro.enable_x64() first, or dtype=torch.float64"
 
 
-def entry(verb: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+def entry(
+    verb: Callable[Parameters, Result],
+    within: Callable[..., AbstractContextManager[tuple[Any, Any]]] | None = None,
+) -> Callable[Parameters, Result]:
     """An entry point, in which Ctrl-C waits (:mod:`ppl_ext.process`) and names may not clash.
 
     Those are keywords which its own signature and the model's both have. The model is its parameter
     ``model``, or that of its first parameter: an engine, a fit or the host's ``MCMC``.
+
+    Parameters
+    ----------
+    verb : callable
+    within : callable, optional
+        Of a call's ``args`` and ``kwargs``: a context for it, which gives those to call with.
     """
     signature = inspect.signature(verb)
     parameters = signature.parameters.values()
@@ -100,7 +109,8 @@ def entry(verb: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         if "seed" in given:
             kwargs["seed"] = as_seed(kwargs["seed"])
         try:
-            with between_steps():
+            around = nullcontext((args, kwargs)) if within is None else within(args, kwargs)
+            with between_steps(), around as (args, kwargs):
                 return verb(*args, **kwargs)
         except ArgumentError as error:
             # Its words tell all, and where it comes from is a page for each frame in a notebook.

@@ -21,9 +21,7 @@ from ppl_ext.documented import documented
 from ppl_ext.target.noncentred import moved_sites
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.arguments import placing
-from pyro_ext.diagnostics.chains import Chains
-from pyro_ext.diagnostics.fit import FittedGuide, fitted_guide
-from pyro_ext.diagnostics.host_fit import HostFit
+from pyro_ext.diagnostics.fit import Chains, FittedGuide, HostFit, fitted_guide
 from pyro_ext.diagnostics.predictive import predictive_distribution
 from pyro_ext.engine import Engine
 from pyro_ext.fit import ways_of

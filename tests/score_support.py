@@ -233,7 +233,7 @@ class GuideRun(Run):
 def updated(face: Any, name: str, *arrays: np.ndarray, **options: Any) -> Any:
     """Moments after an update from mean, scale, draws and scores."""
     mean, scale, theta, score = (face.array(each) for each in arrays)
-    update = getattr(room(face, f"score.{name}"), f"{name}_update")
+    update = getattr(room(face, "score.matching"), f"{name}_update")
     moments = face.guides.Moments(mean, scale)
     return face.numpy(tuple(update(moments, theta, score, *options.values())))
 

@@ -18,8 +18,7 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_ext.descent import adam_step
 from numpyro_ext.guides.flat_density import FlatDensity, Moments, Parameters
-from numpyro_ext.score.bam import bam_update
-from numpyro_ext.score.gsm import gsm_update
+from numpyro_ext.score.matching import bam_update, gsm_update
 from numpyro_ext.score.objective import proximal_gradient
 from ppl_ext.score_matching.options import STEPS
 from ppl_ext.score_matching.proximal import blended_target

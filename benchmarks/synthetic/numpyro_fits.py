@@ -25,9 +25,8 @@ from benchmarks.synthetic.fits import Diverged, Fitter, Look, show
 from benchmarks.synthetic.targets import Mixture
 from numpyro_ext.engine import EngineState
 from numpyro_ext.guides.mixture import AutoGaussianMixture
-from numpyro_ext.score.bam import BaM
 from numpyro_ext.score.fisher import FisherVI
-from numpyro_ext.score.gsm import GSM
+from numpyro_ext.score.matching import GSM, BaM
 
 BACKEND = "NumPyro"
 ENGINES: dict[str, Any] = {

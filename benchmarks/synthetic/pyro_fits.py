@@ -21,9 +21,8 @@ from benchmarks.synthetic.targets import Mixture
 from ppl_ext.errors import NonFiniteError
 from pyro_ext.engine import Engine
 from pyro_ext.guides.mixture import AutoGaussianMixture
-from pyro_ext.score.bam import BaM
 from pyro_ext.score.fisher import FisherVI
-from pyro_ext.score.gsm import GSM
+from pyro_ext.score.matching import GSM, BaM
 
 BACKEND = "Pyro"
 ENGINES: dict[str, Any] = {

@@ -30,13 +30,11 @@ from numpyro.infer import MCMC
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import array_or_none, place
 from numpyro_ext.density.replay import is_quick, replay
-from numpyro_ext.diagnostics.chains import Chains
-from numpyro_ext.diagnostics.fit import state_of_engine
-from numpyro_ext.diagnostics.host_fit import HostFit
+from numpyro_ext.diagnostics.fit import Chains, HostFit, state_of_engine
 from numpyro_ext.draws import key_or
 from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
-from numpyro_ext.sharding import Sharding, entry, on_own_axes
+from numpyro_ext.sharding import Sharding, entry_on_own_axes
 from ppl_ext.arguments import columns_as_arrays
 from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.fit import asked_of
@@ -79,8 +77,7 @@ Array = NDArray[Any]
             Key of the posterior and posterior predictive draws. Default: ``jax.random.key(0)``.
         """,
 )
-@entry
-@on_own_axes
+@entry_on_own_axes
 def to_arviz(
     engine: Any,
     state: Any = None,

@@ -1,6 +1,11 @@
 """What the diagnostics of a fit share: its target, the data on all rows, and its draws.
 
 Chunks of draws are drawn and evaluated by one compiled program, whose results go to host memory.
+
+Guides that the host's ``SVI`` has fitted and chains of its ``MCMC`` are seen as an engine is.
+Whichever objective fitted it (``Trace_ELBO``, ``TraceGraph_ELBO``, ``RenyiELBO``, ...), a guide is
+a distribution that can be drawn from. Its draws are those of its flat density where it has one,
+and the host's own otherwise, so that site-by-site and hand-written guides are taken too.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from typing import Any
 import numpy as np
 from jax import Array, random
 from jaxtyping import Float
+from numpyro.infer import MCMC, Predictive
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.replay import is_quick
@@ -25,17 +31,20 @@ from numpyro_ext.guides.flat_density import (
     check_has_flat_density,
     check_same_layout,
     flat_density,
+    has_flat_density,
 )
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import Sharding
 from ppl_ext.batches.passes import Passes
 from ppl_ext.diagnostics import fit as shared
 from ppl_ext.diagnostics.fit import (
+    HOST_DRAWS,
     Evaluate,
     check_arguments,
     check_fits_a_guide,
     check_model,
     chunk_sizes,
+    sites_of_guide,
     target_of_engine,
 )
 from ppl_ext.errors import ArgumentError, DataWarning, HeldParameterWarning
@@ -237,3 +246,124 @@ def _compiled_chunk(
         return evaluate(density, parameters, target, data, theta)
 
     return Program(chunk, rarely=rarely)
+
+
+class HostFit(shared.HostFit):
+    """A fitted guide with the model that it approximates.
+
+    Parameters
+    ----------
+    guide : callable
+        An autoguide or a hand-written guide, fitted by NumPyro's ``SVI``.
+    params : mapping
+        Its parameters, as ``SVI.get_params`` gives them.
+    model : callable
+        Its model.
+    args, kwargs
+        The model's arguments, with all rows of the data.
+    passes : Passes, optional
+        All rows, from a loader.
+
+    Raises
+    ------
+    ArgumentError
+        The parameters or the guide do not belong to the model, or the arguments hold only some
+        rows of a plate.
+    """
+
+    def __init__(
+        self,
+        guide: Callable[..., Any],
+        params: Any,
+        model: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        passes: Passes | None = None,
+    ) -> None:
+        self.guide = guide
+        self.fitted: FittedGuide | None = None
+        if has_flat_density(guide):
+            self.fitted = fitted_guide(guide, params, model, args, kwargs, None, passes)
+            self.target, self._data = self.fitted.target, self.fitted.data
+            return
+        if not isinstance(params, Mapping):
+            raise ArgumentError(
+                f"Expected the guide's parameters, as svi.get_params(state) gives them, found "
+                f"{type(params).__name__}."
+            )
+        self.target, self._data = target_of_model(model, args, kwargs, held=params, passes=passes)
+
+    def get_samples(
+        self, params: Mapping[str, Any], rng_key: Array | None = None, num_samples: int = HOST_DRAWS
+    ) -> dict[str, Array]:
+        """Draws of the latent sites, leading dimension = draws."""
+        key = key_or(rng_key)
+        if self.fitted is not None:
+            density, target = self.fitted.density, self.target
+
+            def draw(parameters: Parameters, key: Array, data: Data) -> dict[str, Array]:
+                theta = density.sample(parameters, key, num_samples).astype(target.dtype)
+                return target.constrain(theta, data)
+
+            program = Program(draw, rarely=True)
+            drawn: dict[str, Array] = program(self.fitted.parameters, key, self._data)
+            return drawn
+        predictive = Predictive(self.guide, params=dict(params), num_samples=num_samples)
+        drawn = predictive(key, *self._data.args, **self._data.kwargs)
+        return sites_of_guide(self.target.layout.names, drawn)
+
+    def sample_statistics(
+        self, params: Mapping[str, Any], positions: Float[Array, "S D"]
+    ) -> dict[str, Array]:
+        """Log density of the guide at flat positions (S, D), where it can be evaluated."""
+        return self._log_q(positions)
+
+
+#: ArviZ's names of what NumPyro's kernels report of each draw.
+_NAMES = {"num_steps": "n_steps", "accept_prob": "acceptance_rate"}
+
+
+class Chains(shared.Chains):
+    """Draws of ``numpyro.infer.MCMC``, by any kernel of a model.
+
+    Parameters
+    ----------
+    mcmc : MCMC
+        After ``run``.
+    args, kwargs
+        The model's arguments, with all rows of the data.
+    passes : Passes, optional
+        All rows, from a loader.
+    num_samples : int, optional
+        Draws that are taken, as many of each chain, at least. Default: all.
+
+    Raises
+    ------
+    ArgumentError
+        There are no draws yet, or fewer; or the kernel has no model.
+    """
+
+    def __init__(
+        self,
+        mcmc: MCMC,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        passes: Passes | None = None,
+        num_samples: int | None = None,
+    ) -> None:
+        self._take(mcmc, mcmc.sampler, mcmc.last_state is not None, num_samples)
+        # Not the kernel's target: the kernel may have served other data since.
+        self.target, _ = target_of_model(self._kernel.model, args, kwargs, passes=passes)
+
+    def get_samples(self, state: Any, rng_key: Any = None) -> dict[str, Array]:
+        """Draws of all chains, one chain after another."""
+        return self._drawn()
+
+    def sample_statistics(self, state: Any, positions: Float[Array, "S D"]) -> dict[str, Array]:
+        """What the kernel reports of each draw."""
+        fields = self.mcmc.get_extra_fields()
+        return {
+            _NAMES.get(name, name): self._taken(values)
+            for name, values in fields.items()
+            if isinstance(values, Array) and values.shape == (self._num_draws,)
+        }

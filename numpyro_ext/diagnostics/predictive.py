@@ -18,7 +18,7 @@ from numpyro_ext.density.replay import computed_sites, replay
 from numpyro_ext.diagnostics.fit import target_of_model
 from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
-from numpyro_ext.sharding import Sharding, entry, on_own_axes
+from numpyro_ext.sharding import Sharding, entry_on_own_axes, verb_on_own_axes
 from ppl_ext.arguments import columns_as_arrays
 from ppl_ext.diagnostics.predictive_data import (
     PREDICTIVE_DOCUMENTATION,
@@ -61,8 +61,7 @@ if TYPE_CHECKING:
             At most this many draws are evaluated at once. Default: 128.
         """,
 )
-@entry
-@on_own_axes
+@entry_on_own_axes
 def predictive_distribution(
     model: Callable[..., Any],
     draws: Any,
@@ -158,7 +157,7 @@ def _states(draws: Any, state: Any) -> tuple[Any, ...]:
     return (getattr(state, "state", state),) if is_engine else ()
 
 
-@on_own_axes
+@verb_on_own_axes
 def predictions(
     model: Callable[..., Any],
     draws: Mapping[str, Any],

@@ -1,7 +1,6 @@
-"""What an engine may ask of a score estimator; more of it in :mod:`ppl_ext.gradients.estimator`.
+"""What an engine may ask of a score estimator, and the one of exact scores.
 
-An estimator is a frozen configuration with a pure ``init`` and ``estimate``, whose state is a
-pytree that travels with the engine's own.
+More of it in :mod:`ppl_ext.gradients.estimator`.
 """
 
 from __future__ import annotations
@@ -55,6 +54,11 @@ class GradientEstimator(estimator.GradientEstimator):
 
 
 GradientEstimator._base = GradientEstimator
+
+
+class Full(estimator.Full, GradientEstimator):
+    pass
+
 
 __all__ = [
     "EstimatorState",

@@ -1,19 +1,22 @@
-"""Minibatch scores: one set of rows per step and plate, shared by all particles or not.
-
-The sets are drawn here rather than by the plates: NumPyro's own draw runs a sequential shuffle
-of the whole plate on a CPU at every step.
-"""
+"""Minibatch scores, by row indices that the engine owns or of batches that are arguments."""
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-from jax import Array, random
+from typing import Any
 
-from numpyro_ext.density import Data, Indices, LogDensity
-from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from jaxtyping import Float, Int
+
+from numpyro_ext.density import Data, Indices, LogDensity, Score
+from numpyro_ext.gradients.estimator import EstimatorState, Full, GradientEstimator
+from numpyro_ext.gradients.full_data import num_rows
 from numpyro_ext.gradients.permutation import draw_order, next_rows
+from ppl_ext.errors import ArgumentError
 from ppl_ext.gradients import minibatch
-from ppl_ext.gradients.minibatch import Sampling
+from ppl_ext.gradients.full_data import check_rows
 
 
 class Minibatch(minibatch.Minibatch, GradientEstimator):
@@ -59,4 +62,76 @@ class Minibatch(minibatch.Minibatch, GradientEstimator):
         return indices, state
 
 
-__all__ = ["Minibatch", "Sampling"]
+class BatchArguments(minibatch.BatchArguments, GradientEstimator):
+    """Examples
+    --------
+    >>> import jax, numpyro
+    >>> import jax.numpy as jnp
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_ext as nx
+    >>> def model(y):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with numpyro.plate("rows", 4, subsample_size=len(y)):
+    ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> batches = [(jnp.array([1.0, 2.0]),), (jnp.array([2.0, 3.0]),)]
+    >>> kernel = nx.SGLD(model, 0.02, estimator=nx.BatchArguments(batches))
+    >>> mcmc = numpyro.infer.MCMC(kernel, num_warmup=100, num_samples=2000)
+    >>> mcmc.run(jax.random.key(0), *batches[0])
+    >>> print(f"{mcmc.get_samples()['mean'].mean():.0f}")
+    2
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        leaves = [jax.tree.leaves(batch) for batch in self.batches]
+        shapes = {tuple(map(np.shape, each)) for each in leaves}
+        if len(shapes) > 1:
+            raise ArgumentError(
+                "Expected batches of one shape, since one compiled program serves all, found "
+                f"{sorted(shapes)}. Leave out the last one, or take a size that divides the rows."
+            )
+
+    def _stacked(self) -> tuple[Any, ...]:
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *self.batches)
+
+    def init(
+        self, target: LogDensity, data: Data, rng_key: Array, num_positions: int
+    ) -> EstimatorState:
+        """State: a key, the order of the batches and the position in it."""
+        batches = tuple(self.batches)
+        check_rows(target, data, batches, num_rows)
+        return {
+            "rng_key": rng_key,
+            "order": draw_order(rng_key, (num_positions,) if self.own_rows else ()),
+            # A position past the end makes the first draw start with a fresh order.
+            "position": jnp.asarray(len(batches), jnp.int32),
+        }
+
+    def draw(
+        self, state: EstimatorState, num_positions: int = 1
+    ) -> tuple[Int[Array, "*P"], EstimatorState]:
+        rng_key, key = random.split(state["rng_key"])
+        number = len(tuple(self.batches))
+        chosen, order, position = next_rows(key, number, 1, state["order"], state["position"])
+        return chosen[..., 0], {"rng_key": rng_key, "order": order, "position": position}
+
+    def score(
+        self, target: LogDensity, chosen: Int[Array, "*P"], z: Float[Array, "P D"], data: Data
+    ) -> Score:
+        stacked = self._stacked()
+
+        def of_batch(z: Array, number: Array) -> Score:
+            batch = jax.tree.map(lambda leaf: leaf[number], stacked)
+            return target.score(z, target.bind(*batch, **data.kwargs))
+
+        if chosen.ndim == 0:
+            return of_batch(z, chosen)
+        return jax.tree.map(
+            lambda leaf: leaf[:, 0],
+            jax.vmap(lambda z, number: of_batch(z[None], number))(z, chosen),
+        )
+
+
+def default_estimator(target: LogDensity) -> GradientEstimator:
+    """Minibatches where the model leaves its rows to the engine, else the full score."""
+    return Minibatch() if target.plates and not target.batch_arguments else Full()

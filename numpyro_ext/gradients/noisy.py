@@ -8,8 +8,8 @@ from jaxtyping import Float
 
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.draws import standard_normal
-from numpyro_ext.gradients.default import default_estimator
 from numpyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
+from numpyro_ext.gradients.minibatch import default_estimator
 from ppl_ext.gradients import noisy
 
 

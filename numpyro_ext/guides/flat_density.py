@@ -24,6 +24,7 @@ from numpyro.infer import autoguide
 
 from numpyro_ext.density.handlers import handling
 from numpyro_ext.density.layout import Data, Layout
+from numpyro_ext.guides.arrays import JaxFunctions
 from numpyro_ext.guides.set_up import set_up
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import entry
@@ -87,6 +88,8 @@ class FlatDensity(shared.FlatDensityShell):
     >>> print(abs(density.score(parameters, theta)).round(2).flatten())
     [0. 1.]
     """
+
+    arrays = JaxFunctions
 
     def __init__(self, guide: autoguide.AutoContinuous, rng_key: Array) -> None:
         self.guide = guide

@@ -26,7 +26,8 @@ from ppl_ext.guides import layer_low_rank as shared
 from ppl_ext.guides.layouts import Layer, find_layers
 
 
-class LayerLowRankNormal(shared.LayerFormulas, JaxFunctions, dist.Distribution):
+class LayerLowRankNormal(shared.LayerFormulas, dist.Distribution):
+    arrays = JaxFunctions
     arg_constraints: ClassVar[dict[str, Any]] = {
         "loc": constraints.real_vector,
         "scale": constraints.independent(constraints.positive, 1),

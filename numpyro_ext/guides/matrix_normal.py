@@ -31,7 +31,8 @@ from ppl_ext.options import check_number
 Factors = shared.Factors
 
 
-class MatrixNormalTransform(shared.MatrixTransform, JaxFunctions, Transform):
+class MatrixNormalTransform(shared.MatrixTransform, Transform):
+    arrays = JaxFunctions
     domain = constraints.real_vector
     codomain = constraints.real_vector
     __call__ = shared.MatrixTransform._call
@@ -153,4 +154,5 @@ class MatrixNormalDensity(shared.MatrixDensity, NormalDensity):
     def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         factors = self.factors(parameters)
         noise = self.noise(parameters, rng_key, (num, self.dim))
-        return jax.lax.stop_gradient(factors.mean + factors.scaled(self, noise, self.blocks()))
+        move = factors.scaled(self.arrays, noise, self.blocks())
+        return jax.lax.stop_gradient(factors.mean + move)

@@ -28,7 +28,8 @@ from ppl_ext.guides import mixture as shared
 Components = shared.Components
 
 
-class GaussianMixture(shared.MixtureFormulas, JaxFunctions, dist.Distribution):
+class GaussianMixture(shared.MixtureFormulas, dist.Distribution):
+    arrays = JaxFunctions
     support = constraints.real_vector
     pytree_data_fields = ("logits", "loc", "scale", "scale_tril", "cov_factor")
     pytree_aux_fields = ("temperature",)
@@ -166,7 +167,7 @@ class AutoGaussianMixture(shared.MixtureGuide, autoguide.AutoContinuous):
 
 
 @register_flat_density(AutoGaussianMixture)
-class GaussianMixtureDensity(shared.MixtureDensity, JaxFunctions, FlatDensity):
+class GaussianMixtureDensity(shared.MixtureDensity, FlatDensity):
     def _check_evaluable(self) -> None:
         """The closed forms can always be evaluated."""
 

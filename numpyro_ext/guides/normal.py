@@ -14,7 +14,6 @@ from numpyro.distributions.transforms import ExpTransform, SoftplusTransform
 from numpyro.infer import autoguide
 
 from numpyro_ext.draws import standard_normal
-from numpyro_ext.guides.arrays import JaxFunctions
 from numpyro_ext.guides.flat_density import (
     Draws,
     FlatDensity,
@@ -31,7 +30,7 @@ from ppl_ext.guides import normal as shared
 LONG = 2**18
 
 
-class NormalDensity(shared.NormalFormulas, JaxFunctions, FlatDensity):
+class NormalDensity(FlatDensity):
     def _check_evaluable(self) -> None:
         """The closed forms can always be evaluated."""
 

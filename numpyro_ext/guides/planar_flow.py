@@ -23,7 +23,8 @@ from ppl_ext.guides import planar_flow as shared
 from ppl_ext.guides.planar_flow import INITIAL_DIRECTION
 
 
-class PlanarTransform(shared.PlanarMap, JaxFunctions, Transform):
+class PlanarTransform(shared.PlanarMap, Transform):
+    arrays = JaxFunctions
     domain = constraints.real_vector
     codomain = constraints.real_vector
     __call__ = shared.PlanarMap._call
@@ -111,7 +112,7 @@ class AutoPlanarFlow(shared.PlanarGuide, AutoContinuous):
 
 
 @register_flat_density(AutoPlanarFlow)
-class PlanarFlowDensity(shared.PlanarDensity, JaxFunctions, FlatDensity):
+class PlanarFlowDensity(shared.PlanarDensity, FlatDensity):
     def _check_evaluable(self) -> None:
         """The guide can always be inverted."""
 

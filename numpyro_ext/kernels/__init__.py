@@ -1,10 +1,10 @@
 """Stein kernels: one written bandwidth definition, named alternatives, and the host's kernels."""
 
-from numpyro_ext.kernels.bandwidth import Bandwidth, bandwidth
 from numpyro_ext.kernels.classes import (
     IMQ,
     RBF,
     Additive,
+    Bandwidth,
     ByParticleCount,
     Dilation,
     Graphical,
@@ -16,6 +16,7 @@ from numpyro_ext.kernels.classes import (
     Scaled,
     SemiExact,
     Sum,
+    bandwidth,
     default_kernel,
     hierarchical_kernel,
     mixture,

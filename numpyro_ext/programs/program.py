@@ -243,14 +243,11 @@ class Loop:
         self._optimised = self._quick.optimised()
         self._switches: dict[Hashable, int] = {}
 
-    def __call__(
-        self, first: int, count: int, *args: Any, like: tuple[Any, ...] | None = None
-    ) -> Any:
+    def __call__(self, first: int, count: int, switch: int, *args: Any) -> Any:
         """The function's value after ``count`` steps, or fewer, where ``first`` have been taken.
 
-        With ``like``, the switch is that of these arguments.
+        ``switch`` is :meth:`switch` of these arguments, or of those of one of several batches.
         """
-        switch = self.switch(*(args if like is None else like))
         if first >= switch:
             return self._optimised(*args, np.int32(count))
         return self._quick(*args, np.int32(min(count, switch - first)))

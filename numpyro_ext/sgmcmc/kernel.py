@@ -33,7 +33,7 @@ from ppl_ext.engines.judgement import Judgement
 from ppl_ext.errors import ArgumentError
 from ppl_ext.sgmcmc.energies import Energies
 from ppl_ext.sgmcmc.heat import LET_PASS, heat_by_site, scores_each
-from ppl_ext.sgmcmc.kernels import StochasticGradientShell
+from ppl_ext.sgmcmc.kernels import Cycles, StochasticGradientShell
 from ppl_ext.sgmcmc.schedules import check_first_step_size, warn_of_first_broken_step
 from ppl_ext.target.log_density import warn_of_nothing
 
@@ -139,7 +139,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     @property
     def default_fields(self) -> tuple[str, ...]:
         """Fields that ``MCMC`` collects unless told otherwise."""
-        return ("z", "diverging")
+        return ("z", "diverging", "cycle") if isinstance(self, Cycles) else ("z", "diverging")
 
     def _estimator_for(self, num_chains: int) -> GradientEstimator:
         """The score estimator for so many chains that are run as one."""

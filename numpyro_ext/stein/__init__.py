@@ -1,10 +1,8 @@
 """Particle engines: Stein variational gradient descent and Newton, and deep ensembles."""
 
 from numpyro_ext.stein.deep_ensemble import DeepEnsemble
-from numpyro_ext.stein.kernel_engine import KernelEngine
 from numpyro_ext.stein.particles import ParticleEngine
-from numpyro_ext.stein.svgd import SVGD
-from numpyro_ext.stein.svgd_vr import SVGDVR
+from numpyro_ext.stein.svgd import SVGD, SVGDVR, KernelEngine
 from numpyro_ext.stein.svn import SVN, curvature_kernel
 from numpyro_ext.stein.wgd import WGD
 from ppl_ext.stein.particles import annealed

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ppl_ext.engines.base import EngineShell
-from ppl_ext.engines.descent import DescentShell
+from ppl_ext.engines.descent import draws_to_look_at, set_descent
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_number, refuse
 from ppl_ext.running.piece import Piece
 from ppl_ext.start.given import HOST
 
 
-class GuideShell(DescentShell, EngineShell):
+class GuideShell(EngineShell):
     """Base of the engines that fit a guide with a flat log density.
 
     Parameters
@@ -52,8 +52,15 @@ class GuideShell(DescentShell, EngineShell):
     """
 
     allow_local_latents = False
+    makes_draws = True
+    _draws_to_look_at = draws_to_look_at
+    num_samples: Any
+    clip_norm: float | None
+    total_steps: int | None
     #: What the host's guides are instances of.
     _host_guide: ClassVar[Any]
+    #: What the engine uses of an optimizer that was given, checked.
+    _host_optimizer: ClassVar[Any]
 
     def __init__(
         self,
@@ -68,14 +75,8 @@ class GuideShell(DescentShell, EngineShell):
         **options: Any,
     ) -> None:
         refuse(type(self), options, "init_strategy")
-        super().__init__(
-            model,
-            optim,
-            num_samples,
-            clip_norm=clip_norm,
-            total_steps=total_steps,
-            **options,
-        )
+        super().__init__(model, **options)
+        set_descent(self, optim, num_samples, clip_norm, total_steps)
         if self.reparameterise and isinstance(guide, self._host_guide):
             name = type(guide).__name__
             raise ArgumentError(

@@ -12,10 +12,11 @@ class. Setting a guide up leaves Pyro's global param store as it was.
 from __future__ import annotations
 
 import inspect
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError
+from ppl_ext.guides.arrays import ArrayFunctions
 from ppl_ext.start.given import as_array
 from ppl_ext.start.start import Mode, Start
 
@@ -59,6 +60,7 @@ class FlatDensityShell:
         None when the guide is not a Normal.
     """
 
+    arrays: ClassVar[type[ArrayFunctions]]
     covariance_structure: CovarianceStructure | None = None
     guide: Any
 

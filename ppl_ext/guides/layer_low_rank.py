@@ -16,7 +16,7 @@ https://proceedings.neurips.cc/paper/2020/file/310cc7ca5a76a446f85c1a0d641ba96d-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,7 +29,8 @@ from ppl_ext.options import check_count, check_number
 from ppl_ext.start.start import Start
 
 
-class LayerFormulas(ArrayFunctions):
+@documents_subclasses
+class LayerFormulas:
     """Normal over a flat vector, of covariance ``S (I + W W^T) S`` within each layer.
 
     Parameters
@@ -44,6 +45,8 @@ class LayerFormulas(ArrayFunctions):
         Together they are the whole vector.
     """
 
+    arrays: ClassVar[type[ArrayFunctions]]
+
     loc: Any
     scale: Any
     cov_factor: Any
@@ -54,11 +57,11 @@ class LayerFormulas(ArrayFunctions):
         return self.loc + self.scale * (noise + self._lifted(inner))
 
     def log_prob(self, value: Any) -> Any:
-        log = self.xp.log
+        log = self.arrays.xp.log
         standard, root = (value - self.loc) / self.scale, self._roots()
         inner = self._solved(root, self._projected(standard))
         square = (standard**2).sum(-1) - (inner**2).sum((-2, -1))
-        log_determinant = log(self.scale).sum() + log(self.diagonal(root)).sum()
+        log_determinant = log(self.scale).sum() + log(self.arrays.diagonal(root)).sum()
         return -0.5 * (square + len(self.scale) * LOG_TWO_PI) - log_determinant
 
     def score(self, value: Any) -> Any:
@@ -83,8 +86,8 @@ class LayerFormulas(ArrayFunctions):
         for number, layer in enumerate(self.layers):
             for start, stop in layer.places:
                 member[number, start:stop] = 1.0
-        together = self.as_array(member.T @ member, scaled)
-        return together * (scaled @ scaled.T) + self.xp.diag(self.scale**2)
+        together = self.arrays.as_array(member.T @ member, scaled)
+        return together * (scaled @ scaled.T) + self.arrays.xp.diag(self.scale**2)
 
     def _projected(self, x: Any) -> Any:
         """``x^T W`` in each layer, (..., layers, r), of vectors (..., D)."""
@@ -93,7 +96,7 @@ class LayerFormulas(ArrayFunctions):
             sum(x[..., start:stop] @ factor[start:stop] for start, stop in layer.places)
             for layer in self.layers
         ]
-        return self.xp.stack(products, -2)
+        return self.arrays.xp.stack(products, -2)
 
     def _lifted(self, inner: Any) -> Any:
         """``W z`` in each layer, (..., D), of vectors (..., layers, r)."""
@@ -102,7 +105,7 @@ class LayerFormulas(ArrayFunctions):
             for number, layer in enumerate(self.layers)
             for start, stop in layer.places
         }
-        return self.xp.concatenate([parts[start] for start in sorted(parts)], -1)
+        return self.arrays.xp.concatenate([parts[start] for start in sorted(parts)], -1)
 
     def _roots(self) -> Any:
         """Cholesky factor of I + W^T W in each layer, (layers, r, r)."""
@@ -111,15 +114,15 @@ class LayerFormulas(ArrayFunctions):
             sum(factor[start:stop].T @ factor[start:stop] for start, stop in layer.places)
             for layer in self.layers
         ]
-        identity = self.identity(factor.shape[-1], factor)
-        return self.xp.linalg.cholesky(identity + self.xp.stack(products))
+        identity = self.arrays.identity(factor.shape[-1], factor)
+        return self.arrays.xp.linalg.cholesky(identity + self.arrays.xp.stack(products))
 
     def _solved(self, root: Any, inner: Any, transpose: bool = False) -> Any:
         """Solve L x = v, or L^T x = v, in each layer, for vectors (..., layers, r)."""
         # Layers first, and the vectors of all draws in the rows.
-        rows = self.xp.moveaxis(inner.reshape(-1, *root.shape[:2]), 0, 1)
-        solved = self.solve_lower(root, rows, transpose)
-        return self.xp.moveaxis(solved, 0, 1).reshape(inner.shape)
+        rows = self.arrays.xp.moveaxis(inner.reshape(-1, *root.shape[:2]), 0, 1)
+        solved = self.arrays.solve_lower(root, rows, transpose)
+        return self.arrays.xp.moveaxis(solved, 0, 1).reshape(inner.shape)
 
 
 @documents_subclasses
@@ -168,7 +171,7 @@ class LayerGuide:
         self._given_layers = None if layers is None else dict(layers)
 
 
-class LayerDensity(ArrayFunctions, FlatDensityShell):
+class LayerDensity(FlatDensityShell):
     """``AutoLayerLowRankNormal``: closed forms by Woodbury's identity in each layer.
 
     O(D r) operations per draw, and a Cholesky factor of size r for each layer.
@@ -189,9 +192,9 @@ class LayerDensity(ArrayFunctions, FlatDensityShell):
     def set_start(self, parameters: Any, start: Start) -> Any:
         """The start's mean and deviations of each coordinate given the others; W stays."""
         present, deviations = self._posterior(parameters), start.modes[0].conditional_deviations
-        loc, scale = (self.as_array(each, present.loc) for each in (start.mean, deviations))
+        loc, scale = (self.arrays.as_array(each, present.loc) for each in (start.mean, deviations))
         # What the factor adds to the variance is taken from the scale.
-        scale = scale * present.scale / self.xp.sqrt(present.variance)
+        scale = scale * present.scale / self.arrays.xp.sqrt(present.variance)
         return self.set_parts(loc, scale, present.cov_factor)
 
     def log_prob(self, parameters: Any, theta: Any) -> Any:
@@ -203,4 +206,4 @@ class LayerDensity(ArrayFunctions, FlatDensityShell):
     def moments(self, parameters: Any) -> Moments:
         """Mean (D,) and dense Cholesky factor (D, D): for small D only."""
         posterior = self._posterior(parameters)
-        return Moments(posterior.loc, self.xp.linalg.cholesky(posterior.covariance_matrix()))
+        return Moments(posterior.loc, self.arrays.xp.linalg.cholesky(posterior.covariance_matrix()))

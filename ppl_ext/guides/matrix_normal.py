@@ -15,7 +15,7 @@ posteriors", ICML 2016, https://arxiv.org/abs/1603.04733.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ppl_ext.documented import documents_subclasses
 from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
@@ -24,7 +24,7 @@ from ppl_ext.guides.layouts import Blocks
 from ppl_ext.start.start import Start
 
 #: What the formulas need of arrays: an :class:`~ppl_ext.guides.arrays.ArrayFunctions`.
-Functions = ArrayFunctions | type[ArrayFunctions]
+Functions = type[ArrayFunctions]
 
 
 class Factors(NamedTuple):
@@ -90,7 +90,8 @@ def _solve(of: Functions, pair: tuple[Any, Any], matrix: Any, transpose: bool = 
     return of.solve_lower(row, half.mT, transpose).mT
 
 
-class MatrixTransform(ArrayFunctions):
+@documents_subclasses
+class MatrixTransform:
     """``mean + A E B^T`` for each matrix of the flat vector, ``mean + scale * e`` for the rest.
 
     Parameters
@@ -99,18 +100,20 @@ class MatrixTransform(ArrayFunctions):
     blocks : Blocks
     """
 
+    arrays: ClassVar[type[ArrayFunctions]]
+
     factors: Factors
     blocks: Blocks
 
     def _call(self, x: Any) -> Any:
-        return self.factors.mean + self.factors.scaled(self, x, self.blocks)
+        return self.factors.mean + self.factors.scaled(self.arrays, x, self.blocks)
 
     def _inverse(self, y: Any) -> Any:
-        return self.factors.whitened(self, y - self.factors.mean, self.blocks)
+        return self.factors.whitened(self.arrays, y - self.factors.mean, self.blocks)
 
     def log_abs_det_jacobian(self, x: Any, y: Any, intermediates: Any = None) -> Any:
-        total = self.factors.log_determinant(self, self.blocks)
-        return self.xp.broadcast_to(total, x.shape[:-1])
+        total = self.factors.log_determinant(self.arrays, self.blocks)
+        return self.arrays.xp.broadcast_to(total, x.shape[:-1])
 
 
 @documents_subclasses
@@ -155,7 +158,7 @@ class MatrixGuide:
     """
 
 
-class MatrixDensity(ArrayFunctions, FlatDensityShell):
+class MatrixDensity(FlatDensityShell):
     """``AutoMatrixNormal``: closed forms by triangular solves with A and B.
 
     O(n p (n + p)) operations per draw and matrix, O(n p) memory.
@@ -195,61 +198,62 @@ class MatrixDensity(ArrayFunctions, FlatDensityShell):
 
     def _balanced(self, pair: tuple[Any, Any]) -> tuple[Any, Any]:
         """A and B with one scale divided so that their diagonals have the same geometric mean."""
-        row_level, column_level = (self.xp.log(factor.diagonal()).mean() for factor in pair)
-        ratio = self.xp.exp(0.5 * (column_level - row_level))
+        row_level, column_level = (self.arrays.xp.log(factor.diagonal()).mean() for factor in pair)
+        ratio = self.arrays.xp.exp(0.5 * (column_level - row_level))
         return pair[0] * ratio, pair[1] / ratio
 
     def set_start(self, parameters: Any, start: Start) -> Any:
         """The start's mean and deviations; within a matrix, of one row or column to the others."""
-        factors, blocks = self.factors(parameters), self.blocks()
+        factors, blocks, xp = self.factors(parameters), self.blocks(), self.arrays.xp
         like = factors.mean
-        deviations = self.as_array(start.modes[0].conditional_deviations, like)
-        of_matrices, rest = blocks.split(self.xp, deviations)
+        deviations = self.arrays.as_array(start.modes[0].conditional_deviations, like)
+        of_matrices, rest = blocks.split(xp, deviations)
         matrices = {}
         for (name, _, _), found in zip(blocks.matrices, of_matrices, strict=True):
-            logs = self.xp.log(found)
+            logs = xp.log(found)
             levels = (logs.mean(axis) - 0.5 * logs.mean() for axis in (1, 0))
-            matrices[name] = tuple(self.xp.diag(self.xp.exp(level)) for level in levels)
-        mean = self.as_array(start.mean, like)
+            matrices[name] = tuple(xp.diag(xp.exp(level)) for level in levels)
+        mean = self.arrays.as_array(start.mean, like)
         return self.set_factors(parameters, Factors(mean, rest, matrices))
 
     def set_scale(self, parameters: Any, scale: float) -> Any:
         factors, half = self.factors(parameters), math.sqrt(scale)
         matrices = {
             name: (
-                half * self.identity(rows, factors.mean),
-                half * self.identity(columns, factors.mean),
+                half * self.arrays.identity(rows, factors.mean),
+                half * self.arrays.identity(columns, factors.mean),
             )
             for name, _, (rows, columns) in self.blocks().matrices
         }
-        deviations = self.xp.full_like(factors.scale, scale)
+        deviations = self.arrays.xp.full_like(factors.scale, scale)
         return self.set_factors(parameters, Factors(factors.mean, deviations, matrices))
 
     def log_prob(self, parameters: Any, theta: Any) -> Any:
         factors, blocks = self.factors(parameters), self.blocks()
-        standard = factors.whitened(self, theta - factors.mean, blocks)
+        standard = factors.whitened(self.arrays, theta - factors.mean, blocks)
         square = (standard**2).sum(-1) + self.dim * LOG_TWO_PI
-        return -0.5 * square - factors.log_determinant(self, blocks)
+        return -0.5 * square - factors.log_determinant(self.arrays, blocks)
 
     def score(self, parameters: Any, theta: Any) -> Any:
         factors, blocks = self.factors(parameters), self.blocks()
-        matrices, rest = blocks.split(self.xp, factors.mean - theta)
+        matrices, rest = blocks.split(self.arrays.xp, factors.mean - theta)
         # grad log q (W) = -U^{-1} (W - M) V^{-1}.
         scores = [
-            _solve(self, pair, _solve(self, pair, matrix), transpose=True)
+            _solve(self.arrays, pair, _solve(self.arrays, pair, matrix), transpose=True)
             for pair, matrix in zip(factors.pairs(blocks), matrices, strict=True)
         ]
-        return blocks.join(self.xp, scores, rest / factors.scale**2)
+        return blocks.join(self.arrays.xp, scores, rest / factors.scale**2)
 
     def moments(self, parameters: Any) -> Moments:
         """Mean (D,) and dense Cholesky factor (D, D): for small D only."""
-        factors, blocks = self.factors(parameters), self.blocks()
+        factors, blocks, xp = self.factors(parameters), self.blocks(), self.arrays.xp
         dense = {
-            where.start: self.xp.kron(*factors.matrices[name]) for name, where, _ in blocks.matrices
+            where.start: xp.kron(*factors.matrices[name]) for name, where, _ in blocks.matrices
         }
         used = 0
         for where in blocks.rest:
             size = where.stop - where.start
-            dense[where.start] = self.xp.diag(factors.scale[used : used + size])
+            dense[where.start] = xp.diag(factors.scale[used : used + size])
             used += size
-        return Moments(factors.mean, self.block_diagonal([dense[start] for start in sorted(dense)]))
+        covariance = [dense[start] for start in sorted(dense)]
+        return Moments(factors.mean, self.arrays.block_diagonal(covariance))

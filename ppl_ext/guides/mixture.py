@@ -12,7 +12,7 @@ where r_k(theta) is the posterior probability of component k at theta.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,8 @@ HALVINGS = 100
 LEAST_WEIGHT = 1e-3
 
 
-class MixtureFormulas(ArrayFunctions):
+@documents_subclasses
+class MixtureFormulas:
     """Mixture of K Normals over vectors of length D, with draws that can be differentiated.
 
     Draws are exact: a component is chosen by the largest of the logits with Gumbel noise added,
@@ -53,6 +54,8 @@ class MixtureFormulas(ArrayFunctions):
         Of the softmax that stands for the choice of the component in gradients.
     """
 
+    arrays: ClassVar[type[ArrayFunctions]]
+
     logits: Any
     loc: Any
     scale: Any
@@ -68,25 +71,25 @@ class MixtureFormulas(ArrayFunctions):
         """
         # Every component's draw from the same noise: only one of them is used.
         if self.scale_tril is not None:
-            draws = self.loc + self.xp.einsum("kde,...e->...kd", self.scale_tril, noise)
+            draws = self.loc + self.arrays.xp.einsum("kde,...e->...kd", self.scale_tril, noise)
         else:
             draws = noise[..., None, :]
             if self.cov_factor is not None:
-                draws = draws + self.xp.einsum("kdr,...r->...kd", self.cov_factor, inner)
+                draws = draws + self.arrays.xp.einsum("kdr,...r->...kd", self.cov_factor, inner)
             draws = self.loc + self.scale * draws
         return draws, self.logits + gumbel
 
     def _chosen(self, draws: Any, perturbed: Any) -> Any:
         """The draw of the component with the largest noisy logit, differentiable, (..., D)."""
-        soft = self.softmax(perturbed / self.temperature)
+        soft = self.arrays.softmax(perturbed / self.temperature)
         # In value exactly the choice; in the gradient the choice's soft stand-in.
-        chosen = self.largest(perturbed) + (soft - self.detached(soft))
-        return self.xp.einsum("...k,...kd->...d", chosen, draws)
+        chosen = self.arrays.largest(perturbed) + (soft - self.arrays.detached(soft))
+        return self.arrays.xp.einsum("...k,...kd->...d", chosen, draws)
 
     def score(self, value: Any) -> Any:
         """Gradient of the log density with respect to ``value`` (..., D)."""
         joint, pull = self._components(value)
-        return self.xp.einsum("...k,...kd->...d", self.softmax(joint), pull)
+        return self.arrays.xp.einsum("...k,...kd->...d", self.arrays.softmax(joint), pull)
 
     def quantile(self, probabilities: Any) -> Any:
         """Quantiles of every coordinate's own distribution, for probabilities of any shape (...).
@@ -100,14 +103,14 @@ class MixtureFormulas(ArrayFunctions):
         -------
         array (..., D)
         """
-        xp = self.xp
-        weights, scale = self.softmax(self.logits), self._marginal_scale()
-        level = self.as_array(probabilities, scale)[..., None]
-        of_components = self.loc + scale * self.ndtri(level)[..., None]
+        xp = self.arrays.xp
+        weights, scale = self.arrays.softmax(self.logits), self._marginal_scale()
+        level = self.arrays.as_array(probabilities, scale)[..., None]
+        of_components = self.loc + scale * self.arrays.ndtri(level)[..., None]
 
         def below(point: Any) -> Any:
             standard = (point[..., None, :] - self.loc) / scale
-            return xp.einsum("k,...kd->...d", weights, self.ndtr(standard))
+            return xp.einsum("k,...kd->...d", weights, self.arrays.ndtr(standard))
 
         def halved(ends: tuple[Any, ...]) -> tuple[Any, ...]:
             (low, high), (low_of_last, high_of_last) = ends
@@ -120,30 +123,30 @@ class MixtureFormulas(ArrayFunctions):
 
         bracket = xp.amin(of_components, -2), xp.amax(of_components, -2)
         # Brackets of the first point where the function reaches the level, and of the last.
-        (_, first), (last, _) = self.repeated(HALVINGS, halved, (bracket, bracket))
+        (_, first), (last, _) = self.arrays.repeated(HALVINGS, halved, (bracket, bracket))
         return 0.5 * first + 0.5 * last
 
     @property
     def mean(self) -> Any:
         """Mean (D,)."""
-        return self.softmax(self.logits) @ self.loc
+        return self.arrays.softmax(self.logits) @ self.loc
 
     @property
     def variance(self) -> Any:
         """Variance of each coordinate (D,)."""
         second = self._marginal_scale() ** 2 + (self.loc - self.mean) ** 2
-        return self.softmax(self.logits) @ second
+        return self.arrays.softmax(self.logits) @ second
 
     @property
     def covariance_matrix(self) -> Any:
         """Covariance (D, D): that within the components and that of their means."""
-        einsum = self.xp.einsum
-        weights, apart = self.softmax(self.logits), self.loc - self.mean
+        einsum = self.arrays.xp.einsum
+        weights, apart = self.arrays.softmax(self.logits), self.loc - self.mean
         between = einsum("k,kd,ke->de", weights, apart, apart)
         if self.scale_tril is not None:
             root = self.scale_tril
             return between + einsum("k,kdr,ker->de", weights, root, root)
-        within = self.xp.diag(weights @ self.scale**2)
+        within = self.arrays.xp.diag(weights @ self.scale**2)
         if self.cov_factor is not None:
             root = self.scale[..., None] * self.cov_factor
             within = within + einsum("k,kdr,ker->de", weights, root, root)
@@ -152,17 +155,17 @@ class MixtureFormulas(ArrayFunctions):
     def _marginal_scale(self) -> Any:
         """Standard deviation of each component in each coordinate, (K, D)."""
         if self.scale_tril is not None:
-            return self.xp.sqrt((self.scale_tril**2).sum(-1))
+            return self.arrays.xp.sqrt((self.scale_tril**2).sum(-1))
         if self.cov_factor is None:
             return self.scale
-        return self.scale * self.xp.sqrt(1.0 + (self.cov_factor**2).sum(-1))
+        return self.scale * self.arrays.xp.sqrt(1.0 + (self.cov_factor**2).sum(-1))
 
     def _components(self, value: Any) -> tuple[Any, Any]:
         """Log of weight times density of each component (..., K), and each one's score.
 
         The score of component k is Sigma_k^{-1} (mu_k - theta), (..., K, D).
         """
-        xp, (number, dim) = self.xp, self.loc.shape
+        xp, (number, dim) = self.arrays.xp, self.loc.shape
         difference = self.loc - value[..., None, :]
 
         def rows(points: Any) -> Any:
@@ -173,10 +176,10 @@ class MixtureFormulas(ArrayFunctions):
             return xp.moveaxis(found, 0, 1).reshape(difference.shape)
 
         if self.scale_tril is not None:
-            standard = self.solve_lower(self.scale_tril, rows(difference))
-            pull = restored(self.solve_lower(self.scale_tril, standard, transpose=True))
+            standard = self.arrays.solve_lower(self.scale_tril, rows(difference))
+            pull = restored(self.arrays.solve_lower(self.scale_tril, standard, transpose=True))
             square = (standard**2).sum(-1).T.reshape(difference.shape[:-1])
-            log_determinant = xp.log(self.diagonal(self.scale_tril)).sum(-1)
+            log_determinant = xp.log(self.arrays.diagonal(self.scale_tril)).sum(-1)
         else:
             standard = difference / self.scale
             log_determinant = xp.log(self.scale).sum(-1)
@@ -186,17 +189,18 @@ class MixtureFormulas(ArrayFunctions):
                 # With c = (I + W^T W)^{-1} W^T z: (I + W W^T)^{-1} z = z - W c, and
                 # z^T (I + W W^T)^{-1} z = |z - W c|^2 + |c|^2, which no rounding makes negative.
                 factor = self.cov_factor
-                identity = self.identity(factor.shape[-1], factor)
+                identity = self.arrays.identity(factor.shape[-1], factor)
                 capacitance = xp.linalg.cholesky(identity + factor.mT @ factor)
-                within = self.solve_lower(capacitance, rows(standard) @ factor)
-                within = self.solve_lower(capacitance, within, transpose=True)
+                within = self.arrays.solve_lower(capacitance, rows(standard) @ factor)
+                within = self.arrays.solve_lower(capacitance, within, transpose=True)
                 left = rows(standard) - within @ factor.mT
                 square = (left**2).sum(-1) + (within**2).sum(-1)
                 square = square.T.reshape(difference.shape[:-1])
                 standard = restored(left)
-                log_determinant = log_determinant + xp.log(self.diagonal(capacitance)).sum(-1)
+                diagonal = self.arrays.diagonal(capacitance)
+                log_determinant = log_determinant + xp.log(diagonal).sum(-1)
             pull = standard / self.scale
-        log_weights = self.log_softmax(self.logits)
+        log_weights = self.arrays.log_softmax(self.logits)
         return log_weights - log_determinant - 0.5 * (square + dim * LOG_TWO_PI), pull
 
 
@@ -358,7 +362,7 @@ class Components(NamedTuple):
     scale_tril: Any
 
 
-class MixtureDensity(ArrayFunctions, FlatDensityShell):
+class MixtureDensity(FlatDensityShell):
     """``AutoGaussianMixture``: closed-form score, so that its fit needs one reverse pass."""
 
     def _mixture(self, parameters: Any) -> Any:
@@ -420,7 +424,7 @@ class MixtureDensity(ArrayFunctions, FlatDensityShell):
             np.concatenate([[mode.mean for mode in modes], drawn]),
             np.stack([mode.root for mode in modes] + [modes[0].root] * len(drawn)),
         )
-        arrays = (self.as_array(each, like) for each in found)
+        arrays = (self.arrays.as_array(each, like) for each in found)
         return self.set_components(parameters, Components(*arrays))
 
     def log_prob(self, parameters: Any, theta: Any) -> Any:
@@ -435,7 +439,7 @@ class MixtureDensity(ArrayFunctions, FlatDensityShell):
         Exact, but they do not determine the mixture, unlike a Normal guide's.
         """
         mixture = self._mixture(parameters)
-        return Moments(mixture.mean, self.xp.linalg.cholesky(mixture.covariance_matrix))
+        return Moments(mixture.mean, self.arrays.xp.linalg.cholesky(mixture.covariance_matrix))
 
 
 def check_options(

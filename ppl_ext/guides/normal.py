@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
+from ppl_ext.guides.arrays import LOG_TWO_PI
 from ppl_ext.guides.flat_density import FlatDensityShell, Moments
 from ppl_ext.start.start import Start
 
@@ -27,33 +28,25 @@ def with_scale(density: Any, parameters: Any, scale: float) -> Any:
     """New parameters of a guide with a low-rank factor W, with this deviation everywhere."""
     loc, _, factor = density.parts(parameters)
     # What W adds to the variance is taken from the diagonal.
-    return density.set_parts(loc, scale * density.inverse_root(1.0 + (factor**2).sum(-1)), factor)
+    share = density.arrays.inverse_root(1.0 + (factor**2).sum(-1))
+    return density.set_parts(loc, scale * share, factor)
 
 
-class NormalFormulas(ArrayFunctions, FlatDensityShell):
-    """What Normal guides have in common: a mean, and points in standard coordinates."""
-
-    def mean(self, parameters: Any) -> Any:
-        """Mean (D,) of the guide, in the unconstrained space."""
-        raise NotImplementedError
-
-    def as_moments(self, found: Moments, parameters: Any) -> Moments:
-        """Moments of NumPy's as arrays of the guide's type."""
-        like = self.mean(parameters)
-        return Moments(*(self.as_array(each, like) for each in found))
-
-    def set_parts(self, loc: Any, scale: Any, factor: Any) -> Any:
-        """The parameters of a guide with a low-rank factor: its mean, the diagonal of S, and W."""
-        raise NotImplementedError
+def as_moments(density: Any, parameters: Any, mean: Any, scale: Any) -> Moments:
+    """Moments of NumPy's as arrays of a Normal guide's type."""
+    like = density.mean(parameters)
+    return Moments(*(density.arrays.as_array(each, like) for each in (mean, scale)))
 
 
-class DiagonalFormulas(NormalFormulas):
+class DiagonalFormulas(FlatDensityShell):
     """``AutoDiagonalNormal``: closed forms in O(D) memory per draw."""
+
+    mean: Callable[..., Any]
 
     def log_prob(self, parameters: Any, theta: Any) -> Any:
         loc, scale = self.moments(parameters)
         square = (((theta - loc) / scale) ** 2).sum(-1)
-        return -0.5 * (square + self.dim * LOG_TWO_PI) - self.xp.log(scale).sum()
+        return -0.5 * (square + self.dim * LOG_TWO_PI) - self.arrays.xp.log(scale).sum()
 
     def score(self, parameters: Any, theta: Any) -> Any:
         loc, scale = self.moments(parameters)
@@ -76,19 +69,22 @@ class DiagonalFormulas(NormalFormulas):
 
     def set_scale(self, parameters: Any, scale: float) -> Any:
         mean = self.mean(parameters)
-        return self.set_moments(parameters, Moments(mean, self.xp.full_like(mean, scale)))
+        return self.set_moments(parameters, Moments(mean, self.arrays.xp.full_like(mean, scale)))
 
     def set_start(self, parameters: Any, start: Start) -> Any:
-        found = Moments(start.mean, start.modes[0].conditional_deviations)
-        return self.set_moments(parameters, self.as_moments(found, parameters))
+        found = start.mean, start.modes[0].conditional_deviations
+        return self.set_moments(parameters, as_moments(self, parameters, *found))
 
 
-class FullFormulas(NormalFormulas):
+class FullFormulas(FlatDensityShell):
     """``AutoMultivariateNormal``: closed forms by two triangular solves."""
+
+    mean: Callable[..., Any]
 
     def log_prob(self, parameters: Any, theta: Any) -> Any:
         loc, scale_tril = self.moments(parameters)
-        return log_density(self.xp, scale_tril, self.solve_lower(scale_tril, theta - loc))
+        standard = self.arrays.solve_lower(scale_tril, theta - loc)
+        return log_density(self.arrays.xp, scale_tril, standard)
 
     def score(self, parameters: Any, theta: Any) -> Any:
         return self._standard_and_score(*self.moments(parameters), theta)[1]
@@ -96,28 +92,30 @@ class FullFormulas(NormalFormulas):
     def log_prob_and_score(self, parameters: Any, theta: Any) -> tuple[Any, Any]:
         loc, scale_tril = self.moments(parameters)
         standard, score = self._standard_and_score(loc, scale_tril, theta)
-        return log_density(self.xp, scale_tril, standard), score
+        return log_density(self.arrays.xp, scale_tril, standard), score
 
     def _standard_and_score(self, loc: Any, scale_tril: Any, theta: Any) -> tuple[Any, Any]:
-        standard = self.solve_lower(scale_tril, loc - theta)
-        return standard, self.solve_lower(scale_tril, standard, transpose=True)
+        standard = self.arrays.solve_lower(scale_tril, loc - theta)
+        return standard, self.arrays.solve_lower(scale_tril, standard, transpose=True)
 
     def set_scale(self, parameters: Any, scale: float) -> Any:
         mean = self.mean(parameters)
-        deviations = self.xp.diag(self.xp.full_like(mean, scale))
+        deviations = self.arrays.xp.diag(self.arrays.xp.full_like(mean, scale))
         return self.set_moments(parameters, Moments(mean, deviations))
 
     def set_start(self, parameters: Any, start: Start) -> Any:
-        found = Moments(start.mean, start.modes[0].root)
-        return self.set_moments(parameters, self.as_moments(found, parameters))
+        found = start.mean, start.modes[0].root
+        return self.set_moments(parameters, as_moments(self, parameters, *found))
 
 
-class LowRankFormulas(NormalFormulas):
+class LowRankFormulas(FlatDensityShell):
     """``AutoLowRankMultivariateNormal``: closed forms by Woodbury's identity.
 
     The covariance is S (I + W W^T) S with S = diag(scale) and W = ``cov_factor`` (D, r), so only
     r x r systems are solved.
     """
+
+    set_parts: Callable[..., Any]
 
     def parts(self, parameters: Any) -> tuple[Any, Any, Any]:
         """The mean, the diagonal of S, and W."""
@@ -129,34 +127,35 @@ class LowRankFormulas(NormalFormulas):
         loc, _, factor = self.parts(parameters)
         scale, found = start.modes[0].low_rank(factor.shape[-1])
         # Columns that are zero would stay zero: the score depends on W through W W^T.
-        present = np.asarray(self.detached(factor))
+        present = np.asarray(self.arrays.detached(factor))
         small = LEAST_COLUMN * present / np.linalg.norm(present, axis=0)
         found = np.where(found.any(axis=0), found, small)
-        arrays = (self.as_array(each, loc) for each in (start.mean, scale, found))
+        arrays = (self.arrays.as_array(each, loc) for each in (start.mean, scale, found))
         return self.set_parts(*arrays)
 
     def _capacitance(self, factor: Any) -> Any:
         """Cholesky factor of I + W^T W, (r, r)."""
-        identity = self.identity(factor.shape[-1], factor)
-        return self.xp.linalg.cholesky(identity + factor.T @ factor)
+        identity = self.arrays.identity(factor.shape[-1], factor)
+        return self.arrays.xp.linalg.cholesky(identity + factor.T @ factor)
 
     def log_prob(self, parameters: Any, theta: Any) -> Any:
         loc, scale, factor = self.parts(parameters)
         standard, capacitance = (theta - loc) / scale, self._capacitance(factor)
-        inner = self.solve_lower(capacitance, standard @ factor)
+        inner = self.arrays.solve_lower(capacitance, standard @ factor)
         square = (standard**2).sum(-1) - (inner**2).sum(-1)
-        log_determinant = self.xp.log(scale).sum() + self.xp.log(capacitance.diagonal()).sum()
+        log = self.arrays.xp.log
+        log_determinant = log(scale).sum() + log(capacitance.diagonal()).sum()
         return -0.5 * (square + self.dim * LOG_TWO_PI) - log_determinant
 
     def score(self, parameters: Any, theta: Any) -> Any:
         loc, scale, factor = self.parts(parameters)
         standard, capacitance = (theta - loc) / scale, self._capacitance(factor)
-        inner = self.solve_lower(capacitance, standard @ factor)
-        inner = self.solve_lower(capacitance, inner, transpose=True)
+        inner = self.arrays.solve_lower(capacitance, standard @ factor)
+        inner = self.arrays.solve_lower(capacitance, inner, transpose=True)
         return (inner @ factor.T - standard) / scale
 
     def moments(self, parameters: Any) -> Moments:
         loc, scale, factor = self.parts(parameters)
         scaled = scale[:, None] * factor
-        covariance = scaled @ scaled.T + self.xp.diag(scale**2)
-        return Moments(loc, self.xp.linalg.cholesky(covariance))
+        covariance = scaled @ scaled.T + self.arrays.xp.diag(scale**2)
+        return Moments(loc, self.arrays.xp.linalg.cholesky(covariance))

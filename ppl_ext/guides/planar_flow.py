@@ -24,10 +24,10 @@ stays finite as w goes to zero. And there the inverse is not computed.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ppl_ext.documented import documents_subclasses
-from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
+from ppl_ext.guides.arrays import LOG_TWO_PI
 from ppl_ext.guides.flat_density import FlatDensityShell
 from ppl_ext.options import check_count, check_number
 from ppl_ext.start.start import Start
@@ -46,8 +46,11 @@ NO_QUANTILES = (
 )
 
 
-class PlanarFormulas(ArrayFunctions):
+@documents_subclasses
+class PlanarFormulas:
     """The planar map's direction, and the scalar of its inverse."""
+
+    arrays: ClassVar[Any]
 
     @classmethod
     def invertible_direction(cls, weight: Any, direction: Any) -> tuple[Any, Any]:
@@ -56,11 +59,11 @@ class PlanarFormulas(ArrayFunctions):
         The second is returned apart because adding one to w . u_hat would round it away near zero.
         """
         inner = (weight * direction).sum(-1)
-        slope = cls.softplus(inner + SHIFT)
+        slope = cls.arrays.softplus(inner + SHIFT)
         # A weight of zero is a translation, not a division of zero by zero; the bound leaves room
         # for its square, by which the derivative is divided.
-        square, least = (weight**2).sum(-1), cls.xp.finfo(weight.dtype).tiny ** 0.5
-        change = (slope - 1.0 - inner) / cls.xp.where(square < least, least, square)
+        square, least = (weight**2).sum(-1), cls.arrays.xp.finfo(weight.dtype).tiny ** 0.5
+        change = (slope - 1.0 - inner) / cls.arrays.xp.where(square < least, least, square)
         return direction + change[..., None] * weight, slope
 
     @classmethod
@@ -77,7 +80,7 @@ class PlanarFormulas(ArrayFunctions):
         # arguments' change gives one right to order 2 k + 1. From the fixed root (order 0) two
         # steps reach order 3.
         for _ in range(2):
-            bend = cls.xp.tanh(x)
+            bend = cls.arrays.xp.tanh(x)
             x = x - cls._residual(x, bend, slope, shifted) / cls._derivative(bend, slope)
         return x
 
@@ -102,7 +105,7 @@ class PlanarFormulas(ArrayFunctions):
         Bounds to start from: tanh(x) is below x and below one. A step the other way is rounding and
         ends the search.
         """
-        xp, shifted, slope = cls.xp, cls.detached(shifted), cls.detached(slope)
+        xp, shifted, slope = cls.arrays.xp, cls.arrays.detached(shifted), cls.arrays.detached(slope)
         size, limits = abs(shifted), xp.finfo(shifted.dtype)
         slope = xp.where(slope < limits.tiny, limits.tiny, slope)
         side = xp.where(slope > 1.0, xp.ones_like(slope), -xp.ones_like(slope))
@@ -114,7 +117,7 @@ class PlanarFormulas(ArrayFunctions):
             moving = step * side < -limits.eps * x
             return xp.where(moving, x - step, x), moving.any()
 
-        return xp.copysign(cls.until_settled(MAX_STEPS, advance, first), shifted)
+        return xp.copysign(cls.arrays.until_settled(MAX_STEPS, advance, first), shifted)
 
 
 class PlanarMap(PlanarFormulas):
@@ -141,16 +144,16 @@ class PlanarMap(PlanarFormulas):
         self.direction, self.slope = self.invertible_direction(weight, direction)
 
     def _call(self, x: Any) -> Any:
-        bend = self.xp.tanh(x @ self.weight + self.bias)
+        bend = self.arrays.xp.tanh(x @ self.weight + self.bias)
         return x + bend[..., None] * self.direction
 
     def _inverse(self, y: Any) -> Any:
-        bend = self.xp.tanh(self.solve_planar(y @ self.weight + self.bias, self.slope))
+        bend = self.arrays.xp.tanh(self.solve_planar(y @ self.weight + self.bias, self.slope))
         return y - bend[..., None] * self.direction
 
     def log_abs_det_jacobian(self, x: Any, y: Any, intermediates: Any = None) -> Any:
-        bend = self.xp.tanh(x @ self.weight + self.bias)
-        return self.xp.log(self._derivative(bend, self.slope))
+        bend = self.arrays.xp.tanh(x @ self.weight + self.bias)
+        return self.arrays.xp.log(self._derivative(bend, self.slope))
 
 
 @documents_subclasses
@@ -241,11 +244,11 @@ class PlanarDensity(PlanarFormulas, FlatDensityShell):
     def set_start(self, parameters: Any, start: Start) -> Any:
         """The start's mean, and deviations of each coordinate given the others as scales."""
         like, deviations = self._flow(parameters).loc, start.modes[0].conditional_deviations
-        arrays = (self.as_array(each, like) for each in (start.mean, deviations))
+        arrays = (self.arrays.as_array(each, like) for each in (start.mean, deviations))
         return self.set_location_and_scale(parameters, *arrays)
 
     def log_prob(self, parameters: Any, theta: Any) -> Any:
-        flow, log = self._flow(parameters), self.xp.log
+        flow, log = self._flow(parameters), self.arrays.xp.log
         z, bends, _ = self._inverted(flow, (theta - flow.loc) / flow.scale, 2)
         log_determinant = log(self._derivative(bends, flow.slope)).sum(-1) + log(flow.scale).sum()
         return -0.5 * ((z**2).sum(-1) + self.dim * LOG_TWO_PI) - log_determinant
@@ -261,23 +264,24 @@ class PlanarDensity(PlanarFormulas, FlatDensityShell):
         pull = z @ flow.direction.T
         pull = pull + 2.0 * (flow.slope - 1.0) * bends / self._derivative(bends, flow.slope)
         pull = (1.0 - bends**2) * pull
-        pull = self.solve_lower(jacobian.mT, pull[..., None, :])[..., 0, :]
+        pull = self.arrays.solve_lower(jacobian.mT, pull[..., None, :])[..., 0, :]
         return (pull @ flow.weight - z) / flow.scale
 
     def _inverted(self, flow: Flow, y: Any, newton_steps: int) -> tuple[Any, Any, Any]:
         """z (..., D), t (..., K), and the Jacobian of the triangular system (..., K, K) in x."""
-        shifted, later = y @ flow.weight.T + flow.bias, self.xp.triu(flow.products, 1)
+        shifted, later = y @ flow.weight.T + flow.bias, self.arrays.xp.triu(flow.products, 1)
         x = self._find_roots(shifted, flow.slope, later)
         bends, jacobian = self._linearised(x, flow.slope, later)
         # As in solve_planar, for all K unknowns at once.
-        for _ in range(newton_steps if self.differentiates() else 0):
+        for _ in range(newton_steps if self.arrays.differentiates() else 0):
             residual = self._residual(x, bends, flow.slope, shifted) + bends @ later.T
-            step = self.solve_lower(jacobian.mT, residual[..., None, :], transpose=True)
+            step = self.arrays.solve_lower(jacobian.mT, residual[..., None, :], transpose=True)
             x = x - step[..., 0, :]
             bends, jacobian = self._linearised(x, flow.slope, later)
         return y - bends @ flow.direction, bends, jacobian
 
     def _linearised(self, x: Any, slope: Any, later: Any) -> tuple[Any, Any]:
-        bends = self.xp.tanh(x)
-        diagonal = self._derivative(bends, slope)[..., None] * self.identity(len(slope), slope)
+        bends = self.arrays.xp.tanh(x)
+        identity = self.arrays.identity(len(slope), slope)
+        diagonal = self._derivative(bends, slope)[..., None] * identity
         return bends, diagonal + later * (1.0 - bends**2)[..., None, :]

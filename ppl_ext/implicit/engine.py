@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ppl_ext.engines.base import EngineShell
-from ppl_ext.engines.descent import DescentShell
+from ppl_ext.engines.descent import draws_to_look_at, set_descent, warn_of_noise
 from ppl_ext.errors import ArgumentError
 from ppl_ext.implicit.samplers import PushForward, Sampler
 from ppl_ext.options import check_number, described
@@ -18,7 +18,7 @@ CLIP_NORM = 10.0
 LENGTHS = (0.3, 1.0)
 
 
-class SteinDiscrepancyVI(DescentShell, EngineShell):
+class SteinDiscrepancyVI(EngineShell):
     """A guide without a density: draws of a sampler, fitted by the kernelised Stein discrepancy.
 
     The sampler turns noise into draws: a network, a Normal whose mean and scale are outputs of a
@@ -75,6 +75,13 @@ class SteinDiscrepancyVI(DescentShell, EngineShell):
     """
 
     allow_local_latents = False
+    makes_draws = True
+    _draws_to_look_at = draws_to_look_at
+    num_samples: Any
+    clip_norm: float | None
+    total_steps: int | None
+    #: What the engine uses of an optimizer that was given, checked.
+    _host_optimizer: ClassVar[Any]
 
     def __init__(
         self,
@@ -88,9 +95,8 @@ class SteinDiscrepancyVI(DescentShell, EngineShell):
         total_steps: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(
-            model, optim, num_samples, clip_norm=clip_norm, total_steps=total_steps, **options
-        )
+        super().__init__(model, **options)
+        set_descent(self, optim, num_samples, clip_norm, total_steps)
         self.sampler = PushForward() if sampler is None else sampler
         Sampler.check(self.sampler)
         if num_samples is None or num_samples < 2:
@@ -121,7 +127,8 @@ class SteinDiscrepancyVI(DescentShell, EngineShell):
                 f"{type(plan.estimator).__name__}, which keeps scores. Use Full() or Minibatch()."
             )
         if plan.estimator.evaluations_per_step(plan.target) != 1.0:
-            self._warn_of_noise(
+            warn_of_noise(
+                self,
                 plan,
                 "Its objective holds the variance of the scores besides, and the fit is drawn to "
                 "where that is small.",

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from ppl_ext.kernels.bandwidth import scaled_pairs
 from ppl_ext.kernels.base import Interactions, KernelState
-from ppl_ext.kernels.coordinates import Coordinates, CoordinatesByMetric
+from ppl_ext.kernels.coordinates import CoordinatesByMetric
 from ppl_ext.kernels.metric_kernel import MetricKernel, radial_interactions
 from ppl_ext.kernels.rules import check_bandwidth, check_metric
 
@@ -43,17 +43,13 @@ class RBF(MetricKernel):
         self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
         frame = points.frame(self.metric)
-        values, bandwidth = self._values(frame)
-        pull = frame.gradients(2.0 / bandwidth)
+        pairs = scaled_pairs(self.bandwidth, frame)
+        values = self.arrays.functions.exp(-pairs.ratios)
+        pull = frame.gradients(2.0 / pairs.bandwidth)
         # sum_j grad_{z_j} k(z_j, z_i) = (2 / h) W (z_i sum_j k_ij - sum_j k_ij z_j): one Gram
         # matrix and one product serve both terms.
         total = values @ (scores - pull) + values.sum(axis=1, keepdims=True) * pull
         return total / len(scores), state
-
-    def _values(self, frame: Coordinates) -> tuple[Any, Any]:
-        """k at all pairs (P, P), and the bandwidth h."""
-        pairs = scaled_pairs(self.bandwidth, frame)
-        return self.arrays.functions.exp(-pairs.ratios), pairs.bandwidth
 
     @property
     def translation_invariant(self) -> bool:
@@ -61,8 +57,10 @@ class RBF(MetricKernel):
         return True
 
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
-        values, bandwidth = self._values(points.frame(self.metric))
-        return radial_interactions(values, values, bandwidth, points, self.metric)
+        pairs = scaled_pairs(self.bandwidth, points.frame(self.metric))
+        values = self.arrays.functions.exp(-pairs.ratios)
+        return radial_interactions(values, values, pairs.bandwidth, points, self.metric)
 
     def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:
-        return self._values(self.coordinates(particles))[0]
+        pairs = scaled_pairs(self.bandwidth, self.coordinates(particles))
+        return self.arrays.functions.exp(-pairs.ratios)

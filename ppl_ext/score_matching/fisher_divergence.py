@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ppl_ext.engines.descent import warn_of_noise
 from ppl_ext.engines.guide_engine import GuideShell
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, refuse
@@ -150,7 +151,8 @@ class FisherShell(GuideShell):
 
     def _warn_unless_exact(self, plan: Any) -> None:
         if plan.estimator.evaluations_per_step(plan.target) != 1.0:
-            self._warn_of_noise(
+            warn_of_noise(
+                self,
                 plan,
                 "Its objective holds the variance of the scores besides, and the fit is drawn to "
                 "where that is small.",

@@ -39,6 +39,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.documented import documents_subclasses
+from ppl_ext.engines.descent import warn_of_noise
 from ppl_ext.errors import ArgumentError, ConvergenceWarning
 from ppl_ext.options import refuse
 from ppl_ext.running.piece import Piece
@@ -150,8 +151,6 @@ class MatchingShell(ABC):
     #: The host's guide, and its estimator of exact scores.
     _normal_guide: ClassVar[type]
     _exact: ClassVar[type]
-    #: Of the engine that this is a part of.
-    _warn_of_noise: Any
 
     def __init__(
         self, model: Callable[..., Any], guide: Any = None, num_samples: int = 2, **options: Any
@@ -167,6 +166,17 @@ class MatchingShell(ABC):
         refuse(type(self), options, "optim", "clip_norm", "initial_scale", "total_steps")
         super().__init__(model, guide, None, num_samples, **options)  # type: ignore[call-arg]
 
+    def _plan(self, target: Any, random: Any, data: Any) -> Any:
+        plan = super()._plan(target, random, data)  # type: ignore[misc]
+        if not self._is_exact(plan):
+            warn_of_noise(
+                self,
+                plan,
+                "Its update follows their noise instead of averaging it, and the covariance comes "
+                "out wrong.",
+            )
+        return plan
+
     @abstractmethod
     def _matched(self, moments: Any, theta: Any, score: Any, step: Any) -> Any:
         """New moments from the present ones and the scores (S, D) of the target at draws theta.
@@ -178,14 +188,6 @@ class MatchingShell(ABC):
     def _is_exact(self, plan: Any) -> bool:
         exact = isinstance(plan.estimator, self._exact)
         return exact and plan.estimator.evaluations_per_step(plan.target) == 1.0
-
-    def _warn_unless_exact(self, plan: Any) -> None:
-        if not self._is_exact(plan):
-            self._warn_of_noise(
-                plan,
-                "Its update follows their noise instead of averaging it, and the covariance comes "
-                "out wrong.",
-            )
 
     def _look_at_end(self, plan: Any, piece: Piece) -> None:
         pulls = np.asarray(piece.info.get("pull", ()), np.float64)[-WINDOW:]

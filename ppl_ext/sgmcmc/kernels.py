@@ -255,6 +255,11 @@ class Cycles(StochasticGradientShell):
         exploration_temperature: float = 1.0,
         **options: Any,
     ) -> None:
+        if "num_steps" in options:
+            raise ArgumentError(
+                "Expected no num_steps: after the exploring steps of a cycle every step of "
+                f"{type(self).__name__} gives a draw. Use thinning of MCMC to keep fewer."
+            )
         check_cycles(step_size, cycle_length, exploration, exploration_temperature)
         schedule = cosine_cycles(step_size, cycle_length, self._power)
         super().__init__(model, schedule, **options)
@@ -278,44 +283,6 @@ class Cycles(StochasticGradientShell):
 
     def _cycle(self, step: Any) -> Any:
         return step // self.cycle_length
-
-
-class CyclicalSGLDShell(Cycles, SGLDShell):
-    """SGLD in cycles: long steps that look for other modes, then short ones that draw.
-
-    In each cycle of L steps the step size falls from ``step_size`` to nearly zero along a cosine
-    (:func:`~ppl_ext.sgmcmc.schedules.cosine_cycles`). The first steps of a cycle explore and give
-    no draws; those after give one each. So a cycle gives ``draws_per_cycle`` draws, and
-    ``num_samples`` of ``MCMC`` should be a multiple of it. The field ``cycle`` of the state labels
-    each draw: ``mcmc.get_extra_fields()["cycle"]`` in NumPyro, and ``mcmc.diagnostics()["cycle"]``
-    in Pyro.
-
-    Parameters
-    ----------
-    model
-        The host's model.
-    step_size : float
-        α_0, the largest step size.
-    cycle_length : int
-        L, in steps: for M cycles in T steps, ⌈T / M⌉.
-    exploration : float
-        Share of a cycle that explores, from 0 to less than 1.
-    exploration_temperature : float
-        Temperature of the noise while exploring: 1 is Langevin dynamics throughout, 0 gradient
-        ascent, as in algorithm 1 of the paper.
-    **options
-        See :class:`~ppl_ext.sgmcmc.kernels.StochasticGradientShell`.
-
-    Raises
-    ------
-    ArgumentError
-        An option is out of its range, or ``step_size`` is a schedule.
-
-    References
-    ----------
-    R. Zhang, C. Li, J. Zhang, C. Chen and A. G. Wilson, "Cyclical stochastic gradient MCMC for
-    Bayesian deep learning", ICLR 2020, https://arxiv.org/abs/1902.03932.
-    """
 
 
 class ScoreMoments(NamedTuple):
@@ -506,58 +473,6 @@ class SGHMCShell(StochasticGradientShell):
 
     def _steps_to_next_draw(self, step: Any) -> Any:
         return self.num_steps
-
-
-class CyclicalSGHMCShell(Cycles, SGHMCShell):
-    """SGHMC in cycles: long steps that look for other modes, then short ones that draw.
-
-    As ``CyclicalSGLD``, with momentum. The squares of the step sizes fall along the cosine, since
-    ε² plays the part of the step size of ``SGLD``: ε_t = ε_0 cos(π mod(t - 1, L) / 2 L). Draws are
-    labelled and counted as those of ``CyclicalSGLD`` are.
-
-    Parameters
-    ----------
-    model
-        The host's model.
-    step_size : float
-        ε_0, the largest step size, a time.
-    cycle_length : int
-        L, in steps.
-    exploration : float
-        Share of a cycle that explores and gives no draws, from 0 to less than 1.
-    exploration_temperature : float
-        Temperature of the noise while exploring: 1 is the dynamics throughout, 0 descent with
-        momentum.
-    friction : float
-        γ of ``SGHMC``.
-    mass : float, array (D,) or mapping of str to array, optional
-        The diagonal of M of ``SGHMC``.
-    **options
-        See :class:`~ppl_ext.sgmcmc.kernels.StochasticGradientShell`.
-
-    Raises
-    ------
-    ArgumentError
-        An option is out of its range, ``step_size`` is a schedule, or ``num_steps`` is given: after
-        the exploring steps of a cycle every step gives a draw.
-
-    References
-    ----------
-    R. Zhang, C. Li, J. Zhang, C. Chen and A. G. Wilson, "Cyclical stochastic gradient MCMC for
-    Bayesian deep learning", ICLR 2020, https://arxiv.org/abs/1902.03932.
-    """
-
-    _power = 0.5
-
-    def __init__(
-        self, model: Callable[..., Any], step_size: float, cycle_length: int, **options: Any
-    ) -> None:
-        if "num_steps" in options:
-            raise ArgumentError(
-                "Expected no num_steps: after the exploring steps of a cycle every step of "
-                f"{type(self).__name__} gives a draw. Use thinning of MCMC to keep fewer."
-            )
-        super().__init__(model, step_size, cycle_length, **options)
 
 
 class Exchanges(NamedTuple):

@@ -47,8 +47,7 @@ from pyro_ext.density import LogDensity
 from pyro_ext.density.arguments import placing
 from pyro_ext.density.batches import array_or_none
 from pyro_ext.density.replay import replay
-from pyro_ext.diagnostics.chains import Chains
-from pyro_ext.diagnostics.host_fit import HostFit
+from pyro_ext.diagnostics.fit import Chains, HostFit
 from pyro_ext.engine import RunResult
 from pyro_ext.sharding import Sharding
 

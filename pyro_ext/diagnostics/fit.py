@@ -1,4 +1,10 @@
-"""What the diagnostics of a fit share: its target, the data on all rows, and its draws."""
+"""What the diagnostics of a fit share: its target, the data on all rows, and its draws.
+
+Guides that the host's ``SVI`` has fitted and chains of its ``MCMC`` are seen as an engine is.
+Whichever objective fitted it (``Trace_ELBO``, ``TraceGraph_ELBO``, ``RenyiELBO``, ...), a guide is
+a distribution that can be drawn from. Its draws are those of its flat density where it has one,
+and the host's own otherwise, so that site-by-site and hand-written guides are taken too.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +16,28 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from pyro.infer import MCMC, Predictive
 from torch import Tensor
 
 from ppl_ext.batches.passes import Passes
 from ppl_ext.diagnostics import fit as shared
 from ppl_ext.diagnostics.fit import (
+    HOST_DRAWS,
     Evaluate,
     check_arguments,
     check_fits_a_guide,
     check_model,
     chunk_sizes,
+    sites_of_guide,
     target_of_engine,
 )
 from ppl_ext.errors import ArgumentError, DataWarning, HeldParameterWarning
 from ppl_ext.options import as_seed
 from ppl_ext.process import swapped
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.handlers import global_generator
 from pyro_ext.engine import seeded_generator
-from pyro_ext.guides.flat_density import check_has_flat_density, flat_density
+from pyro_ext.guides.flat_density import check_has_flat_density, flat_density, has_flat_density
 
 #: What diagnostics say of their draws' randomness.
 SEED = """
@@ -147,3 +157,117 @@ def target_of_model(
 def diagnostic_generator(seed: int | None) -> torch.Generator:
     """A generator apart from every engine's and from torch's global one."""
     return seeded_generator(0 if seed is None else as_seed(seed), _STREAM)
+
+
+class HostFit(shared.HostFit):
+    """A fitted guide with the model that it approximates.
+
+    Parameters
+    ----------
+    guide : callable
+        An autoguide or a hand-written guide, fitted by Pyro's ``SVI``.
+    model : callable
+        Its model.
+    args, kwargs
+        The model's arguments, with all rows of the data.
+    seed : int
+        Seed of the draws, which leave torch's global generator as it is.
+    passes : Passes, optional
+        All rows, from a loader.
+
+    Raises
+    ------
+    ArgumentError
+        The guide has not been fitted or does not belong to the model, or the arguments hold only
+        some rows of a plate.
+    """
+
+    def __init__(
+        self,
+        guide: Callable[..., Any],
+        model: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        seed: int = 0,
+        passes: Passes | None = None,
+    ) -> None:
+        self.guide = guide
+        self._seed = seed
+        self.fitted: FittedGuide | None = None
+        if has_flat_density(guide):
+            self.fitted = fitted_guide(guide, model, args, kwargs, passes=passes)
+            self.target, self._data = self.fitted.target, self.fitted.data
+        else:
+            parameters = guide.parameters() if isinstance(guide, torch.nn.Module) else iter(())
+            dtype = next((parameter.dtype for parameter in parameters), None)
+            self.target, self._data = target_of_model(
+                model, args, kwargs, dtype=dtype, passes=passes
+            )
+
+    @torch.no_grad()
+    def get_samples(self, num_samples: int = HOST_DRAWS) -> dict[str, Tensor]:
+        """Draws of the latent sites, leading dimension = draws."""
+        if self.fitted is not None:
+            theta = self.fitted.draw(diagnostic_generator(self._seed), num_samples)
+            return self.target.constrain(theta, self._data)
+        generator = diagnostic_generator(self._seed)
+        with global_generator(int(torch.randint(2**62, (), generator=generator))):
+            drawn = Predictive(self.guide, num_samples=num_samples)(
+                *self._data.args, **self._data.kwargs
+            )
+        return sites_of_guide(self.target.layout.names, drawn)
+
+    @torch.no_grad()
+    def sample_statistics(self, positions: Float[Tensor, "S D"]) -> dict[str, Tensor]:
+        """Log density of the guide at flat positions (S, D), where it can be evaluated."""
+        return self._log_q(positions)
+
+
+class Chains(shared.Chains):
+    """Draws of ``pyro.infer.MCMC``, by any kernel of a model.
+
+    Parameters
+    ----------
+    mcmc : MCMC
+        After ``run``.
+    args, kwargs
+        The model's arguments, with all rows of the data.
+    passes : Passes, optional
+        All rows, from a loader.
+    num_samples : int, optional
+        Draws that are taken, as many of each chain, at least. Default: all.
+
+    Raises
+    ------
+    ArgumentError
+        There are no draws yet, or fewer; or the kernel has no model.
+    """
+
+    def __init__(
+        self,
+        mcmc: MCMC,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        passes: Passes | None = None,
+        num_samples: int | None = None,
+    ) -> None:
+        self._take(mcmc, mcmc.kernel, mcmc._samples is not None, num_samples)
+        # Not the kernel's target: the kernel may have served other data since.
+        self.target, _ = target_of_model(self._kernel.model, args, kwargs, passes=passes)
+
+    def get_samples(self) -> dict[str, Tensor]:
+        """Draws of all chains, one chain after another."""
+        return self._drawn()
+
+    def sample_statistics(self, positions: Float[Tensor, "S D"]) -> dict[str, Tensor]:
+        """What the kernel reports of each draw."""
+        per_chain = self._num_draws // self.num_chains
+        statistics: dict[str, list[Tensor]] = {}
+        for figures in self.mcmc._diagnostics:
+            diverging = torch.zeros(per_chain, dtype=torch.bool)
+            diverging[list(figures.get("divergences", []))] = True
+            statistics.setdefault("diverging", []).append(diverging)
+            for name, values in figures.items():
+                if isinstance(values, list) and len(values) == per_chain and name != "divergences":
+                    statistics.setdefault(name, []).append(torch.as_tensor(values))
+        return {name: self._taken(torch.cat(values)) for name, values in statistics.items()}

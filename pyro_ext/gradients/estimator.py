@@ -1,4 +1,7 @@
-"""What an engine may ask of a score estimator; more of it in :mod:`ppl_ext.gradients.estimator`."""
+"""What an engine may ask of a score estimator, and the one of exact scores.
+
+More of it in :mod:`ppl_ext.gradients.estimator`.
+"""
 
 from __future__ import annotations
 
@@ -41,4 +44,9 @@ class GradientEstimator(estimator.GradientEstimator):
 
 GradientEstimator._base = GradientEstimator
 
-__all__ = ["EstimatorState", "GradientEstimator", "ScoreEstimate", "corrected"]
+
+class Full(estimator.Full, GradientEstimator):
+    position_axes = ()
+
+
+__all__ = ["EstimatorState", "Full", "GradientEstimator", "ScoreEstimate", "corrected"]

@@ -1,15 +1,16 @@
-"""Minibatch scores: the engine owns the row indices, one set a step for all particles or not."""
+"""Minibatch scores, by row indices that the engine owns or of batches that are arguments."""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ppl_ext.gradients import minibatch
-from ppl_ext.gradients.minibatch import Sampling
-from pyro_ext.density import Data, LogDensity
-from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator
+from ppl_ext.gradients.full_data import check_rows
+from pyro_ext.density import Data, LogDensity, Score
+from pyro_ext.gradients.estimator import EstimatorState, Full, GradientEstimator
+from pyro_ext.gradients.full_data import num_rows
 
 
 class Minibatch(minibatch.Minibatch, GradientEstimator):
@@ -63,4 +64,56 @@ def shuffled(
     return torch.stack([torch.randperm(size, generator=generator) for _ in range(lead[0])])
 
 
-__all__ = ["Minibatch", "Sampling", "shuffled"]
+class BatchArguments(minibatch.BatchArguments, GradientEstimator):
+    """Examples
+    --------
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> import pyro_ext as px
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("rows", 4, subsample_size=len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> batches = [(torch.tensor([1.0, 2.0]),), (torch.tensor([2.0, 3.0]),)]
+    >>> _ = torch.manual_seed(0)
+    >>> kernel = px.SGLD(model, 0.02, estimator=px.BatchArguments(batches))
+    >>> mcmc = px.MCMC(kernel, num_samples=1000, warmup_steps=100)
+    >>> mcmc.run(*batches[0])
+    >>> print(round(mcmc.get_samples()["mean"].mean().item()))
+    2
+    """
+
+    position_axes = ()
+
+    def init(self, target: LogDensity, data: Data, generator: torch.Generator) -> EstimatorState:
+        batches = tuple(self.batches)
+        check_rows(target, data, batches, num_rows)
+        # A position past the end makes the first draw start with a fresh order.
+        return {"order": torch.arange(len(batches)), "position": len(batches)}
+
+    def draw(
+        self, state: EstimatorState, generator: torch.Generator, num_positions: int = 1
+    ) -> tuple[Int[Tensor, "*P"], EstimatorState]:
+        order, position, number = state["order"], state["position"], len(tuple(self.batches))
+        if position >= number:
+            lead = (num_positions,) if self.own_rows else ()
+            order, position = shuffled(number, lead, generator), 0
+        return order[..., position], {"order": order, "position": position + 1}
+
+    def score(
+        self, target: LogDensity, chosen: Int[Tensor, "*P"], z: Float[Tensor, "P D"], data: Data
+    ) -> Score:
+        batches = list(self.batches)
+
+        def of_batch(z: Tensor, number: Tensor) -> Score:
+            return target.score(z, target.bind(*batches[int(number)], **data.kwargs))
+
+        if chosen.dim() == 0:
+            return of_batch(z, chosen)
+        found = [of_batch(row[None], number) for row, number in zip(z, chosen, strict=True)]
+        return Score(*map(torch.cat, zip(*found, strict=True)))
+
+
+def default_estimator(target: LogDensity) -> GradientEstimator:
+    """Minibatches when the model subsamples a plate itself, else the full data as given."""
+    return Minibatch() if target.plates else Full()

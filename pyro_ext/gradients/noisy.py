@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ppl_ext.gradients import noisy
 from pyro_ext.density import Data, LogDensity
-from pyro_ext.gradients.default import default_estimator
 from pyro_ext.gradients.estimator import EstimatorState, GradientEstimator, ScoreEstimate
+from pyro_ext.gradients.minibatch import default_estimator
 
 
 class Noisy(noisy.Noisy, GradientEstimator):

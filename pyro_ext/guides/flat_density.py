@@ -36,6 +36,7 @@ from pyro_ext.density.handlers import (
     narrowed,
 )
 from pyro_ext.density.layout import Layout
+from pyro_ext.guides.arrays import TensorFunctions
 
 Parameters = dict[str, Tensor]
 Draws = Float[Tensor, "num D"]
@@ -60,6 +61,8 @@ class FlatDensity(shared.FlatDensityShell):
     >>> print(density.score(parameters, theta).round(decimals=2).flatten().abs().tolist())
     [0.0, 1.0]
     """
+
+    arrays = TensorFunctions
 
     def __init__(
         self, guide: autoguide.guides.AutoContinuous, dtype: torch.dtype | None = None

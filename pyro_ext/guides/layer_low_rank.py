@@ -22,7 +22,8 @@ from pyro_ext.guides.flat_density import Draws, Parameters, register_flat_densit
 from pyro_ext.guides.normal import NormalDensity
 
 
-class LayerLowRankNormal(shared.LayerFormulas, TensorFunctions, TorchDistribution):
+class LayerLowRankNormal(shared.LayerFormulas, TorchDistribution):
+    arrays = TensorFunctions
     arg_constraints: ClassVar[dict[str, Any]] = {
         "loc": constraints.real_vector,
         "scale": constraints.independent(constraints.positive, 1),

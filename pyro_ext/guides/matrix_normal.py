@@ -26,7 +26,8 @@ from pyro_ext.guides.normal import NormalDensity
 Factors = shared.Factors
 
 
-class MatrixNormalTransform(shared.MatrixTransform, TensorFunctions, Transform):
+class MatrixNormalTransform(shared.MatrixTransform, Transform):
+    arrays = TensorFunctions
     domain = constraints.real_vector
     codomain = constraints.real_vector
     bijective = True
@@ -151,7 +152,7 @@ class MatrixNormalDensity(shared.MatrixDensity, NormalDensity):
     @torch.no_grad()
     def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         noise = self.noise(parameters, generator, (num, self.dim))
-        draws: Tensor = self.factors(parameters).scaled(self, noise, self.blocks())
+        draws: Tensor = self.factors(parameters).scaled(self.arrays, noise, self.blocks())
         return draws.add_(parameters["loc"])
 
 

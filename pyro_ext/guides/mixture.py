@@ -23,7 +23,8 @@ from pyro_ext.guides.flat_density import Draws, FlatDensity, Parameters, registe
 Components = shared.Components
 
 
-class GaussianMixture(shared.MixtureFormulas, TensorFunctions, TorchDistribution):
+class GaussianMixture(shared.MixtureFormulas, TorchDistribution):
+    arrays = TensorFunctions
     # The parameters are read from tensors that the guide has constrained already.
     arg_constraints: dict[str, Any] = {}  # noqa: RUF012 - the host's attribute
     support = constraints.real_vector
@@ -181,7 +182,7 @@ class AutoGaussianMixture(shared.MixtureGuide, autoguide.guides.AutoContinuous):
 
 
 @register_flat_density(AutoGaussianMixture)
-class GaussianMixtureDensity(shared.MixtureDensity, TensorFunctions, FlatDensity):
+class GaussianMixtureDensity(shared.MixtureDensity, FlatDensity):
     def _prepare(self) -> None:
         """The guide creates every parameter when it is set up."""
 

@@ -16,7 +16,6 @@ from torch.distributions import transform_to
 from torch.distributions.transforms import ExpTransform, Transform
 
 from ppl_ext.guides import normal as shared
-from pyro_ext.guides.arrays import TensorFunctions
 from pyro_ext.guides.flat_density import (
     Draws,
     FlatDensity,
@@ -27,7 +26,7 @@ from pyro_ext.guides.flat_density import (
 from pyro_ext.pieces import of_vector, side_by_side
 
 
-class NormalDensity(shared.NormalFormulas, TensorFunctions, FlatDensity):
+class NormalDensity(FlatDensity):
     def _prepare(self) -> None:
         """The host creates every parameter of these guides when it sets them up."""
 

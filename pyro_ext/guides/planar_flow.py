@@ -21,7 +21,8 @@ from pyro_ext.guides.arrays import TensorFunctions
 from pyro_ext.guides.flat_density import Draws, FlatDensity, Parameters, register_flat_density
 
 
-class PlanarTransform(shared.PlanarMap, TensorFunctions, Transform):
+class PlanarTransform(shared.PlanarMap, Transform):
+    arrays = TensorFunctions
     domain = constraints.real_vector
     codomain = constraints.real_vector
     bijective = True
@@ -96,7 +97,7 @@ class AutoPlanarFlow(shared.PlanarGuide, AutoContinuous):
 
 
 @register_flat_density(AutoPlanarFlow)
-class PlanarFlowDensity(shared.PlanarDensity, TensorFunctions, FlatDensity):
+class PlanarFlowDensity(shared.PlanarDensity, FlatDensity):
     def _prepare(self) -> None:
         """The guide creates every parameter when it is set up, and can always be inverted."""
 

@@ -2,11 +2,11 @@
 
 from ppl_ext.kernels.base import Interactions, KernelState
 from ppl_ext.kernels.rules import BANDWIDTH_RULES, METRICS, ProductMetric
-from pyro_ext.kernels.bandwidth import Bandwidth, bandwidth
 from pyro_ext.kernels.classes import (
     IMQ,
     RBF,
     Additive,
+    Bandwidth,
     ByParticleCount,
     Dilation,
     Graphical,
@@ -18,6 +18,7 @@ from pyro_ext.kernels.classes import (
     Scaled,
     SemiExact,
     Sum,
+    bandwidth,
     default_kernel,
     hierarchical_kernel,
     mixture,

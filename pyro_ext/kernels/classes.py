@@ -23,6 +23,7 @@ from ppl_ext.kernels import (
     rbf,
     semi_exact,
 )
+from ppl_ext.kernels import bandwidth as rules
 from ppl_ext.kernels.base import KernelState
 from ppl_ext.kernels.rules import ProductMetric
 from pyro_ext.kernels.arrays import ARRAYS
@@ -147,3 +148,14 @@ def hierarchical_kernel() -> Kernel:
 def _hierarchical() -> Kernel:
     kernels = [RBF("wide", metric="variance"), Additive(4.0), Linear()]
     return mixture(kernels, [0.25, 0.25, 0.5]) + 0.15 * Dilation()
+
+
+Bandwidth: TypeAlias = str | float | Callable[[Tensor], Tensor | float]
+
+
+def bandwidth(rule: Bandwidth, particles: Float[Tensor, "P D"]) -> Float[Tensor, " ..."]:
+    """Bandwidth h that ``rule`` gives for ``particles`` of shape (P, D), a squared distance.
+
+    It is a scalar, or has shape (D,) for ``"pyro"`` and for callables that return a vector.
+    """
+    return rules.bandwidth(ARRAYS, rule, particles)

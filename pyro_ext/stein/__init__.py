@@ -2,10 +2,8 @@
 
 from ppl_ext.stein.particles import annealed
 from pyro_ext.stein.deep_ensemble import DeepEnsemble
-from pyro_ext.stein.kernel_engine import KernelEngine
 from pyro_ext.stein.particles import ParticleEngine
-from pyro_ext.stein.svgd import SVGD
-from pyro_ext.stein.svgd_vr import SVGDVR
+from pyro_ext.stein.svgd import SVGD, SVGDVR, KernelEngine
 from pyro_ext.stein.svn import SVN, curvature_kernel
 from pyro_ext.stein.wgd import WGD
 

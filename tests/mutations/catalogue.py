@@ -484,14 +484,14 @@ def _gradients() -> Iterator[Mutation]:
     )
     yield from both(
         "stale anchor beside a new exact score",
-        "gradients/svrg.py",
-        '"anchor": anchor, "exact": exact',
-        '"anchor": state["anchor"], "exact": exact',
+        "gradients/reduced_variance.py",
+        '"anchor": anchor, "exact": exact, "anchor_age"',
+        '"anchor": state["anchor"], "exact": exact, "anchor_age"',
         tests,
     )
     yield from both(
         "N/B left out of the table's correction",
-        "gradients/saga.py",
+        "gradients/reduced_variance.py",
         "likelihood = number * change.mean(0) + total",
         "likelihood = change.mean(0) + total",
         tests,
@@ -505,7 +505,7 @@ def _gradients() -> Iterator[Mutation]:
     )
     yield from both(
         "sum of the table with the wrong sign",
-        "gradients/saga.py",
+        "gradients/reduced_variance.py",
         '"sum": total + jnp.where(first',
         '"sum": total - jnp.where(first',
         tests,
@@ -513,7 +513,7 @@ def _gradients() -> Iterator[Mutation]:
     )
     yield from numpyro(
         "swapped rows of the table",
-        "gradients/saga.py",
+        "gradients/reduced_variance.py",
         '"table": table.at[rows].set(parts.likelihood)',
         '"table": table.at[rows[::-1]].set(parts.likelihood)',
         tests,
@@ -562,15 +562,15 @@ def _kernels() -> Iterator[Mutation]:
         yield from neutral(
             f"{kernel.upper()}: repulsion with the wrong sign",
             f"kernels/{kernel}.py",
-            "frame.gradients(2.0 / bandwidth)",
-            "frame.gradients(-2.0 / bandwidth)",
+            "frame.gradients(2.0 / ",
+            "frame.gradients(-2.0 / ",
             tests,
         )
     yield from neutral(
         "RBF: repulsion dropped",
         "kernels/rbf.py",
-        "frame.gradients(2.0 / bandwidth)",
-        "frame.gradients(0.0 / bandwidth)",
+        "frame.gradients(2.0 / ",
+        "frame.gradients(0.0 / ",
         tests,
     )
     yield from neutral(
@@ -995,8 +995,8 @@ def _guides() -> Iterator[Mutation]:
     yield from neutral(
         "Normal guide: log determinant with the wrong sign",
         "guides/normal.py",
-        "LOG_TWO_PI) - self.xp.log(scale).sum()",
-        "LOG_TWO_PI) + self.xp.log(scale).sum()",
+        "LOG_TWO_PI) - self.arrays.xp.log(scale).sum()",
+        "LOG_TWO_PI) + self.arrays.xp.log(scale).sum()",
         "flat_density",
     )
     yield from neutral(
@@ -1141,14 +1141,14 @@ def _score() -> Iterator[Mutation]:
     yield from neutral(
         "mixture regression: weights of draws left out",
         "score_matching/regression/mixture.py",
-        "weights = self.softmax(self.density.components(parameters).logits)",
-        "weights = self.softmax(0.0 * self.density.components(parameters).logits)",
+        "weights = self.arrays.softmax(self.density.components(parameters).logits)",
+        "weights = self.arrays.softmax(0.0 * self.density.components(parameters).logits)",
         "regression_mixture",
     )
     yield from neutral(
         "mixture regression: step of the weights falls with the square of the values",
         "score_matching/regression/mixture.py",
-        "step = WEIGHT_STEP / cls.xp.sqrt(1.0 + state.value_square)",
+        "step = WEIGHT_STEP / cls.arrays.xp.sqrt(1.0 + state.value_square)",
         "step = WEIGHT_STEP / (1.0 + state.value_square)",
         "regression_mixture",
     )

@@ -123,10 +123,10 @@ def test_a_program_that_was_compiled_is_found_without_being_lowered(
         return lower(self, *args, **options)
 
     monkeypatch.setattr(jax.stages.Traced, "lower", noted)
-    found, taken = program(2.0)(X), loop()(0, 3, X)
+    found, taken = program(2.0)(X), loop()(0, 3, loop().switch(X), X)
     before = len(lowered)
     np.testing.assert_array_equal(program(2.0)(X), found)
-    np.testing.assert_array_equal(loop()(0, 3, X), taken)
+    np.testing.assert_array_equal(loop()(0, 3, loop().switch(X), X), taken)
     assert len(lowered) == before
     np.testing.assert_array_equal(program(3.0)(X), jnp.tan(X) * 3.0)
     given = X + 0.0

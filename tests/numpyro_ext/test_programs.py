@@ -207,14 +207,13 @@ def test_the_first_steps_are_taken_by_a_program_that_is_quickly_compiled(
         return compile_(lowered, rarely)
 
     monkeypatch.setattr(programs, "_compile", noted)
-    monkeypatch.setattr(Loop, "switch", lambda self, *args: 5)
     loop = _sines(1)
     with compiled() as names:
-        taken = loop(0, 9, x)
+        taken = loop(0, 9, 5, x)
     assert levels == [True] and len(names) == 1
     # Up to the fifth step and no further.
-    np.testing.assert_array_equal(taken, loop(2, 3, loop(0, 2, x)))
-    loop(5, 4, taken)
+    np.testing.assert_array_equal(taken, loop(2, 3, 5, loop(0, 2, 5, x)))
+    loop(5, 4, 5, taken)
     assert levels == [True, False]
 
 

@@ -88,7 +88,7 @@ def test_gsm_averages_the_updates_of_its_draws(face: Any) -> None:
 def test_gsm_gives_nan_for_a_covariance_that_rounding_has_spoilt(face: Any) -> None:
     # Points ten thousand scales away, whose squares are subtracted from each other in float32.
     draws, spoilt = np.random.default_rng(0), 0
-    update = room(face, "score.gsm").gsm_update
+    update = room(face, "score.matching").gsm_update
     start = (face.backend.array(each, "float32") for each in (np.zeros(3), np.eye(3)))
     moments = face.guides.Moments(*start)
     for _ in range(20):
@@ -156,7 +156,7 @@ def test_bam_in_float32_holds_with_scores_of_a_hundred_million(face: Any) -> Non
     score = 1e8 * score
     expected = updated(face, "bam", mean, scale, theta, score, weight=8.0)[1]
     given = [face.backend.array(each, "float32") for each in (mean, scale, theta, score)]
-    update = room(face, "score.bam").bam_update
+    update = room(face, "score.matching").bam_update
     found = face.numpy(update(face.guides.Moments(*given[:2]), *given[2:], 8.0).scale)
     assert found.dtype == np.float32
     # In units of the present guide, where most directions have not been seen and stay.
@@ -307,7 +307,7 @@ def test_options_out_of_range(
 def test_the_regularization_reaches_the_update(
     face: Any, given: Any, expected: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noted, bam = Noted(face), room(face, "score.bam")
+    noted, bam = Noted(face), room(face, "score.matching")
 
     def look(moments: Any, theta: Any, score: Any, weight: Any) -> Any:
         noted.add(weight)
@@ -326,7 +326,7 @@ def test_the_default_regularization_is_draws_times_latents_at_first(face: Any) -
 
 
 def test_a_rejected_covariance_leaves_the_guide(face: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    gsm, xp = room(face, "score.gsm"), face.backend.xp
+    gsm, xp = room(face, "score.matching"), face.backend.xp
     update = gsm.gsm_update
 
     def spoilt(moments: Any, theta: Any, score: Any) -> Any:

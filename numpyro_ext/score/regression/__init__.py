@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from numpyro_ext.guides.flat_density import check_has_flat_density
-from numpyro_ext.score.regression.base import ClosedForm
 from numpyro_ext.score.regression.forms import CLOSED_FORMS
 from numpyro_ext.score.regression.solver import RegressionSolver
 from ppl_ext.score_matching.regression.structure import key_of_form
@@ -18,7 +17,6 @@ def structure_of(guide: Any) -> str | None:
 
 __all__ = [
     "CLOSED_FORMS",
-    "ClosedForm",
     "RegressionSolver",
     "structure_of",
 ]

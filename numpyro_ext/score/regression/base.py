@@ -1,9 +1,4 @@
-"""What every closed form of the proximal step has.
-
-More of it in :mod:`ppl_ext.score_matching.regression.base`.
-
-Methods can be jitted; states are trees of arrays.
-"""
+"""Functions of JAX arrays for the closed forms of the proximal step."""
 
 from __future__ import annotations
 
@@ -16,14 +11,13 @@ from jaxtyping import Bool, Float
 
 from numpyro_ext.guides.arrays import JaxFunctions
 from numpyro_ext.score.overflow import judged
-from ppl_ext.score_matching.regression import base
-from ppl_ext.score_matching.regression.base import Draws, State
+from ppl_ext.score_matching.regression.base import FormArrays
 from ppl_ext.score_matching.regression.pairs import Count
 
 T = TypeVar("T")
 
 
-class ClosedForm(base.ClosedForm[State], JaxFunctions):
+class FormJaxArrays(FormArrays, JaxFunctions):
     judged = staticmethod(judged)
 
     @staticmethod
@@ -43,6 +37,3 @@ class ClosedForm(base.ClosedForm[State], JaxFunctions):
     def where_ready(condition: Bool[Array, ""], function: Callable[[T], T], value: T) -> T:
         found: T = lax.cond(condition, function, lambda same: same, value)
         return found
-
-
-__all__ = ["ClosedForm", "Draws"]

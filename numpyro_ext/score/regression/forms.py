@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int
 
-from numpyro_ext.score.regression.base import ClosedForm
+from numpyro_ext.score.regression.base import FormJaxArrays
 from numpyro_ext.score.regression.mixture import MixtureForm
 from ppl_ext.score_matching.regression import (
     diagonal,
@@ -20,6 +20,7 @@ from ppl_ext.score_matching.regression import (
     low_rank,
     matrix_normal,
 )
+from ppl_ext.score_matching.regression.base import ClosedForm
 
 
 def schedule(
@@ -29,7 +30,9 @@ def schedule(
     return diagonal.schedule(jnp.asarray(iteration, dtype), jnp.asarray(total, dtype), dim)
 
 
-class DiagonalForm(diagonal.DiagonalForm, ClosedForm[diagonal.DiagonalRegression]):
+class DiagonalForm(diagonal.DiagonalForm):
+    arrays = FormJaxArrays
+
     @staticmethod
     def now(
         state: diagonal.DiagonalRegression, total: Int[Array, ""] | int, dim: int
@@ -37,24 +40,21 @@ class DiagonalForm(diagonal.DiagonalForm, ClosedForm[diagonal.DiagonalRegression
         return schedule(state.seen.num_updates, total, dim, state.square.dtype)
 
 
-class FullForm(full.FullForm, ClosedForm[full.FullRegression]):
-    pass
+class FullForm(full.FullForm):
+    arrays = FormJaxArrays
 
 
-class LowRankForm(low_rank.LowRankForm, ClosedForm[low_rank.LowRankRegression]):
-    pass
+class LowRankForm(low_rank.LowRankForm):
+    arrays = FormJaxArrays
 
 
-class LayerLowRankForm(
-    layer_low_rank.LayerLowRankForm, ClosedForm[layer_low_rank.LayerLowRankRegression]
-):
+class LayerLowRankForm(layer_low_rank.LayerLowRankForm):
+    arrays = FormJaxArrays
     large, small = LowRankForm, FullForm
 
 
-class MatrixNormalForm(
-    matrix_normal.MatrixNormalForm, ClosedForm[matrix_normal.MatrixNormalRegression]
-):
-    pass
+class MatrixNormalForm(matrix_normal.MatrixNormalForm):
+    arrays = FormJaxArrays
 
 
 #: By :func:`structure_of` the guide.

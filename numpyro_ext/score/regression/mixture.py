@@ -16,14 +16,15 @@ from jaxtyping import Bool, Float, Int
 
 from numpyro_ext.draws import standard_normal
 from numpyro_ext.score.overflow import Verdict
-from numpyro_ext.score.regression.base import ClosedForm
+from numpyro_ext.score.regression.base import FormJaxArrays
 from ppl_ext.score_matching.regression import mixture
 from ppl_ext.score_matching.regression.mixture import MixtureRegression
 
 T = TypeVar("T")
 
 
-class MixtureForm(mixture.MixtureForm, ClosedForm[MixtureRegression]):
+class MixtureForm(mixture.MixtureForm):
+    arrays = FormJaxArrays
     verdict = staticmethod(Verdict)
 
     @staticmethod

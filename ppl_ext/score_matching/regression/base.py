@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from jaxtyping import Float
 
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.guides.arrays import ArrayFunctions
 from ppl_ext.score_matching.options import DECAY, TRUST
 
@@ -48,7 +49,37 @@ class Observed(NamedTuple):
     known: Any = None
 
 
-class ClosedForm(ArrayFunctions, ABC, Generic[State]):
+class FormArrays(ArrayFunctions):
+    """Functions of a framework's arrays that closed forms need besides."""
+
+    @staticmethod
+    def antithetic(theta: Any, mean: Any) -> Any:
+        """Draws (K, D) and their mirror images about the mean, (2 K, D)."""
+        raise NotImplementedError
+
+    @staticmethod
+    def filled(shape: tuple[int, ...], like: Any, value: float = 0.0) -> Any:
+        """One number, or zeros, of the type, and on the device, of an array."""
+        raise NotImplementedError
+
+    @staticmethod
+    def first_count(like: Any) -> Any:
+        """A ``pairs.Count`` of nothing, beside arrays of this type."""
+        raise NotImplementedError
+
+    @staticmethod
+    def judged(seen: Any, latest: Any) -> Any:
+        """The ``overflow.Verdict`` on mean squares of scores."""
+        raise NotImplementedError
+
+    @staticmethod
+    def where_ready(condition: Any, function: Callable[[Any], Any], value: Any) -> Any:
+        """A function of a value where a condition holds, else the value."""
+        raise NotImplementedError
+
+
+@documents_subclasses
+class ClosedForm(ABC, Generic[State]):
     """Closed-form proximal score matching for guides of one covariance structure.
 
     Methods are pure: they return new states and parameters. States are named tuples of arrays and
@@ -63,6 +94,8 @@ class ClosedForm(ArrayFunctions, ABC, Generic[State]):
     trust : float
         Limit c > 1 on how far one update changes the precision.
     """
+
+    arrays: ClassVar[type[FormArrays]]
 
     def __init__(self, density: Any, decay: float = DECAY, trust: float = TRUST) -> None:
         self.density = density
@@ -93,7 +126,7 @@ class ClosedForm(ArrayFunctions, ABC, Generic[State]):
         ``generator`` is what the host draws with; ``num`` is a multiple of :meth:`group`.
         """
         theta = self.density.sample(parameters, generator, num // 2)
-        return self.antithetic(theta, self.density.mean(parameters))
+        return self.arrays.antithetic(theta, self.density.mean(parameters))
 
     def evaluated_draw(self, parameters: Any, generator: Any, num: int) -> Draws:
         """The points of :meth:`draw`, with what the guide is there."""
@@ -102,7 +135,7 @@ class ClosedForm(ArrayFunctions, ABC, Generic[State]):
 
     def weights(self, parameters: Any, num: int) -> Float[Any, " num"]:
         """Weights (num,), of sum 1, with which the points of :meth:`draw` stand for the guide."""
-        return self.filled((num,), self.density.mean(parameters), 1.0 / num)
+        return self.arrays.filled((num,), self.density.mean(parameters), 1.0 / num)
 
     def figures(
         self,
@@ -116,7 +149,7 @@ class ClosedForm(ArrayFunctions, ABC, Generic[State]):
         ``score`` and ``log_p`` are the target's at the points.
         """
         weights = self.weights(parameters, len(log_p))
-        loss = weights @ self.xp.square(draws.score - score).sum(-1)
+        loss = weights @ self.arrays.xp.square(draws.score - score).sum(-1)
         return loss, {"log_p": weights @ log_p, "log_q": weights @ draws.log_prob}
 
     @abstractmethod
@@ -125,30 +158,3 @@ class ClosedForm(ArrayFunctions, ABC, Generic[State]):
 
         ``parameters`` are the unconstrained ones of the present guide, which drew the points.
         """
-
-    # -- what the host adds --------------------------------------------------------------------
-
-    @staticmethod
-    def antithetic(theta: Any, mean: Any) -> Any:
-        """Draws (K, D) and their mirror images about the mean, (2 K, D)."""
-        raise NotImplementedError
-
-    @staticmethod
-    def filled(shape: tuple[int, ...], like: Any, value: float = 0.0) -> Any:
-        """One number, or zeros, of the type, and on the device, of an array."""
-        raise NotImplementedError
-
-    @staticmethod
-    def first_count(like: Any) -> Any:
-        """A ``pairs.Count`` of nothing, beside arrays of this type."""
-        raise NotImplementedError
-
-    @staticmethod
-    def judged(seen: Any, latest: Any) -> Any:
-        """The ``overflow.Verdict`` on mean squares of scores."""
-        raise NotImplementedError
-
-    @staticmethod
-    def where_ready(condition: Any, function: Callable[[Any], Any], value: Any) -> Any:
-        """A function of a value where a condition holds, else the value."""
-        raise NotImplementedError

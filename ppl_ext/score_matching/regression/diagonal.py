@@ -177,9 +177,9 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
         return schedule(state.seen.num_updates, total, dim)
 
     def initial(self, parameters: Any) -> DiagonalRegression:
-        mean = self.density.mean(parameters)
-        square, slope, response, score, noise = (self.filled(mean.shape, mean) for _ in range(5))
-        count, temperature = self.first_count(mean), self.first_count(mean).squared_weights
+        mean, arrays = self.density.mean(parameters), self.arrays
+        square, slope, response, score, noise = (arrays.filled(mean.shape, mean) for _ in range(5))
+        count, temperature = arrays.first_count(mean), arrays.first_count(mean).squared_weights
         return DiagonalRegression(count, square, slope, response, score, noise, temperature)
 
     def update(
@@ -194,10 +194,10 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
             coldness=chosen(state.temperature >= 1.0, 0.0, now.coldness),
         )
         # In units of the present scales.
-        square, whitened = self.xp.square, halves(score) * moments.scale
+        square, whitened = self.arrays.xp.square, halves(score) * moments.scale
         seen = (state.response * square(square(moments.scale))).sum()
         latest = square(whitened).sum() / len(whitened)
-        verdict = self.judged(seen, latest)
+        verdict = self.arrays.judged(seen, latest)
         # The schedule goes on in all cases.
         later = state.seen.num_updates + 1
 
@@ -223,7 +223,7 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
             lenient, fresh, lambda: self.observe(before, moments, theta, score, self.decay, now)
         )
         ready = verdict.sound & (state.seen.num_pairs >= 1 + SPARE_PAIRS)
-        return state, self.where_ready(ready, moved, parameters)
+        return state, self.arrays.where_ready(ready, moved, parameters)
 
     @classmethod
     def observe(
@@ -248,7 +248,7 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
             mean_of(z * z),
             mean_of(y * z),
             mean_of(y * y),
-            cls.xp.square(center - state.mean_score),
+            cls.arrays.xp.square(center - state.mean_score),
         )
         square, slope, response, score_noise = averaged(before, latest, weight)
         mean_score = averaged(state.mean_score, center, score_weight)
@@ -277,4 +277,4 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
         mean = mean + move.clip(-scale, scale)
         step = now.step / (1.0 + LATE_DAMPING * now.patience * pull)
         change = factor.clip(1.0 / LARGEST_FACTOR, LARGEST_FACTOR) ** step
-        return Moments(mean, scale / cls.xp.sqrt(change.clip(1.0 / trust, trust)))
+        return Moments(mean, scale / cls.arrays.xp.sqrt(change.clip(1.0 / trust, trust)))

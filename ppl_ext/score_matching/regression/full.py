@@ -124,8 +124,8 @@ def limited(precision: Float[Any, " n"], noise: Float[Any, " n"], trust: float) 
 class BlockForm:
     """Part of the closed forms that regress a block of coordinates with a covariance."""
 
-    #: The module of arrays of the form that this is a part of.
-    xp: ClassVar[Any]
+    #: Of the form that this is a part of.
+    arrays: ClassVar[Any]
     limited = staticmethod(limited)
 
     @classmethod
@@ -140,7 +140,7 @@ class BlockForm:
             Pairs that the averages are worth.
         trust : float
         """
-        dim, xp = len(block.covariance), cls.xp
+        dim, xp = len(block.covariance), cls.arrays.xp
         precision = xp.finfo(block.covariance.dtype)
         spread, axes = xp.linalg.eigh(block.covariance)
         spread = spread.clip(min=precision.eps * spread[-1])
@@ -165,7 +165,7 @@ class BlockForm:
     @classmethod
     def limited_move(cls, move: Float[Any, " ..."]) -> Float[Any, " ..."]:
         """A whitened move shortened to at most one unit."""
-        return move / cls.xp.sqrt(cls.xp.square(move).sum()).clip(min=1.0)
+        return move / cls.arrays.xp.sqrt(cls.arrays.xp.square(move).sum()).clip(min=1.0)
 
 
 class FullForm(BlockForm, ClosedForm[FullRegression]):
@@ -175,9 +175,9 @@ class FullForm(BlockForm, ClosedForm[FullRegression]):
     def initial_regression(cls, mean: Float[Any, " D"]) -> FullRegression:
         """No observations yet; zeros like the guide's mean (D,)."""
         # Arrays of their own each, so that the state can be donated.
-        theta, score = (cls.filled(mean.shape, mean) for _ in range(2))
-        matrices = (cls.filled((len(mean), len(mean)), mean) for _ in range(3))
-        return FullRegression(cls.first_count(mean), theta, score, BlockMoments(*matrices))
+        theta, score = (cls.arrays.filled(mean.shape, mean) for _ in range(2))
+        matrices = (cls.arrays.filled((len(mean), len(mean)), mean) for _ in range(3))
+        return FullRegression(cls.arrays.first_count(mean), theta, score, BlockMoments(*matrices))
 
     def initial(self, parameters: Any) -> FullRegression:
         return self.initial_regression(self.density.mean(parameters))
@@ -188,7 +188,8 @@ class FullForm(BlockForm, ClosedForm[FullRegression]):
         mean, scale_tril = moments
         standard = self.density.noise(parameters, generator, (num // 2, len(mean)))
         move, pull = standard @ scale_tril.T, standard @ inverse
-        log_prob, joined = log_density(self.xp, scale_tril, standard), self.xp.concatenate
+        xp = self.arrays.xp
+        log_prob, joined = log_density(xp, scale_tril, standard), xp.concatenate
         return Draws(
             joined([mean + move, mean - move]),
             joined([log_prob, log_prob]),
@@ -203,8 +204,8 @@ class FullForm(BlockForm, ClosedForm[FullRegression]):
 
     @classmethod
     def _inverse(cls, moments: Moments) -> Float[Any, "D D"]:
-        identity = cls.identity(len(moments.mean), moments.mean)
-        return cls.solve_lower(moments.scale, identity, transpose=True)
+        identity = cls.arrays.identity(len(moments.mean), moments.mean)
+        return cls.arrays.solve_lower(moments.scale, identity, transpose=True)
 
     @staticmethod
     def observe(
@@ -242,7 +243,7 @@ class FullForm(BlockForm, ClosedForm[FullRegression]):
 
         ``before`` and ``after`` are without the latest pairs, and with them.
         """
-        verdict = cls.judged(*cls.squares(before, scale_tril, score))
+        verdict = cls.arrays.judged(*cls.squares(before, scale_tril, score))
 
         def fresh() -> FullRegression:
             return cls.initial_regression(before.mean_theta)
@@ -256,7 +257,7 @@ class FullForm(BlockForm, ClosedForm[FullRegression]):
         """Mean squares of whitened scores that were seen, and of the latest (2 K, D)."""
         seen = scale_tril * (state.block.score_covariance @ scale_tril)
         whitened = halves(score) @ scale_tril
-        return seen.sum(), cls.xp.square(whitened).sum() / len(whitened)
+        return seen.sum(), cls.arrays.xp.square(whitened).sum() / len(whitened)
 
     def update(
         self, state: FullRegression, parameters: Any, given: Observed
@@ -270,7 +271,7 @@ class FullForm(BlockForm, ClosedForm[FullRegression]):
             following = self.updated_moments(state, moments, self.trust, inverse)
             return self.density.set_moments(parameters, following)
 
-        return state, self.where_ready(sound & is_warm(state), moved, parameters)
+        return state, self.arrays.where_ready(sound & is_warm(state), moved, parameters)
 
     @classmethod
     def updated_moments(
@@ -306,5 +307,5 @@ class FullForm(BlockForm, ClosedForm[FullRegression]):
         move = offset + step.covariance @ (across @ regression.mean_score)
         move = cls.limited_move(step.basis @ ((step.basis.T @ move) / (1.0 + step.pull)))
         # A product of lower triangular factors is lower triangular: no factorisation of Sigma.
-        factor = cls.xp.linalg.cholesky(step.covariance)
+        factor = cls.arrays.xp.linalg.cholesky(step.covariance)
         return Moments(mean + scale_tril @ move, scale_tril @ factor)

@@ -57,7 +57,7 @@ class LayerLowRankForm(ClosedForm[LayerLowRankRegression]):
     def _part(self, values: Any, layer: Layer) -> Any:
         """Coordinates of a layer, of vectors (..., D)."""
         places = [values[..., start:stop] for start, stop in layer.places]
-        return places[0] if len(places) == 1 else self.xp.concatenate(places, -1)
+        return places[0] if len(places) == 1 else self.arrays.xp.concatenate(places, -1)
 
     def _joined(self, parts: list[Any]) -> Any:
         """Inverse of :meth:`_part` over all layers, for arrays (n, ...) of each layer."""
@@ -67,7 +67,7 @@ class LayerLowRankForm(ClosedForm[LayerLowRankRegression]):
             for start, stop in layer.places:
                 places[start] = values[first : first + stop - start]
                 first += stop - start
-        return self.xp.concatenate([places[start] for start in sorted(places)])
+        return self.arrays.xp.concatenate([places[start] for start in sorted(places)])
 
     def _guides(self, parameters: Any) -> list[Any]:
         """``LowRankMoments`` of each large layer and ``Moments`` of each small one."""
@@ -82,20 +82,20 @@ class LayerLowRankForm(ClosedForm[LayerLowRankRegression]):
 
     def _dense(self, moments: LowRankMoments) -> Moments:
         mean, scale, factor = moments
-        inner = self.identity(len(mean), mean) + factor @ factor.T
-        return Moments(mean, scale[:, None] * self.xp.linalg.cholesky(inner))
+        inner = self.arrays.identity(len(mean), mean) + factor @ factor.T
+        return Moments(mean, scale[:, None] * self.arrays.xp.linalg.cholesky(inner))
 
     def _factored(self, moments: Moments, rank: int) -> LowRankMoments:
         """Inverse of :meth:`_dense`, up to the choice of scales that the module tells."""
         mean, scale_tril = moments
         covariance = scale_tril @ scale_tril.T
-        deviations = self.xp.sqrt(covariance.diagonal())
-        values, vectors = self.xp.linalg.eigh(covariance / deviations / deviations[:, None])
-        values = values.clip(min=self.xp.finfo(mean.dtype).eps * values[-1])
-        factor = vectors * self.xp.sqrt(2.0 * values / values[0] - 1.0)
-        rest = self.filled((len(mean), rank - len(mean)), mean)
-        factor = self.xp.concatenate([factor, rest], 1)
-        return LowRankMoments(mean, deviations * self.xp.sqrt(0.5 * values[0]), factor)
+        deviations = self.arrays.xp.sqrt(covariance.diagonal())
+        values, vectors = self.arrays.xp.linalg.eigh(covariance / deviations / deviations[:, None])
+        values = values.clip(min=self.arrays.xp.finfo(mean.dtype).eps * values[-1])
+        factor = vectors * self.arrays.xp.sqrt(2.0 * values / values[0] - 1.0)
+        rest = self.arrays.filled((len(mean), rank - len(mean)), mean)
+        factor = self.arrays.xp.concatenate([factor, rest], 1)
+        return LowRankMoments(mean, deviations * self.arrays.xp.sqrt(0.5 * values[0]), factor)
 
     def initial(self, parameters: Any) -> LayerLowRankRegression:
         _, _, factor = self.density.parts(parameters)
@@ -123,7 +123,7 @@ class LayerLowRankForm(ClosedForm[LayerLowRankRegression]):
             else:
                 squares = self.large.squares(part, guide, own_score)
             seen, latest = seen + squares[0], latest + squares[1]
-        verdict = self.judged(seen, latest)
+        verdict = self.arrays.judged(seen, latest)
 
         def lenient() -> LayerLowRankRegression:
             return LayerLowRankRegression(tuple(part.lenient() for part in before.layers))
@@ -156,4 +156,4 @@ class LayerLowRankForm(ClosedForm[LayerLowRankRegression]):
 
         state = verdict.choose(lenient, lambda: self.initial(parameters), observed)
         warm = state.layers[0].seen.num_pairs >= rank + 1 + SPARE_PAIRS
-        return self.where_ready(verdict.sound & warm, moved, (state, parameters))
+        return self.arrays.where_ready(verdict.sound & warm, moved, (state, parameters))

@@ -151,8 +151,8 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
         """No observations yet; zeros like the guide's mean (D,)."""
         dim = len(mean)
         shapes = [(dim,)] * 5 + [(dim, rank)] * 2 + [(rank, rank)] * 2
-        averages = (cls.filled(shape, mean) for shape in shapes)
-        return LowRankRegression(cls.first_count(mean), *averages)
+        averages = (cls.arrays.filled(shape, mean) for shape in shapes)
+        return LowRankRegression(cls.arrays.first_count(mean), *averages)
 
     def initial(self, parameters: Any) -> LowRankRegression:
         mean, _, factor = self.moments(parameters)
@@ -163,7 +163,7 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
     ) -> tuple[LowRankRegression, Any]:
         theta, score = given.theta, given.score
         before, moments = state, self.moments(parameters)
-        verdict = self.judged(*self.squares(state, moments, score))
+        verdict = self.arrays.judged(*self.squares(state, moments, score))
 
         def moved(both: tuple[LowRankRegression, Any]) -> tuple[LowRankRegression, Any]:
             state, updated = self.updated_guide(both[0], moments, self.trust)
@@ -175,17 +175,17 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
             lambda: self.observed(before, moments, theta, score, self.decay),
         )
         warm = state.seen.num_pairs >= moments.factor.shape[1] + 1 + SPARE_PAIRS
-        return self.where_ready(verdict.sound & warm, moved, (state, parameters))
+        return self.arrays.where_ready(verdict.sound & warm, moved, (state, parameters))
 
     @classmethod
     def frame_of(cls, moments: LowRankMoments) -> Frame:
         """Coordinates of a guide's factor: a unique, smooth function of W of full column rank."""
-        scale, factor = moments.scale[:, None], moments.factor
-        identity = cls.identity(factor.shape[1], factor)
-        root = cls.xp.linalg.cholesky(factor.T @ factor)
-        basis = cls.solve_lower(root, factor)
-        root = cls.xp.linalg.cholesky(identity + root.T @ root)
-        return Frame(basis, root, cls.solve_lower(root, basis) / scale, scale * (basis @ root))
+        scale, factor, arrays = moments.scale[:, None], moments.factor, cls.arrays
+        identity = arrays.identity(factor.shape[1], factor)
+        root = arrays.xp.linalg.cholesky(factor.T @ factor)
+        basis = arrays.solve_lower(root, factor)
+        root = arrays.xp.linalg.cholesky(identity + root.T @ root)
+        return Frame(basis, root, arrays.solve_lower(root, basis) / scale, scale * (basis @ root))
 
     @classmethod
     def observed(
@@ -226,7 +226,7 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
         What lies in the span of the factor is counted twice, which matters to no verdict.
         """
         frame, e = cls.frame_of(moments), halves(score)
-        square = cls.xp.square
+        square = cls.arrays.xp.square
         seen = (state.score_covariance * square(moments.scale)).sum()
         latest = square(e * moments.scale).sum() + square(e @ frame.from_factor).sum()
         return seen + state.factor_score.trace(), latest / len(e)
@@ -261,7 +261,7 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
         move = move + new_scale / scale * (scaled + new_factor @ (new_factor.T @ scaled))
         inside = frame.basis.T @ move
         outside = ((move - frame.basis @ inside) / (1.0 + pull)).clip(-1.0, 1.0)
-        inside = cls.solve_lower(frame.root, inside[None])[0]
+        inside = cls.arrays.solve_lower(frame.root, inside[None])[0]
         inside = cls.limited_move(step.basis @ ((step.basis.T @ inside) / (1.0 + step.pull)))
         move = frame.basis @ (frame.root @ inside) + outside
 
@@ -278,9 +278,9 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
         and the pull (D,) of the precision.
         """
         number, (dim, rank) = state.seen.worth, frame.basis.shape
-        precision = cls.xp.finfo(scale.dtype)
+        precision = cls.arrays.xp.finfo(scale.dtype)
         # In the eigenbasis of y y^T the pull differs from row to row and takes no r x r system.
-        spread, axes = cls.xp.linalg.eigh(state.factor)
+        spread, axes = cls.arrays.xp.linalg.eigh(state.factor)
         # A direction without pairs has no spread; it must not rule by division.
         spread = spread.clip(min=precision.eps * spread[-1])
         along = (state.theta_factor / scale[:, None]) @ axes
@@ -336,29 +336,30 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
         turn = ratio[:, None] * (basis @ root) - coefficients
         turn = turn - basis @ (basis.T @ turn)
         # The largest singular value: the turn as a whole is shortened, and keeps its direction.
-        length = cls.xp.sqrt(cls.xp.linalg.eigvalsh(turn.T @ turn)[-1].clip(min=0.0))
+        length = cls.arrays.xp.sqrt(cls.arrays.xp.linalg.eigvalsh(turn.T @ turn)[-1].clip(min=0.0))
         longest = 1.0 - 1.0 / trust
         turn = turn * (longest / length.clip(min=longest))
-        known = cls.solve_lower(root, cls.xp.linalg.inv(covariance).T, transpose=True).T
-        known = cls.solve_lower(root, basis @ known + turn, transpose=True)
+        inverse = cls.arrays.xp.linalg.inv(covariance)
+        known = cls.arrays.solve_lower(root, inverse.T, transpose=True).T
+        known = cls.arrays.solve_lower(root, basis @ known + turn, transpose=True)
         # In coordinates z sqrt(ratio) of the new scales.
-        stretch = cls.xp.sqrt(ratio)[:, None]
+        stretch = cls.arrays.xp.sqrt(ratio)[:, None]
         stretched = stretch * basis
-        triangle = cls.xp.linalg.cholesky(stretched.T @ stretched)
-        stretched = cls.solve_lower(triangle, stretched)
-        known = cls.solve_lower(triangle, known / stretch)
+        triangle = cls.arrays.xp.linalg.cholesky(stretched.T @ stretched)
+        stretched = cls.arrays.solve_lower(triangle, stretched)
+        known = cls.arrays.solve_lower(triangle, known / stretch)
         inside = stretched.T @ known
         outside = known - stretched @ inside
-        frame_axes, _ = cls.xp.linalg.qr(cls.xp.concatenate([stretched, outside], 1))
+        frame_axes, _ = cls.arrays.xp.linalg.qr(cls.arrays.xp.concatenate([stretched, outside], 1))
         one, two = frame_axes.T @ stretched, frame_axes.T @ outside
         # Off the known directions the precision counts as c; see the module on turning at random.
-        small = trust * (cls.identity(len(one), one) - one @ one.T)
+        small = trust * (cls.arrays.identity(len(one), one) - one @ one.T)
         small = small + one @ (0.5 * (inside + inside.T)) @ one.T + one @ two.T + two @ one.T
-        eigenvalues, vectors = cls.xp.linalg.eigh(small)
-        tiny = cls.xp.finfo(scale.dtype).eps
+        eigenvalues, vectors = cls.arrays.xp.linalg.eigh(small)
+        tiny = cls.arrays.xp.finfo(scale.dtype).eps
         # Above: a column of length zero would have no direction left to learn.
         eigenvalues = eigenvalues[:rank].clip(tiny, 1.0 / (1.0 + LEAST))
-        lengths = cls.xp.sqrt(1.0 / eigenvalues - 1.0)
+        lengths = cls.arrays.xp.sqrt(1.0 / eigenvalues - 1.0)
         return scale / stretch[:, 0], (frame_axes @ vectors[:, :rank]) * lengths
 
     @classmethod

@@ -143,14 +143,14 @@ class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression]):
 
         def zeros(*shape: int) -> BlockMoments:
             # Arrays of their own each, so that the state can be donated.
-            return BlockMoments(*(cls.filled(shape, mean) for _ in range(3)))
+            return BlockMoments(*(cls.arrays.filled(shape, mean) for _ in range(3)))
 
         matrices = tuple(
             MatrixMoments(zeros(rows, rows), zeros(columns, columns))
             for _, _, (rows, columns) in blocks.matrices
         )
-        theta, score = (cls.filled(mean.shape, mean) for _ in range(2))
-        count, rest = cls.first_count(mean), zeros(blocks.num_rest)
+        theta, score = (cls.arrays.filled(mean.shape, mean) for _ in range(2))
+        count, rest = cls.arrays.first_count(mean), zeros(blocks.num_rest)
         return MatrixNormalRegression(count, theta, score, matrices, rest)
 
     def initial(self, parameters: Any) -> MatrixNormalRegression:
@@ -172,7 +172,8 @@ class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression]):
             lambda: self.initial(parameters),
             lambda: self.observe(before, factors, blocks, theta, score, self.decay, given.total),
         )
-        return state, self.where_ready(verdict.sound & is_warm(state, blocks), moved, parameters)
+        ready = verdict.sound & is_warm(state, blocks)
+        return state, self.arrays.where_ready(ready, moved, parameters)
 
     @classmethod
     def observe(
@@ -189,14 +190,14 @@ class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression]):
 
         ``total`` is the number of iterations of the whole run, 0 when that is not known.
         """
-        differences, rest = blocks.split(cls.xp, halves(theta))
-        score_differences, rest_score = blocks.split(cls.xp, halves(score))
+        differences, rest = blocks.split(cls.arrays.xp, halves(theta))
+        score_differences, rest_score = blocks.split(cls.arrays.xp, halves(score))
         latest = []
         for (name, _, _), d, e in zip(blocks.matrices, differences, score_differences, strict=True):
             row, column = (cls._unit(factor)[0] for factor in factors.matrices[name])
-            rows = _moments(cls.solve_lower(column, d), e @ column)
+            rows = _moments(cls.arrays.solve_lower(column, d), e @ column)
             d, e = d.mT, e.mT
-            latest.append(MatrixMoments(rows, _moments(cls.solve_lower(row, d), e @ row)))
+            latest.append(MatrixMoments(rows, _moments(cls.arrays.solve_lower(row, d), e @ row)))
         products = (rest * rest, rest_score * rest, rest_score * rest_score)
         count = regression.seen
         weight = next_weight(count, decay, FORGETTING)
@@ -218,7 +219,7 @@ class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression]):
         score: Float[Any, "S D"],
     ) -> Any:
         """Of the latest scores (2 K, D) and those seen before, whitened by the present guide."""
-        score_differences, rest = blocks.split(cls.xp, halves(score))
+        score_differences, rest = blocks.split(cls.arrays.xp, halves(score))
         latest = ((rest * factors.scale) ** 2).sum(-1).mean()
         seen = (state.rest.score_covariance * factors.scale**2).sum()
         matrices = zip(blocks.matrices, score_differences, state.matrices, strict=True)
@@ -228,7 +229,7 @@ class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression]):
             # The moments of the rows have been whitened by the column factor without its level.
             row = row * cls._unit(column)[1]
             seen = seen + columns * (row * (moments.rows.score_covariance @ row)).sum()
-        return cls.judged(seen, latest)
+        return cls.arrays.judged(seen, latest)
 
     @classmethod
     def updated_factors(
@@ -251,9 +252,9 @@ class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression]):
             The constant c > 1 of the trust region.
         """
         number = regression.seen.worth
-        means, rest_mean = blocks.split(cls.xp, factors.mean)
-        mean_theta, rest_theta = blocks.split(cls.xp, regression.mean_theta)
-        mean_score, rest_score = blocks.split(cls.xp, regression.mean_score)
+        means, rest_mean = blocks.split(cls.arrays.xp, factors.mean)
+        mean_theta, rest_theta = blocks.split(cls.arrays.xp, regression.mean_theta)
+        mean_score, rest_score = blocks.split(cls.arrays.xp, regression.mean_score)
         moved, matrices = [], {}
         for index, (name, _, _) in enumerate(blocks.matrices):
             matrix = _Matrix(means[index], *factors.matrices[name])
@@ -265,7 +266,7 @@ class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression]):
         rest_mean, scale = cls._updated_rest(
             *rest, regression.rest, rest_theta, rest_score, number, trust
         )
-        return Factors(blocks.join(cls.xp, moved, rest_mean), scale, matrices)
+        return Factors(blocks.join(cls.arrays.xp, moved, rest_mean), scale, matrices)
 
     @classmethod
     def _updated(
@@ -284,10 +285,10 @@ class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression]):
         row, column = matrix.row * level, matrix.column * cls._unit(matrix.row)[1]
         row_step = cls.whitened_step(cls._whitened(seen.rows, row), number * columns, trust)
         column_step = cls.whitened_step(cls._whitened(seen.columns, column), number * rows, trust)
-        row_factor = cls.xp.linalg.cholesky(row_step.covariance)
-        shape, _ = cls._unit(cls.xp.linalg.cholesky(column_step.covariance))
-        offset = cls.solve_lower(unit_column, mean_theta - matrix.mean)
-        offset = cls.solve_lower(row, offset.T).T
+        row_factor = cls.arrays.xp.linalg.cholesky(row_step.covariance)
+        shape, _ = cls._unit(cls.arrays.xp.linalg.cholesky(column_step.covariance))
+        offset = cls.arrays.solve_lower(unit_column, mean_theta - matrix.mean)
+        offset = cls.arrays.solve_lower(row, offset.T).T
         move = offset + row_step.covariance @ (row.T @ mean_score @ unit_column) @ (shape @ shape.T)
         pull = row_step.pull[:, None] + column_step.pull
         turned = row_step.basis.T @ move @ column_step.basis
@@ -316,17 +317,18 @@ class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression]):
         precision = limited((pull - cross) / (spread + pull), noise, trust)
         move = (mean_theta - mean) / scale + scale * mean_score / precision
         move = (move / (1.0 + pull)).clip(-1.0, 1.0)
-        return mean + scale * move, scale / cls.xp.sqrt(precision)
+        return mean + scale * move, scale / cls.arrays.xp.sqrt(precision)
 
     @classmethod
     def _unit(cls, factor: Float[Any, "n n"]) -> tuple[Float[Any, "n n"], Any]:
         """A triangular factor over the geometric mean of its diagonal, and that mean."""
-        level = cls.xp.exp(cls.xp.log(factor.diagonal()).mean())
+        level = cls.arrays.xp.exp(cls.arrays.xp.log(factor.diagonal()).mean())
         return factor / level, level
 
     @classmethod
     def _whitened(cls, block: BlockMoments, scale_tril: Float[Any, "n n"]) -> BlockMoments:
         """By L: V becomes L^-1 V L^-T, C becomes L^T C L^-T and R becomes L^T R L."""
-        covariance = cls.solve_lower(scale_tril, cls.solve_lower(scale_tril, block.covariance).T)
-        cross = cls.solve_lower(scale_tril, scale_tril.T @ block.cross_covariance)
+        solve = cls.arrays.solve_lower
+        covariance = solve(scale_tril, solve(scale_tril, block.covariance).T)
+        cross = solve(scale_tril, scale_tril.T @ block.cross_covariance)
         return BlockMoments(covariance, cross, scale_tril.T @ block.score_covariance @ scale_tril)

@@ -211,27 +211,25 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         noise = self.noise(generator, (num // (2 * number), number, dim), components.loc)
         difference = (components.scale_tril @ noise[..., None])[..., 0]
         images = [components.loc + difference, components.loc - difference]
-        return self.xp.concatenate(images).reshape(-1, dim)
+        return self.arrays.xp.concatenate(images).reshape(-1, dim)
 
     def weights(self, parameters: Any, num: int) -> Float[Any, " num"]:
-        weights = self.softmax(self.density.components(parameters).logits)
-        return self.xp.tile(weights, (num // len(weights),)) * (len(weights) / num)
+        weights = self.arrays.softmax(self.density.components(parameters).logits)
+        return self.arrays.xp.tile(weights, (num // len(weights),)) * (len(weights) / num)
 
     def initial(self, parameters: Any) -> MixtureRegression:
         components = self.density.components(parameters)
         number, dim = components.loc.shape
-        center, xp = components.loc.mean(0), self.xp
+        center, xp, filled = components.loc.mean(0), self.arrays.xp, self.arrays.filled
         square = ((components.loc - center) ** 2).sum() / (max(number - 1, 1) * dim)
-        width = xp.log(self.diagonal(components.scale_tril)).mean(-1)
+        width = xp.log(self.arrays.diagonal(components.scale_tril)).mean(-1)
         start = Start(center, xp.sqrt(square), xp.stack([width.min(), width.max()]))
         # Arrays of their own each, so that the state can be donated.
-        value_square, score_square, gradient_square = (
-            self.filled((number,), center) for _ in range(3)
-        )
-        gradient = self.filled((number, dim), center)
-        cost, residual = self.filled((number,), center, 1.0), self.filled((), center, 1.0)
-        updates, restarts, _ = self.first_count(center)
-        matching = self.first_count(center).num_updates > 0
+        value_square, score_square, gradient_square = (filled((number,), center) for _ in range(3))
+        gradient = filled((number, dim), center)
+        cost, residual = filled((number,), center, 1.0), filled((), center, 1.0)
+        updates, restarts, _ = self.arrays.first_count(center)
+        matching = self.arrays.first_count(center).num_updates > 0
         return MixtureRegression(
             updates,
             restarts,
@@ -260,7 +258,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         latest = ((across @ score[..., None])[..., 0] ** 2).sum(-1).reshape(-1, number).mean(0)
         iteration = as_number(state.num_updates, theta)
         done, length = progress_of(iteration, total, dim)
-        weight = self.softmax(components.logits)
+        weight = self.arrays.softmax(components.logits)
         share = weight @ (state.gradient**2).sum(-1)
         # A long mean alone may be one great score: far is where most scores point the same way.
         away = (share > FAR**2) & (share > FAR_SHARE * (weight @ state.gradient_square))
@@ -299,7 +297,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
             averaged(state.residual, (residual**2).mean(), RECENT),
             state.start,
             (searching ^ True) | (done >= SEARCH_SHARE),
-            self.xp.where(state.score_square > 0.0, seen, latest),
+            self.arrays.xp.where(state.score_square > 0.0, seen, latest),
             gradient,
             square,
         )
@@ -311,7 +309,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         # One that starts later has no round left in the search to find its place.
         due &= updated.num_updates + length <= last
         due &= updated.cost.min() < LEAST_COST
-        updated, moved = self.where_ready(
+        updated, moved = self.arrays.where_ready(
             due, lambda both: self._restarted(both[0], both[1], points.standard), (updated, moved)
         )
         wild, spoilt = compared(state.score_square, latest)
@@ -319,21 +317,21 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         later = state._replace(num_updates=updated.num_updates, matching=updated.matching)
 
         def lenient() -> MixtureRegression:
-            squares = self.xp.where(wild, LENIENCE * state.score_square, state.score_square)
+            squares = self.arrays.xp.where(wild, LENIENCE * state.score_square, state.score_square)
             return later._replace(score_square=squares)
 
         def fresh() -> MixtureRegression:
             return later._replace(
-                value_square=self.xp.zeros_like(state.value_square),
-                residual=self.xp.ones_like(state.residual),
-                score_square=self.xp.where(spoilt, latest, state.score_square),
+                value_square=self.arrays.xp.zeros_like(state.value_square),
+                residual=self.arrays.xp.ones_like(state.residual),
+                score_square=self.arrays.xp.where(spoilt, latest, state.score_square),
             )
 
         def followed(parameters: Any) -> Any:
             return self.density.set_components(parameters, moved)
 
         after = verdict.choose(lenient, fresh, lambda: updated)
-        return after, self.where_ready(verdict.sound, followed, parameters)
+        return after, self.arrays.where_ready(verdict.sound, followed, parameters)
 
     # -- what the host adds --------------------------------------------------------------------
 
@@ -378,14 +376,15 @@ class MixtureForm(ClosedForm[MixtureRegression]):
     def evaluate(cls, components: Components, theta: Float[Any, "N D"]) -> Points:
         """The guide at theta (N, D)."""
         number, dim = components.loc.shape
-        root, xp = components.scale_tril, cls.xp
-        identities = cls.filled((number, dim, dim), theta) + cls.identity(dim, theta)
-        inverse = cls.solve_lower(root, identities, transpose=True)
+        root, xp = components.scale_tril, cls.arrays.xp
+        identities = cls.arrays.filled((number, dim, dim), theta) + cls.arrays.identity(dim, theta)
+        inverse = cls.arrays.solve_lower(root, identities, transpose=True)
         standard = xp.einsum("kij,nkj->nki", inverse, theta[:, None] - components.loc)
-        joint = cls.log_softmax(components.logits) - xp.log(cls.diagonal(root)).sum(-1)
+        joint = cls.arrays.log_softmax(components.logits)
+        joint = joint - xp.log(cls.arrays.diagonal(root)).sum(-1)
         joint = joint - 0.5 * ((standard**2).sum(-1) + dim * math.log(2.0 * math.pi))
         pull = -xp.einsum("kji,nkj->nki", inverse, standard)
-        return Points(joint, standard, pull, inverse, cls.softmax(joint))
+        return Points(joint, standard, pull, inverse, cls.arrays.softmax(joint))
 
     @classmethod
     def natural_step(cls, standard: Float[Any, "N K D"], residual: Float[Any, "N D"]) -> Step:
@@ -400,7 +399,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         """
         number, dim = standard.shape[1:]
         pairs = len(standard) // (2 * number)
-        own = cls.xp.einsum("pkkd->pkd", standard.reshape(-1, number, number, dim))
+        own = cls.arrays.xp.einsum("pkkd->pkd", standard.reshape(-1, number, number, dim))
         # Draws come as halves, pairs and components in turn, each with its own component's units.
         both = residual.reshape(2, pairs, number, dim)
         z, e = own[:pairs], 0.5 * (both[0] - both[1])
@@ -409,7 +408,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         along = (e * z).sum(-1)[..., None, None] * z[..., :, None] * z[..., None, :]
         slope = (outer + outer.mT) / square - along / square**2
         return Step(
-            cls.filled((number,), standard),
+            cls.arrays.filled((number,), standard),
             SEARCH_STEP * both.mean((0, 1)),
             -SEARCH_STEP * slope.mean(0),
         )
@@ -434,9 +433,9 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         own, size = cls.arange(count, residual) % number, count * dim
         root = components.scale_tril
         # Rows h of L_j^T L_k^-T, for the component j that drew and each component k.
-        table = cls.xp.einsum("jba,kcb->jkac", root, points.inverse)
+        table = cls.arrays.xp.einsum("jba,kcb->jkac", root, points.inverse)
         apart = points.pull - points.score[:, None]
-        slope = cls.xp.einsum("nba,nkb->nka", root[own], apart)
+        slope = cls.arrays.xp.einsum("nba,nkb->nka", root[own], apart)
 
         def piece(k: Any) -> tuple[Any, Any, Any, Any]:
             return table[own, k], slope[:, k], points.standard[:, k], points.share[:, k]
@@ -446,25 +445,25 @@ class MixtureForm(ClosedForm[MixtureRegression]):
             gram += _gram(*piece(k))
             return gram, k + 1
 
-        gram = cls.filled((count, dim, count, dim), residual)
-        gram = cls.repeated(number, add, (gram, 0))[0].reshape(size, size)
-        damping = DAMPING * gram.trace() / size + noise + cls.xp.finfo(gram.dtype).tiny
+        gram = cls.arrays.filled((count, dim, count, dim), residual)
+        gram = cls.arrays.repeated(number, add, (gram, 0))[0].reshape(size, size)
+        damping = DAMPING * gram.trace() / size + noise + cls.arrays.xp.finfo(gram.dtype).tiny
         multiplier = cls.damped_solution(gram, damping, residual.reshape(-1)).reshape(count, dim)
-        identity = cls.identity(dim, residual)
+        identity = cls.arrays.identity(dim, residual)
         steps = [_adjoint(*piece(k), multiplier, identity) for k in range(number)]
-        return Step(*(cls.xp.stack(parts) for parts in zip(*steps, strict=True)))
+        return Step(*(cls.arrays.xp.stack(parts) for parts in zip(*steps, strict=True)))
 
     @classmethod
     def costs(cls, components: Components, points: Points) -> Float[Any, " K"]:
         """Cost c (K,) of dropping each component, by its own draws; 1 where there is no other."""
         number = len(components.logits)
         if number == 1:
-            return cls.xp.ones_like(components.logits)
+            return cls.arrays.xp.ones_like(components.logits)
         own = cls.arange(len(points.joint), points.joint) % number
-        weight = cls.softmax(components.logits)
-        without = cls.xp.where(own[:number] == own[:, None], -math.inf, points.joint)
+        weight = cls.arrays.softmax(components.logits)
+        without = cls.arrays.xp.where(own[:number] == own[:, None], -math.inf, points.joint)
         # A weight that rounds to one leaves the logarithm finite.
-        rest = cls.xp.log1p(-weight.clip(max=1.0 - cls.xp.finfo(weight.dtype).eps))
+        rest = cls.arrays.xp.log1p(-weight.clip(max=1.0 - cls.arrays.xp.finfo(weight.dtype).eps))
         ratio = cls.logsumexp(points.joint) - cls.logsumexp(without) + rest[own]
         return weight * ratio.reshape(-1, number).mean(0)
 
@@ -476,15 +475,15 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         ``reach``; and eigenvalues of I + B are limited to ``trust`` and
         its inverse.
         """
-        length = cls.xp.sqrt((step.move**2).sum(-1))[..., None]
+        length = cls.arrays.xp.sqrt((step.move**2).sum(-1))[..., None]
         limit = (LONG_FACTOR * length).clip(LARGEST_MOVE, reach)
         shift = step.move / (length / limit).clip(min=1.0)
-        values, vectors = cls.xp.linalg.eigh(step.precision)
+        values, vectors = cls.arrays.xp.linalg.eigh(step.precision)
         values = (1.0 + values).clip(1.0 / trust, trust)[:, None]
-        factor = cls.xp.linalg.cholesky((vectors / values) @ vectors.mT)
+        factor = cls.arrays.xp.linalg.cholesky((vectors / values) @ vectors.mT)
         root = components.scale_tril
         return Components(
-            cls.log_softmax(cls.log_softmax(components.logits) + step.log_weight),
+            cls.arrays.log_softmax(cls.arrays.log_softmax(components.logits) + step.log_weight),
             components.loc + (root @ shift[..., None])[..., 0],
             # A product of lower triangular factors is lower triangular.
             root @ factor,
@@ -502,8 +501,8 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         number = len(components.logits)
         values = (log_density - cls.logsumexp(points.joint)).reshape(-1, number).mean(0)
         # The constant of log pi, which is not known, goes with the mean.
-        values = values - cls.softmax(components.logits) @ values
-        step = WEIGHT_STEP / cls.xp.sqrt(1.0 + state.value_square)
+        values = values - cls.arrays.softmax(components.logits) @ values
+        step = WEIGHT_STEP / cls.arrays.xp.sqrt(1.0 + state.value_square)
         change = (step * values).clip(-WEIGHT_STEP, WEIGHT_STEP)
         return change, averaged(state.value_square, values**2, RECENT)
 
@@ -513,7 +512,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
     ) -> tuple[MixtureRegression, Components]:
         """Start the component of least cost again."""
         number, dim = components.loc.shape
-        xp, least, heaviest = cls.xp, state.cost.argmin(), components.logits.argmax()
+        xp, least, heaviest = cls.arrays.xp, state.cost.argmin(), components.logits.argmax()
         start, count = state.start, state.num_restarts
         # Multiples of the golden ratio spread widths evenly, however many components start again.
         share = as_number(count + 1, standard) * GOLDEN % 1.0
@@ -528,7 +527,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
             components.loc[heaviest] + REACH * root @ noise,
         )
         narrower = math.exp(NARROWEST) ** -share
-        root = chosen(first, width * cls.identity(dim, standard), narrower * root)
+        root = chosen(first, width * cls.arrays.identity(dim, standard), narrower * root)
         fresh = cls.arange(number, standard) == least
         state = state._replace(
             num_restarts=count + 1,

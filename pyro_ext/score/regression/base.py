@@ -1,7 +1,4 @@
-"""What every closed form of the proximal step has.
-
-More of it in :mod:`ppl_ext.score_matching.regression.base`.
-"""
+"""Functions of tensors for the closed forms of the proximal step, and their states in files."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.score_matching.regression import base
-from ppl_ext.score_matching.regression.base import Draws, State
+from ppl_ext.score_matching.regression.base import FormArrays
 from ppl_ext.score_matching.regression.pairs import Count
 from pyro_ext.guides.arrays import TensorFunctions
 from pyro_ext.score.overflow import judged
@@ -22,8 +18,8 @@ from pyro_ext.score.overflow import judged
 T = TypeVar("T")
 
 
-class StepwiseForm:
-    """Part of a closed form: it decides by Python's conditions, of tensors or of NumPy's arrays."""
+class Stepwise:
+    """Decisions by Python's conditions, of tensors or of NumPy's arrays."""
 
     judged = staticmethod(judged)
 
@@ -35,19 +31,9 @@ class StepwiseForm:
     def where_ready(condition: bool, function: Callable[[T], T], value: T) -> T:
         return function(value) if condition else value
 
-    @staticmethod
-    def to_tensor(values: Any, /) -> Tensor:
-        """The form's array as a tensor."""
-        raise NotImplementedError
 
-    @staticmethod
-    def to_array(values: Tensor, /) -> Any:
-        """Inverse of :meth:`to_tensor`."""
-        raise NotImplementedError
-
-
-class ClosedForm(StepwiseForm, base.ClosedForm[State], TensorFunctions):
-    """A closed form on tensors, which decides by Python's conditions."""
+class FormTensors(Stepwise, FormArrays, TensorFunctions):
+    """Functions of tensors for the closed forms."""
 
     @staticmethod
     def antithetic(theta: Float[Tensor, "K D"], mean: Float[Tensor, " D"]) -> Float[Tensor, "S D"]:
@@ -59,10 +45,12 @@ class ClosedForm(StepwiseForm, base.ClosedForm[State], TensorFunctions):
 
     @staticmethod
     def to_tensor(values: Tensor, /) -> Tensor:
+        """The form's array as a tensor."""
         return values
 
     @staticmethod
     def to_array(values: Tensor, /) -> Tensor:
+        """Inverse of :meth:`to_tensor`."""
         return values
 
 
@@ -87,6 +75,3 @@ def restored(like: Any, state: Any) -> Any:
     if isinstance(like, tuple):
         return tuple(restored(*pair) for pair in zip(like, state, strict=True))
     return state.numpy() if isinstance(like, np.ndarray) else state
-
-
-__all__ = ["ClosedForm", "Draws", "StepwiseForm", "restored", "saved"]

@@ -12,33 +12,31 @@ from ppl_ext.score_matching.regression import (
     low_rank,
     matrix_normal,
 )
+from ppl_ext.score_matching.regression.base import ClosedForm
 from ppl_ext.score_matching.regression.diagonal import schedule
-from pyro_ext.score.regression.base import ClosedForm
+from pyro_ext.score.regression.base import FormTensors
 from pyro_ext.score.regression.mixture import MixtureForm
 
 
-class DiagonalForm(diagonal.DiagonalForm, ClosedForm[diagonal.DiagonalRegression]):
-    pass
+class DiagonalForm(diagonal.DiagonalForm):
+    arrays = FormTensors
 
 
-class FullForm(full.FullForm, ClosedForm[full.FullRegression]):
-    pass
+class FullForm(full.FullForm):
+    arrays = FormTensors
 
 
-class LowRankForm(low_rank.LowRankForm, ClosedForm[low_rank.LowRankRegression]):
-    pass
+class LowRankForm(low_rank.LowRankForm):
+    arrays = FormTensors
 
 
-class LayerLowRankForm(
-    layer_low_rank.LayerLowRankForm, ClosedForm[layer_low_rank.LayerLowRankRegression]
-):
+class LayerLowRankForm(layer_low_rank.LayerLowRankForm):
+    arrays = FormTensors
     large, small = LowRankForm, FullForm
 
 
-class MatrixNormalForm(
-    matrix_normal.MatrixNormalForm, ClosedForm[matrix_normal.MatrixNormalRegression]
-):
-    pass
+class MatrixNormalForm(matrix_normal.MatrixNormalForm):
+    arrays = FormTensors
 
 
 #: By :func:`structure_of` the guide.

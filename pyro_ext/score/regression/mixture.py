@@ -15,12 +15,14 @@ from torch import Tensor
 from ppl_ext.score_matching.regression import mixture
 from ppl_ext.score_matching.regression.mixture import MixtureRegression
 from pyro_ext.score.overflow import Verdict
-from pyro_ext.score.regression.base import ClosedForm
+from pyro_ext.score.regression.base import FormTensors
 
 T = TypeVar("T")
 
 
-class MixtureForm(mixture.MixtureForm, ClosedForm[MixtureRegression]):
+class MixtureForm(mixture.MixtureForm):
+    arrays = FormTensors
+
     @staticmethod
     def noise(
         generator: torch.Generator, shape: tuple[int, ...], like: Tensor

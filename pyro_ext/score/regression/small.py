@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppl_ext.score_matching.regression import base, diagonal, full, low_rank
-from ppl_ext.score_matching.regression.base import State
+from ppl_ext.score_matching.regression import diagonal, full, low_rank
+from ppl_ext.score_matching.regression.base import ClosedForm, FormArrays, State
 from ppl_ext.score_matching.regression.diagonal import DiagonalRegression
 from ppl_ext.score_matching.regression.full import FullRegression
 from ppl_ext.score_matching.regression.low_rank import LowRankRegression
 from pyro_ext.guides.arrays import TensorFunctions
 from pyro_ext.guides.flat_density import FlatDensity
-from pyro_ext.score.regression.base import StepwiseForm
+from pyro_ext.score.regression.base import Stepwise
 
 #: Coordinates up to which a guide is small.
 SMALL = 64
@@ -57,14 +57,11 @@ class SmallDensity:
     log_prob_and_score = _by_arrays("log_prob_and_score")
 
 
-class SmallForm(StepwiseForm, base.ClosedForm[State]):
-    """Base of the closed forms in NumPy."""
+class SmallArrays(Stepwise, FormArrays):
+    """Functions of NumPy's arrays for the closed forms."""
 
     xp = np
     to_tensor, to_array = staticmethod(torch.from_numpy), staticmethod(Tensor.numpy)
-
-    def __init__(self, density: FlatDensity, *options: float) -> None:
-        super().__init__(SmallDensity(density), *options)
 
     @staticmethod
     def identity(length: int, like: np.ndarray) -> np.ndarray:
@@ -83,6 +80,15 @@ class SmallForm(StepwiseForm, base.ClosedForm[State]):
     @staticmethod
     def filled(shape: tuple[int, ...], like: np.ndarray, value: float = 0.0) -> np.ndarray:
         return np.full(shape, value, like.dtype)
+
+
+class SmallForm(ClosedForm[State]):
+    """Base of the closed forms in NumPy."""
+
+    arrays = SmallArrays
+
+    def __init__(self, density: FlatDensity, *options: float) -> None:
+        super().__init__(SmallDensity(density), *options)
 
 
 class SmallDiagonalForm(SmallForm[DiagonalRegression], diagonal.DiagonalForm):

@@ -37,9 +37,9 @@ class RegressionSolver(RegressionExecutor):
         """One iteration."""
         form, parameters = self.form, plan.parameters
         draws = form.evaluated_draw(parameters, engine._generator, plan.num_samples)
-        found = engine._score(form.to_tensor(draws.theta), data)
-        log_p = form.to_array(found.log_density(plan.target.likelihood_temperature))
-        score = form.to_array(found.score)
+        found = engine._score(form.arrays.to_tensor(draws.theta), data)
+        log_p = form.arrays.to_array(found.log_density(plan.target.likelihood_temperature))
+        score = form.arrays.to_array(found.score)
         found_loss, figures = form.figures(parameters, draws, score, log_p)
         loss, info = float(found_loss), {name: float(each) for name, each in figures.items()}
         finite = math.isfinite(loss) and math.isfinite(info["log_p"])
