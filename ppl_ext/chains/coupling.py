@@ -83,8 +83,8 @@ class Coupled:
                 f"{self.slowest:,} transitions."
             )
         return (
-            f"All {self._met}, which shows ({CONFIDENCE:.0%} confidence) that at most "
-            f"{self.bound:.1%} of the probability still depends on where chains started."
+            f"All {self._met}: with {CONFIDENCE:.0%} confidence, where chains start changes the "
+            f"probability of any event by at most {self.bound:.1%}."
         )
 
     @property

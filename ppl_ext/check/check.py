@@ -300,7 +300,10 @@ def _conclusion(verdict: Verdict) -> str:
         return "So these draws may be trusted."
     if verdict.level == "not trusted":
         return "So do not trust these draws."
-    return "So these draws are neither refuted nor confirmed."
+    return (
+        "So these draws are neither refuted nor confirmed. Give check more draws, or a larger "
+        "budget= or seconds=; or fit the program by fit."
+    )
 
 
 def _heard(

@@ -567,7 +567,7 @@ class Fit:
         climbed, generator = self.climbed, self._generator
         is_network = isinstance(climbed, networks.Networked)
         if generator is None or not (is_network or climbed.sampled):
-            advice = "Fit again with exact=True and a larger budget."
+            advice = "Fit again with exact=True and a larger budget= or seconds=."
             if self._again is None and "engine" in {stage.name for stage in climbed.stages}:
                 advice = "An engine or guide made its draws: fit without engine= and guide=."
             if isinstance(climbed, Reweighted):

@@ -646,7 +646,7 @@ def _begun(
             f"which ended before. Searches take some 10 evaluations for each of the "
             f"{written.dim:,} unconstrained parameters and 100 besides, often more; corrected "
             f"draws take {policy.DRAWS:,} more, and chains {policy.LEAST_CHAINS:,} at least. Give "
-            "a larger budget."
+            "a larger budget=."
         ) from None
 
 

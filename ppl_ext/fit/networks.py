@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -24,18 +25,54 @@ from ppl_ext.fit.figures import site_figures
 from ppl_ext.fit.ladder import CHAINS, Climbed, staged
 from ppl_ext.fit.outputs import Calibration, Columns, Outputs, Positions
 from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.fit.rows_seen import Anchor, RowsSeen
 from ppl_ext.fit.verdict import Level, Stage, Verdict
 from ppl_ext.microcanonical.chains import QUARTER, Dynamics, Microcanonical
 from ppl_ext.microcanonical.functions import Eager
-from ppl_ext.microcanonical.tuning import DOUBTFUL_VARIANCE, ENERGY_VARIANCE, Schedule
-from ppl_ext.start.paths import Evaluate, SpentError
+from ppl_ext.microcanonical.tuning import DOUBTFUL_VARIANCE, ENERGY_VARIANCE, HEAT, Schedule
+from ppl_ext.start.paths import SpentError
+from ppl_ext.start.rows import Minibatches
 
-#: Steps of Adam from draws of the prior, and its first step size, which falls to 0: members of an
-#: ensemble come to where the mass is, and the warm-up does the rest (arXiv:2502.06335).
-ENSEMBLE_STEPS, RATE = 200, 0.03
-#: Moves of the first warm-up and of the first look after it. A trial on 602 weights had outputs
-#: right to 0.07 sd then.
-WARM_UP, FIRST_LOOK = 700, 500
+
+class Pace(NamedTuple):
+    """How long the stages of a fit are.
+
+    Parameters
+    ----------
+    ensemble : int
+        Steps of Adam from draws of the prior, by which members of an ensemble come to where the
+        mass is; the warm-up does the rest (arXiv:2502.06335).
+    rate : float
+        Its first step size, which falls to 0.
+    warm_up, look : int
+        Moves of the first warm-up, and from its end to the first look.
+    """
+
+    ensemble: int
+    rate: float
+    warm_up: int
+    look: int
+
+    @classmethod
+    def of(cls, minibatches: Minibatches | None) -> Pace:
+        """With these minibatches, or with all rows."""
+        if minibatches is None:
+            return ALL_ROWS
+        pace = BY_MINIBATCHES
+        return pace._replace(ensemble=max(pace.ensemble, round(PASSES / minibatches.share)))
+
+    def evaluations(self, minibatches: Minibatches | None) -> float:
+        """Evaluations up to the end of the warm-up, about, as so many with all rows."""
+        if minibatches is None:
+            return CHAINS * (self.ensemble + self.warm_up)
+        return CHAINS * minibatches.share * (self.ensemble + WARM_COST * self.warm_up)
+
+
+#: With all rows a trial on 602 weights had outputs right to 0.07 sd at the first look. With
+#: minibatches chains have shorter steps, and members need more of them: so many passes over the
+#: rows at least, and at most this share of the seconds.
+ALL_ROWS, BY_MINIBATCHES = Pace(200, 0.03, 700, 500), Pace(2_000, 0.01, 2_000, 2_000)
+PASSES, SHARE_OF_SECONDS = 50, 0.25
 #: How much later the next look is; moves by those of the warm-up after which the chains are tuned
 #: anew, by a warm-up twice as long, where their outputs do not agree.
 LATER, MOST_MOVES = 1.5, 4.0
@@ -52,6 +89,12 @@ ACCEPTED_ERROR, TIMES_ONE = 0.25, 2.0
 SHARE_OF_DRAWS, NEAR, REFUSED = 0.25, 1.1, 0.3
 #: Draws of each chain that are kept, and numbers in all.
 MOST_KEPT, LEAST_KEPT, MOST_NUMBERS = 200, 12, 40_000_000
+#: Evaluations with a minibatch that a move of the warm-up takes: before and after the move, at the
+#: anchor, and the share of a pass over all rows.
+WARM_COST = 4.0
+#: Draws of each chain by which outputs are judged where rows are many, and how far beyond its bound
+#: the noise of minibatches may be: the warm-up's estimate of it has an error.
+MOST_JUDGED, MOST_HEAT = 25, 2.0
 #: Arrays as large as all positions that moves hold at once.
 ARRAYS = 12
 #: Error of standard deviations of Normals, as a share of them, at the variance of the energy that
@@ -71,7 +114,7 @@ class Run:
     Attributes
     ----------
     moves : Microcanonical
-    evaluate : callable
+    rows : RowsSeen
     generator : numpy.random.Generator
     z : array (C, D)
     dynamics : Dynamics
@@ -82,7 +125,7 @@ class Run:
     """
 
     moves: Microcanonical
-    evaluate: Evaluate
+    rows: RowsSeen
     generator: np.random.Generator
     z: Positions
     dynamics: Dynamics
@@ -91,13 +134,14 @@ class Run:
     most: int
     every: int = 1
     diverged: int = 0
+    anchor: Anchor | None = None
     kept: list[Positions] = field(default_factory=list)
 
     @classmethod
     def begun(
         cls,
         problem: Problem,
-        evaluate: Evaluate,
+        rows: RowsSeen,
         generator: np.random.Generator,
         z: Positions,
         total: int,
@@ -106,10 +150,17 @@ class Run:
         """Chains before their warm-up; adjusted ones, where it is chains without acceptance that
         come ``before``, with what these have learnt of the scale and the step."""
         adjusted = before is not None
-        moves = Microcanonical(problem.dim, FUNCTIONS, ENERGY_VARIANCE, adjusted, problem.epsilon)
+        moves = Microcanonical(
+            problem.dim,
+            FUNCTIONS,
+            ENERGY_VARIANCE,
+            adjusted,
+            problem.epsilon,
+            noisy=rows.minibatches is not None,
+        )
         noise = generator.standard_normal((len(z), moves.whole))
         spare = generator.standard_normal((len(z), moves.spare))
-        dynamics = moves.first(z, noise, spare, total, evaluate)
+        dynamics = moves.first(z, noise, spare, total, rows.every)
         number = 0
         if before is not None:
             number, known = Schedule(total).moving, before.dynamics
@@ -119,7 +170,7 @@ class Run:
                 step=known.step,
                 length=0.0 * known.length + math.sqrt(moves.whole),
             )
-        return cls(moves, evaluate, generator, z, dynamics, number, total, kept_of(problem.dim))
+        return cls(moves, rows, generator, z, dynamics, number, total, kept_of(problem.dim))
 
     def go_on(self, moves: int, may_go_on: Callable[[], bool]) -> bool:
         """Make so many moves; False where the budget ended before."""
@@ -129,6 +180,9 @@ class Run:
             normal = partial(self.generator.standard_normal, (len(self.z), self.moves.whole))
             uniform = self.generator.uniform(size=len(self.z) + 1)
             try:
+                self.anchor, evaluate = self.rows.of_move(
+                    self.anchor, self.z, self.number, self.generator
+                )
                 self.z, self.dynamics, diverged = self.moves.move(
                     self.dynamics,
                     self.z,
@@ -137,7 +191,7 @@ class Run:
                     normal,
                     np.log(uniform[1:]),
                     uniform[0],
-                    self.evaluate,
+                    evaluate,
                 )
             except SpentError:
                 return False
@@ -218,7 +272,7 @@ def sampled(
     """
     problem, stages = outputs.problem, list[Stage]()
     stage = partial(staged, stages, meter)
-    evaluate = meter.of(problem.evaluate, leaves=0)
+    rows = RowsSeen.of(problem, meter)
     memory = memory_of(problem.dim)
     if known is not None:
         why = why or ("" if known.starts_for(problem) else "there are other latent sites")
@@ -228,31 +282,39 @@ def sampled(
         z = known.run.z
     else:
         with stage("ensemble", shown=memory) as notes:
-            z = _ensemble(problem, evaluate, generator)
+            z = _ensemble(problem, rows, generator, meter)
             notes.append(memory)
+            if problem.minibatches is not None:
+                notes.append(f"minibatches of {problem.minibatches.rows:,} rows")
     confirms = "held out" in outputs.rows
-    adjusts = wanted.exact and not confirms
+    # Whether a move is accepted depends on the density of all rows.
+    may_adjust = wanted.exact and problem.minibatches is None
+    adjusts = may_adjust and not confirms
     with stage("network chains") as notes:
         run, figures = _agreeing(
-            outputs, Run.begun(problem, evaluate, generator, z, WARM_UP), wanted, meter, adjusts
+            outputs,
+            Run.begun(problem, rows, generator, z, Pace.of(problem.minibatches).warm_up),
+            wanted,
+            meter,
+            adjusts,
         )
         notes.append(_told_of(run, figures))
     calibration = Calibration()
     if not adjusts:
         calibration = _calibration(outputs, run)
-        adjusts = wanted.exact and not calibration.is_good
+        adjusts = may_adjust and not calibration.is_good
     reasons = list[str]()
     if adjusts:
         cost = _cost(run)
         if figures.r_hat < NEAR and cost <= meter.left:
             with stage("adjusted chains") as notes:
-                begun = Run.begun(problem, evaluate, generator, run.z, ADJUSTED_WARM_UP, run)
-                run, figures = _agreeing(outputs, begun, wanted, meter, False, run, figures)
+                begun = Run.begun(problem, rows, generator, run.z, ADJUSTED_WARM_UP, run)
+                run, figures = _agreeing(outputs, begun, wanted, meter, False, (run, figures))
                 notes.append(_told_of(run, figures))
         else:
             reasons.append(
                 f"Chains stayed unadjusted: adjusted ones would take about {cost:,.0f} "
-                f"evaluations, of which {meter.left:,} were left. Give a larger budget."
+                f"evaluations, of which {meter.left:,} were left. Give a larger budget=."
             )
     verdict = judged(outputs, run, figures, calibration, wanted, reasons)
     program = policy.Program(problem.dim, True, 0.0, _rounding(run))
@@ -270,7 +332,7 @@ def further(known: Networked, number: int, meter: Meter) -> tuple[Networked, Ver
     before = known.run
     run = replace(
         before,
-        evaluate=meter.of(outputs.problem.evaluate, leaves=0),
+        rows=RowsSeen.of(outputs.problem, meter),
         kept=list(before.kept),
         most=max(before.most, len(before.kept) + number + 1),
     )
@@ -293,28 +355,34 @@ def _calibration(outputs: Outputs, run: Run) -> Calibration:
 
 
 def _ensemble(
-    problem: Problem, evaluate: Evaluate, generator: np.random.Generator
+    problem: Problem, rows: RowsSeen, generator: np.random.Generator, meter: Meter
 ) -> Float[np.ndarray, "C D"]:
     """Members that start at draws of the prior, and climb by Adam."""
     z = problem.starting_points(CHAINS)
     drawn, _ = problem.of_prior(CHAINS, int(generator.integers(2**31)))
     if len(drawn):
-        values, scores = evaluate(np.where(np.isfinite(drawn), drawn, z))
+        values, scores = rows.few(np.where(np.isfinite(drawn), drawn, z))
         usable = np.isfinite(values) & np.isfinite(scores).all(1) & np.isfinite(drawn).all(1)
         z = np.where(usable[:, None], drawn, z)
     mean, square = np.zeros_like(z), np.zeros_like(z)
     best, at = np.full(CHAINS, -math.inf), z
-    for step in range(ENSEMBLE_STEPS):
-        values, score = evaluate(z)
+    pace = Pace.of(problem.minibatches)
+    for step in range(pace.ensemble):
+        if rows.minibatches is not None:
+            if meter.elapsed > SHARE_OF_SECONDS * meter.seconds:
+                break
+            rows.minibatches.draw(generator)
+        values, score = rows.few(z)
         better = values > best
         best, at = np.where(better, values, best), np.where(better[:, None], z, at)
         score = np.nan_to_num(score)
         mean += 0.1 * (score - mean)
         square += 1e-3 * (score**2 - square)
         size = np.sqrt(square / (1.0 - 0.999 ** (step + 1))) + 1e-8
-        rate = RATE * (1.0 - step / ENSEMBLE_STEPS)
+        rate = pace.rate * (1.0 - step / pace.ensemble)
         z = z + rate * mean / (1.0 - 0.9 ** (step + 1)) / size
-    return at
+    # Which position was best is not known of other rows each.
+    return at if rows.minibatches is None else z
 
 
 @dataclass(frozen=True)
@@ -329,6 +397,8 @@ class Figures:
     def of(cls, outputs: Outputs, run: Run) -> Figures:
         """Of what is kept of chains."""
         draws = run.draws
+        if run.rows.minibatches is not None:
+            draws = draws[-1 :: -max(1, -(-len(draws) // MOST_JUDGED))][::-1]
         columns = outputs.columns(_flat(draws))
         joined = np.concatenate(list(columns.values()), 1)
         found = convergence(joined.reshape(*draws.shape[1::-1], -1).transpose(1, 0, 2))
@@ -367,32 +437,35 @@ def _agreeing(
     wanted: policy.Wanted,
     meter: Meter,
     is_near_enough: bool,
-    before: Run | None = None,
-    figures: Figures | None = None,
+    before: tuple[Run, Figures] | None = None,
 ) -> tuple[Run, Figures]:
     """Chains that go on until their outputs agree, or come near that, or the budget ends.
 
     Where it ends before there are draws, those ``before`` are given back.
     """
-    evaluate, generator, problem = run.evaluate, run.generator, outputs.problem
-    due = FIRST_LOOK if before is None else ADJUSTED_LOOK
+    rows, generator, problem = run.rows, run.generator, outputs.problem
+    pace = Pace.of(problem.minibatches)
+    due = ADJUSTED_LOOK if run.moves.adjusted else pace.look
     while True:
         goes_on = run.go_on(max(0, run.total - run.number) + due, meter.allows)
         if len(run.kept) < LEAST_KEPT:
-            if before is not None and figures is not None:
-                return before, figures
+            if before is not None:
+                return before
             raise ArgumentError(
                 f"Expected a budget that buys {CHAINS} chains of a network, found "
                 f"budget={meter.budget:,} and seconds={meter.seconds:g}, which ended before. Their "
-                f"warm-up takes {CHAINS * (ENSEMBLE_STEPS + WARM_UP):,} evaluations. Give more."
+                f"warm-up takes about {pace.evaluations(problem.minibatches):,.0f} evaluations. "
+                "Give more."
             )
         figures = Figures.of(outputs, run)
         is_done = is_near_enough and figures.r_hat < NEAR
         if is_done or not goes_on or not _against(figures.chained, run, wanted):
             return run, figures
-        if before is None and run.made > MOST_MOVES * run.total and figures.r_hat > policy.R_HAT:
-            run = Run.begun(problem, evaluate, generator, run.z, 2 * run.total)
-            due = FIRST_LOOK
+        many = not run.moves.adjusted and run.made > MOST_MOVES * run.total
+        if many and figures.r_hat > policy.R_HAT:
+            before = run, figures
+            run = Run.begun(problem, rows, generator, run.z, 2 * run.total)
+            due = pace.look
         else:
             due = math.ceil((LATER - 1.0) * run.made)
 
@@ -440,7 +513,7 @@ def judged(
     if run.moves.adjusted:
         line = f"Moves were accepted with probability {quality.min():.2f} to {quality.max():.2f}."
         if not quality.min() > REFUSED:
-            against.append(f"{line} A chain hardly moves. Give a larger budget.")
+            against.append(f"{line} A chain hardly moves. Give a larger budget= or seconds=.")
         else:
             reasons.append(line)
     else:
@@ -452,9 +525,19 @@ def judged(
             f"{bias:.1%} off."
         )
         if not worst < DOUBTFUL_VARIANCE:
-            against.append(f"{line} Steps are too long. Give a larger budget.")
+            against.append(f"{line} Steps are too long. Give a larger budget= or seconds=.")
         else:
             reasons.append(line)
+        if run.rows.minibatches is not None:
+            heat = float(run.moves.heat(run.dynamics))
+            line = (
+                f"The noise of minibatches of {run.rows.minibatches.rows:,} rows makes variances "
+                f"of weights up to {1.0 + heat:.2g} times the posterior's where it is largest."
+            )
+            if heat > MOST_HEAT * HEAT:
+                against.append(f"{line} Let the model take larger minibatches.")
+            else:
+                reasons.append(line)
     if calibration.told:
         is_bad = not (calibration.is_good or math.isnan(calibration.error) or level == "exact")
         (against if is_bad else reasons).append(calibration.told)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,7 +67,7 @@ class Outputs:
     Attributes
     ----------
     problem : Problem
-        Every evaluation takes all rows.
+        Every evaluation takes all rows; ``problem.minibatches`` are there where that is too slow.
     rows : mapping of str to Arguments
         By name: those of training, "", and, where there are some, "held out".
     """
@@ -222,30 +222,28 @@ def outputs_of(
     Raises
     ------
     ArgumentError
-        Outputs were asked for, and there are none, or their rows come from a loader, or take too
-        long.
+        Outputs were asked for, and there are none, or their rows come from a loader.
     """
     asks = judge == "outputs" or held_out is not None
     if judge == "sites" or not (asks or is_network):
         if held_out is not None:
             raise ArgumentError("Expected held_out with judge='outputs', found judge='sites'.")
         return None
-    views, refused = problem.views, ""
+    views, refused, is_large = problem.views, "", False
     assert views is not None
     if views.batches is not None:
         refused = "Outputs at rows of a loader are not judged. Pass the rows as arguments."
-    elif not problem.is_whole:
-        whole = problem.with_all_rows(problem.starting_points)
+    elif problem.minibatches is not None:
+        whole = problem if problem.is_whole else problem.with_all_rows(problem.starting_points)
         _, each = timed(whole.evaluate, problem.starting_points(1)[0])
         if policy.CHAIN_EVALUATIONS * each > seconds:
-            refused = (
-                f"Chains with all rows would take about {policy.CHAIN_EVALUATIONS * each:,.0f} s, "
-                f"more than the {seconds:.3g} s that seconds= allows. Give more seconds."
-            )
-        problem = whole
+            problem, is_large = whole, True
+        else:
+            problem = replace(whole, minibatches=None)
     rows = {"": (views.args, views.kwargs)}
     if held_out is not None:
-        rows["held out"] = held_out
+        # Of many rows those are enough.
+        rows = {"held out": held_out} if is_large else {**rows, "held out": held_out}
     found = Outputs(problem, rows)
     if not refused:
         try:

@@ -298,7 +298,7 @@ def chains_refused(evidence: Evidence) -> str | None:
     if evidence.left < LEAST_CHAINS:
         return (
             f"Chains were not run: {max(0, evidence.left):,.0f} evaluations of the budget were "
-            f"left for them, which take {LEAST_CHAINS:,} at least. Give a larger budget."
+            f"left for them, which take {LEAST_CHAINS:,} at least. Give a larger budget=."
         )
     return None
 
@@ -439,7 +439,7 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
         left = (rows_refused(evidence), chains_refused(evidence))
         why = (
             "The budget ended early: these are draws of a Normal at the mode that was found, which "
-            "nothing has checked. Give a larger budget."
+            "nothing has checked. Give a larger budget= or seconds=."
             if evidence.left < DRAWS
             else "Latent sites inside a subsampled plate can be fitted with all rows only, for "
             "which there was no time: these are draws of a Normal at the mode of a batch of rows. "
@@ -498,7 +498,7 @@ def words_of(engine: Engine, *, confirmed: bool = False) -> str:
     by = "by " if engine.figure[:1].isdigit() else ""  # Else words, such as "too early to tell".
     return (
         f"{engine.name} was still moving when it ended after {engine.steps:,} steps ({by}"
-        f"{engine.figure}). Give a larger budget or more seconds."
+        f"{engine.figure}). Give a larger budget= or seconds=."
     )
 
 
@@ -545,7 +545,7 @@ def _of_modes(evidence: Evidence) -> list[str]:
     if modes.cut:
         reasons.append(
             "The budget ended before the search for other modes did: some may be missing. Give a "
-            "larger budget."
+            "larger budget= or seconds=."
         )
     if modes.last_new > NEW_MODES:
         reasons.append(
@@ -637,7 +637,7 @@ def of_chains(
         )
     if not found.r_hat < most:
         other = f", or write '{found.worst_site}' non-centred" if found.has_other_form else ""
-        advice = f"Give a larger budget{other}."
+        advice = f"Give a larger budget= or seconds={other}."
         if found.worst_site in found.improper:
             advice = (
                 f"The prior of '{found.worst_site}' is improper, and the data may not say enough "
@@ -647,7 +647,8 @@ def of_chains(
     if found.ess_bulk < least or found.ess_tail < TAIL_SHARE * least:
         reasons.append(
             f"Expected {wanted.target_ess:.0f} effective draws, found {found.ess_bulk:.0f} (tails "
-            f"{found.ess_tail:.0f}) before the budget was spent. Give a larger budget."
+            f"{found.ess_tail:.0f}) before budget= or seconds= was spent. Give a larger "
+            "one."
         )
     asked = wanted.deviation_error
     if is_sure:
@@ -655,7 +656,7 @@ def of_chains(
     if asked is not None and found.deviation_error > MOST_DEVIATION * asked:
         reasons.append(
             f"{_words_of_deviations(found)[:-1]}, expected {asked:.1%}, and at most "
-            f"{MOST_DEVIATION * asked:.1%}. Give a larger budget."
+            f"{MOST_DEVIATION * asked:.1%}. Give a larger budget= or seconds=."
         )
     if found.divergent > MOST_DIVERGENT:
         reasons.append(

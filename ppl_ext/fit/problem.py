@@ -16,7 +16,7 @@ from ppl_ext.fit.observed import Observed
 from ppl_ext.fit.views import Views
 from ppl_ext.running.settling import Settling
 from ppl_ext.start.paths import Evaluate, SpentError
-from ppl_ext.start.rows import Rows
+from ppl_ext.start.rows import Minibatches, Rows
 from ppl_ext.start.search import (
     WIDTH,
     InPieces,
@@ -104,6 +104,9 @@ class Problem:
     rows_of_batch : int
     parts : callable
         The same evaluations with parts of the batch.
+    minibatches : Minibatches, optional
+        The same with rows that are drawn anew, where the program looks them up in its plates and
+        chains with all rows may take too long.
     approximate : callable, optional
         Of a start, or of None for the engine's own, and a meter: draws by an engine that takes
         minibatches and many dimensions. None where no engine can.
@@ -145,6 +148,7 @@ class Problem:
     reading: float = 0.0
     rows_of_batch: int = 0
     parts: Callable[[], Sequence[Evaluate]] = tuple
+    minibatches: Minibatches | None = None
     approximate: Approximate | None = None
     maps: Maps | None = None
     latents: Mapping[str, str] = field(default_factory=dict)
@@ -251,6 +255,7 @@ def problem_of(
         rows.reading,
         rows.number,
         rows.parts,
+        rows.minibatches,
         approximate,
         maps_of(target.layout.names, constrain, unconstrain),
         latents=latents or {},
@@ -317,21 +322,27 @@ class Meter:
     for_engines: float = math.inf
     clock: Callable[[], float] = time.perf_counter
     started: float = field(init=False)
+    _rest: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.started = self.clock()
 
-    def of(self, evaluate: Evaluate, leaves: float = -math.inf) -> Evaluate:
-        """The same evaluations, counted; they end where fewer than ``leaves`` would be left."""
+    def of(self, evaluate: Evaluate, leaves: float = -math.inf, share: float = 1.0) -> Evaluate:
+        """The same evaluations, counted; they end where fewer than ``leaves`` would be left.
+
+        ``share`` is that of the rows that they take: so much each of them counts.
+        """
 
         def counted(
             positions: Positions,
         ) -> tuple[Float[np.ndarray, " P"], Positions]:
-            if self.left - len(positions) < leaves:
+            count = share * len(positions) + self._rest
+            number = int(count)
+            if self.left - number < leaves:
                 raise SpentError
-            self.evaluations += len(positions)
+            self.evaluations, self._rest = self.evaluations + number, count - number
             if self.bar is not None:
-                self.bar.update(len(positions))
+                self.bar.update(number)
             return evaluate(positions)
 
         return counted

@@ -186,16 +186,16 @@ class Verdict:
 
     Examples
     --------
-    >>> verdict = Verdict("not trusted", ("Chains disagree: R-hat 1.2. Give a larger budget.",))
+    >>> verdict = Verdict("not trusted", ("Chains disagree: R-hat 1.2. Give a larger budget=.",))
     >>> verdict.trusted
     False
     >>> print(verdict)
     not trusted: do not rely on these draws, they may be wrong
       - Chains disagree: R-hat 1.2.
     What to do:
-      1. Give a larger budget.
+      1. Give a larger budget=.
     >>> verdict.as_dict()["advice"]
-    ['Give a larger budget.']
+    ['Give a larger budget=.']
     """
 
     level: Level

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -12,11 +13,51 @@ from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Sample, joined
 from ppl_ext.batches.stream import unscaled_error
 from ppl_ext.start.paths import Evaluate
-from ppl_ext.start.search import WIDTHS, InPieces, Piece, rows_left, rows_of
+from ppl_ext.start.search import WIDTHS, InPieces, Joined, Piece, rows_left, rows_of
 from ppl_ext.target.layouts import DataPlate
 
 #: Parts of a batch, whose differences tell of the error of figures that are of a batch.
 PARTS = 16
+
+
+class Minibatches:
+    """Evaluations by rows that are drawn anew, as many of each plate as the model draws itself.
+
+    Parameters
+    ----------
+    plates : mapping of str to DataPlate
+        Those that the model subsamples, at least one.
+    pieces : callable
+        Evaluates with some rows of them, scaled up to all.
+
+    Attributes
+    ----------
+    evaluate : InPieces
+        With the rows that were drawn last.
+    rows : int
+        Of a minibatch, of the plate that has most.
+    share : float
+        Rows of a minibatch over those of the data, all plates together.
+    """
+
+    def __init__(
+        self, plates: Mapping[str, DataPlate], pieces: Callable[[dict[str, np.ndarray]], Piece]
+    ) -> None:
+        self._plates, self._pieces = plates, pieces
+        self._piece = pieces({n: np.arange(each.subsample_size) for n, each in plates.items()})
+        together = self._piece.together if isinstance(self._piece, Joined) else 1
+        # One for all minibatches, which counts what was evaluated before.
+        self.evaluate = InPieces(Joined(lambda z, before: self._piece(z, before), together))
+        self.rows = max(each.subsample_size for each in plates.values())
+        self.share = math.prod(each.subsample_size / each.size for each in plates.values())
+
+    def draw(self, generator: np.random.Generator) -> None:
+        """Go over to other rows."""
+        rows = {
+            name: generator.choice(each.size, each.subsample_size, replace=False)
+            for name, each in self._plates.items()
+        }
+        self._piece = self._pieces(rows)
 
 
 @dataclass(frozen=True)
@@ -38,6 +79,8 @@ class Rows:
     parts : callable
         Evaluations with parts of the batch of one size, each scaled up to all rows; none where
         there is no batch, or rows of several plates.
+    minibatches : Minibatches, optional
+        Evaluations by rows that are drawn anew, where the model looks them up in its plates.
     """
 
     few: InPieces
@@ -46,6 +89,7 @@ class Rows:
     reading: float = 0.0
     number: int = 0
     parts: Callable[[], Sequence[Evaluate]] = tuple
+    minibatches: Minibatches | None = None
 
     @classmethod
     def of_plates(
@@ -56,8 +100,9 @@ class Rows:
     ) -> Self:
         """Rows that a model looks up in its plates; ``pieces`` evaluate with some, or with all."""
         rows = rows_of(plates, generator)
+        minibatches = Minibatches(plates, pieces) if plates else None
         if rows is None:
-            return cls(InPieces(pieces(None)))
+            return cls(InPieces(pieces(None)), minibatches=minibatches)
 
         def parts() -> list[Evaluate]:
             if len(rows) > 1:
@@ -68,7 +113,7 @@ class Rows:
 
         number = max(map(len, rows.values()))
         every, times = InPieces(pieces(None)), rows_left(plates, rows)
-        return cls(InPieces(pieces(rows)), every, times, 0.0, number, parts)
+        return cls(InPieces(pieces(rows)), every, times, 0.0, number, parts, minibatches)
 
     @classmethod
     def of_loader(

@@ -77,7 +77,7 @@ def test_bounds_allow_for_the_number_of_pairs() -> None:
 def test_what_pairs_say() -> None:
     met = Coupled.of(np.array([2.0, 4.0]), 1, 9, 12)
     assert met.bound == pytest.approx(1.0 - math.sqrt(0.05)) and met.slowest == 3
-    assert "at most 77.6% of the probability still depends" in met.told
+    assert "changes the probability of any event by at most 77.6%" in met.told
     apart = Coupled.of(np.array([2.0, np.inf]), 1, 9, 12)
     assert apart.bound is None
     assert "1 of 2 pairs of chains from far apart had not met after 12 trans" in apart.told

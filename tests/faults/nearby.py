@@ -134,7 +134,7 @@ def _budget(options: dict[str, Any], words: str, trial: Trial) -> None:
 SPENT: dict[str, tuple[dict[str, Any], str]] = {
     "a budget that buys no search for a start": (
         {"budget": 10},
-        "Expected a budget that buys a search for a start, found budget=10.*Give a larger budget",
+        "Expected a budget that buys a search for a start, found budget=10.*Give a larger budget=",
     ),
     "a budget of 0, below 0, True, or with a fraction": (
         {"budget": 1.5},

@@ -258,7 +258,7 @@ def test_pairs_of_chains_bound_the_distance_from_their_limit(backend: Any) -> No
     verdict = fit_of(backend, model, *args).verdict
     assert verdict.evaluations < 2_000 and "jumps" in [stage.name for stage in verdict.cost]
     assert verdict.total_variation == pytest.approx(1.0 - 0.05 ** (1.0 / 64.0))
-    assert "at most 4.6% of the probability" in str(verdict)
+    assert "of any event by at most 4.6%" in str(verdict)
     assert verdict.attributes()["total_variation"] == verdict.total_variation
     assert Verdict.from_json(verdict.as_json()).total_variation == verdict.total_variation
     without = fit_of(backend, model, *args, exact=False).verdict
@@ -504,7 +504,7 @@ def test_a_budget_bounds_what_is_spent(backend: Any) -> None:
         fit_of(backend, model, *args, budget=10)
     for budget, level, words in (
         (600, "not trusted", "The budget ended early"),
-        (3_000, "corrected", "which take 4,608 at least. Give a larger budget"),
+        (3_000, "corrected", "which take 4,608 at least. Give a larger budget="),
         (6_200, None, "R-hat"),
     ):
         verdict = fit_of(backend, model, *args, budget=budget).verdict

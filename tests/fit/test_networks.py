@@ -19,14 +19,17 @@ from scipy.stats import norm
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import networks, outputs, policy
 from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.fit.rows_seen import RowsSeen
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.fit.views import NO_NAMES, Views
 from ppl_ext.networks.random_module import watched
+from ppl_ext.start.rows import Minibatches
 from ppl_ext.start.search import InPieces
+from ppl_ext.target.layouts import DataPlate
 from tests.backends import from_zoo
 
 GENERATOR = np.random.default_rng(5)
-INPUTS, UNITS, ROWS, NOISE = 4, 10, 60, 0.3
+INPUTS, UNITS, ROWS, NOISE, BATCH = 4, 10, 60, 0.3, 10
 FIRST = GENERATOR.normal(size=(INPUTS, UNITS)), GENERATOR.normal(size=UNITS)
 X = GENERATOR.normal(size=(ROWS + 40, INPUTS))
 
@@ -56,16 +59,19 @@ def problem(bend: float = 1.0, apart: float = 0.0) -> Problem:
     """
     known = features(TRAIN[0])
 
-    def one(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        away = TRAIN[1] - z @ known.T
-        value = -0.5 * np.square(z).sum(1) - 0.5 * np.square(away / NOISE).sum(1)
-        return value, -z + away @ known / NOISE**2
+    def one(z: np.ndarray, rows: Any) -> tuple[np.ndarray, np.ndarray]:
+        away, times = (TRAIN[1] - z @ known.T)[:, rows], ROWS / len(known[rows])
+        value = -0.5 * np.square(z).sum(1) - 0.5 * times * np.square(away / NOISE).sum(1)
+        return value, -z + times * away @ known[rows] / NOISE**2
 
-    def piece(z: np.ndarray, _: int) -> tuple[np.ndarray, np.ndarray]:
-        moved = z.copy()
-        moved[:, 0] -= np.where(z[:, 0] > 0.5 * apart, apart, 0.0)
-        value, score = one(moved)
-        return value, bend * score
+    def pieces(rows: Any) -> Any:
+        def piece(z: np.ndarray, _: int) -> tuple[np.ndarray, np.ndarray]:
+            moved = z.copy()
+            moved[:, 0] -= np.where(z[:, 0] > 0.5 * apart, apart, 0.0)
+            value, score = one(moved, slice(None) if rows is None else rows["rows"])
+            return value, bend * score
+
+        return piece
 
     def distribution(
         draws: Any, x: Any, y: Any = None, *, site: str, return_sites: tuple[str, ...]
@@ -93,7 +99,7 @@ def problem(bend: float = 1.0, apart: float = 0.0) -> Problem:
 
     return Problem(
         "as written",
-        InPieces(piece),
+        InPieces(pieces(None)),
         UNITS + 1,
         1e-7,
         lambda number: generator.normal(size=(number, UNITS + 1)),
@@ -103,17 +109,23 @@ def problem(bend: float = 1.0, apart: float = 0.0) -> Problem:
         target,
         None,
         str,
+        minibatches=Minibatches({"rows": DataPlate("rows", ROWS, BATCH, -1)}, pieces),
         prior=prior,
         views=Views(TRAIN, {}, dict, dict, NO_NAMES, None, distribution),
     )
 
 
 def sampled(
-    of: Problem, held_out: Any = None, *, exact: bool = True, budget: int = 100_000
+    of: Problem,
+    held_out: Any = None,
+    *,
+    exact: bool = True,
+    budget: int = 100_000,
+    seconds: float = 600.0,
 ) -> tuple[np.ndarray, Verdict]:
     """Draws of the weights, and the verdict."""
     rows = outputs.held_out_arguments(held_out)
-    judged = outputs.outputs_of(of, None, rows, is_network=True, seconds=600.0)
+    judged = outputs.outputs_of(of, None, rows, is_network=True, seconds=seconds)
     assert judged is not None
     wanted = policy.Wanted(400.0, exact, 600.0)
     found, verdict = networks.sampled(
@@ -172,9 +184,68 @@ def test_members_that_stay_where_they_started_are_not_trusted() -> None:
     assert any("Chains disagree" in reason for reason in verdict.reasons)
 
 
+def test_rows_that_are_too_many_are_seen_in_minibatches() -> None:
+    draws, verdict = sampled(problem(), HELD_OUT, seconds=1e-9)
+    assert verdict.level == "approximate" and verdict.trusted, verdict
+    assert "minibatches of 10 rows" in verdict.cost[0].note
+    assert any("noise of minibatches of 10 rows" in reason for reason in verdict.reasons)
+    # Of many rows those that are held out are enough.
+    assert list(verdict.by_site) == ["y: mean, held out"]
+    # Four errors of 100 effective draws, and what noise adds.
+    check_right(draws @ features(HELD_OUT[0]).T, HELD_OUT[0], worst=0.4, sd=0.3)
+
+
+def test_scores_by_minibatches_have_reduced_variance_and_no_bias() -> None:
+    given = problem()
+    meter, generator = Meter(10**6, 600.0), np.random.default_rng(0)
+    rows = RowsSeen.of(given, meter)
+    assert rows.moves == ROWS // BATCH
+    z = generator.normal(size=(3, UNITS + 1))
+    anchor, evaluate = rows.of_move(None, z, 5, generator)
+    assert anchor is not None
+    for found, whole in zip(evaluate(z), given.evaluate(z), strict=True):
+        np.testing.assert_allclose(found, whole, rtol=1e-10, atol=1e-8)
+    # Away from the anchor: the mean of many minibatches, and all evaluations of one move of the
+    # same rows.
+    near, scores, plain = z + 0.01, [], []
+    for number in range(1, 6):
+        for _ in range(400):
+            same, evaluate = rows.of_move(anchor, near, number, generator)
+            assert same is anchor
+            scores.append(evaluate(near)[1])
+            np.testing.assert_array_equal(evaluate(near)[1], scores[-1])
+            plain.append(rows.few(near)[1])
+    whole = given.evaluate(near)[1]
+    error = np.std(scores, axis=0) / np.sqrt(len(scores))
+    assert (np.abs(np.mean(scores, axis=0) - whole) < 5.0 * error).all()
+    assert (np.std(scores, axis=0) < 0.1 * np.std(plain, axis=0)).all()
+    # After a pass the anchor is where the chains are.
+    moved, _ = rows.of_move(anchor, near, ROWS // BATCH, generator)
+    assert moved is not None
+    np.testing.assert_array_equal(moved.z, near)
+    np.testing.assert_array_equal(moved.scores, whole)
+
+
+def test_minibatches_count_as_the_share_of_rows_that_they_are() -> None:
+    given, meter = problem(), Meter(10**6, 600.0)
+    rows = RowsSeen.of(given, meter)
+    for _ in range(ROWS // BATCH):
+        rows.few(np.zeros((7, UNITS + 1)))
+    assert meter.evaluations + meter._rest == pytest.approx(7.0)
+
+
 def test_a_budget_without_chains_says_what_they_take() -> None:
     with pytest.raises(ArgumentError, match="14,400 evaluations"):
         sampled(problem(), budget=5_000)
+
+
+def test_a_budget_that_ends_in_a_second_warm_up_gives_back_the_draws_before_it() -> None:
+    # The first looks are over after 16 x (200 + 700 + 2,800) evaluations or more; the next warm-up
+    # takes 16 x 1,400.
+    _, verdict = sampled(problem(apart=30.0), HELD_OUT, budget=80_000)
+    assert verdict.level == "not trusted"
+    assert any("Chains disagree" in reason for reason in verdict.reasons)
+    assert sum(stage.evaluations for stage in verdict.cost) > 70_000
 
 
 def test_memory_is_stated_of_so_many_weights() -> None:
@@ -198,8 +269,8 @@ def test_held_out_rows_are_arguments(held_out: Any) -> None:
         outputs.held_out_arguments(held_out)
 
 
-def model_of(backend: Any) -> Any:
-    """The same network as a program, by ``random_module``."""
+def model_of(backend: Any, batch: int | None = None) -> Any:
+    """The same network as a program, by ``random_module``, with minibatches of so many rows."""
     px, weight, bias = backend.public, backend.array(FIRST[0]), backend.array(FIRST[1])
     module: Any
     if backend.is_pyro:
@@ -226,10 +297,38 @@ def model_of(backend: Any) -> Any:
     def model(x: Any, y: Any = None) -> None:
         prior = {held: None, "*": backend.dist.Normal(0.0, 1.0)}
         net = px.random_module("net", module, prior)
-        with backend.host.plate("rows", len(x)):
+        with backend.host.plate("rows", len(x), subsample_size=batch) as rows:
+            if batch is not None:
+                x, y = x[rows], None if y is None else y[rows]
             backend.host.sample("y", backend.dist.Normal(net(x)[:, 0], NOISE), obs=y)
 
     return model
+
+
+def test_programs_with_rows_that_are_too_many_go_by_minibatches(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And go on afterwards as they would have gone on by themselves."""
+    monkeypatch.setattr(policy, "CHAIN_EVALUATIONS", 10**12)
+    monkeypatch.setattr(networks, "BY_MINIBATCHES", networks.Pace(300, 0.03, 700, 400))
+    single = [[backend.array(each.astype(np.float32)) for each in of] for of in (TRAIN, HELD_OUT)]
+    train, held_out = map(tuple, single)
+    model, fit = model_of(backend, BATCH), backend.public.fit
+    if not backend.is_pyro:
+        import jax
+
+        fit = partial(fit, jax.random.key(0))
+    found, again = (fit(model, *train, held_out=held_out, progress_bar=False) for _ in range(2))
+    assert found.verdict.trusted and "minibatches" in found.history[0].note, found.verdict
+    prefix, last = ("net.2", "weight") if backend.is_pyro else ("net.layers.2", "kernel")
+    weight = found[f"{prefix}.{last}"].reshape(-1, UNITS)
+    draws = np.column_stack([weight, found[f"{prefix}.bias"].reshape(-1, 1)])
+    check_right(draws @ features(HELD_OUT[0]).T, HELD_OUT[0], worst=0.4, sd=0.3)
+
+    found.more(32, progress_bar=False).more(48, progress_bar=False)
+    again.more(80, progress_bar=False)
+    for name, each in found.draws.items():
+        np.testing.assert_array_equal(backend.numpy(each), backend.numpy(again.draws[name]))
 
 
 def test_networks_by_the_hosts_own_modules_are_known(backend: Any) -> None:

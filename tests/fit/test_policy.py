@@ -89,7 +89,11 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
     ("changed", "level", "reason"),
     [
         ({"chains": RESTED}, "exact", "R-hat 1.004, ESS 600"),
-        ({"chains": replace(RESTED, r_hat=1.04)}, "not trusted", "Give a larger budget."),
+        (
+            {"chains": replace(RESTED, r_hat=1.04)},
+            "not trusted",
+            "Give a larger budget= or seconds=.",
+        ),
         ({"chains": replace(RESTED, r_hat=1.025)}, "exact", "R-hat 1.025"),
         (
             {"chains": replace(RESTED, r_hat=1.04, has_other_form=True)},
@@ -123,7 +127,7 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
         (
             {"chains": RESTED, "coupled": Coupled(64, 0, 10, 3, 0.046)},
             "exact",
-            "at most 4.6% of the probability",
+            "of any event by at most 4.6%",
         ),
         (
             {

@@ -97,7 +97,7 @@ SENTENCES: dict[str, Callable[[], str]] = {
     ),
     "Tails of 'scale' are heavy, so that their standard deviations have no reliable error. Read "
     "the quantiles of fit.summary().": (lambda: reasons(chains=replace(RESTED, heavy=("scale",)))),
-    "Chains disagree: R-hat 1.200, expected below 1.03. Give a larger budget.": (
+    "Chains disagree: R-hat 1.200, expected below 1.03. Give a larger budget= or seconds=.": (
         lambda: reasons(chains=replace(RESTED, r_hat=1.2))
     ),
     "The log density is not a number at 14% of the draws near the mode, as where numbers become 0 "
@@ -117,13 +117,13 @@ SENTENCES: dict[str, Callable[[], str]] = {
         )
     ),
     "The budget ended early: these are draws of a Normal at the mode that was found, which nothing "
-    "has checked. Give a larger budget.": lambda: reasons(left=500),
+    "has checked. Give a larger budget= or seconds=.": lambda: reasons(left=500),
     "Only batches of the rows were looked at: with all rows the search alone would take about "
     "500 s, more than 50% of the 600 s that seconds= allows.": (
         lambda: reasons(program=BATCH, engine=replace(STOPPED, settled=True))
     ),
-    "SVGD was still moving when it ended after 1,320 steps (by 72 sd). Give a larger budget or "
-    "more seconds.": lambda: reasons(engine=STOPPED),
+    "SVGD was still moving when it ended after 1,320 steps (by 72 sd). Give a larger budget= or "
+    "seconds=.": lambda: reasons(engine=STOPPED),
     "SVGD ended after 1,320 steps before it had settled, with draws that the chains confirm all "
     "the same.": lambda: " ".join(judge_engine(STOPPED, Verdict("exact", ()), 0)[1]),
     "k-hat is below 0 (the ratios are all alike) with 1000 draws": (
@@ -170,8 +170,8 @@ SENTENCES: dict[str, Callable[[], str]] = {
     ),
     "Importance ratios: Pareto k-hat 1.20, worth 40% of the draws: too uneven to say how far the "
     "draws are off.": (lambda: _ratios(1.2).told),
-    "All 32 pairs of chains from far apart met within 7 transitions, which shows (95% confidence) "
-    "that at most 8.9% of the probability still depends on where chains started.": (
+    "All 32 pairs of chains from far apart met within 7 transitions: with 95% confidence, where "
+    "chains start changes the probability of any event by at most 8.9%.": (
         lambda: reasons(chains=RESTED, coupled=MET)
     ),
     "How much still depends on where chains started is not known: 2 of 32 pairs of chains from far "
@@ -186,9 +186,8 @@ SENTENCES: dict[str, Callable[[], str]] = {
         lambda: _conclusion(Verdict("approximate", (), confirmed=True))
     ),
     "So do not trust these draws.": lambda: _conclusion(Verdict("not trusted", ())),
-    "So these draws are neither refuted nor confirmed.": (
-        lambda: _conclusion(Verdict("approximate", ()))
-    ),
+    "So these draws are neither refuted nor confirmed. Give check more draws, or a larger budget= "
+    "or seconds=; or fit the program by fit.": (lambda: _conclusion(Verdict("approximate", ()))),
     "finding a mode": lambda: STAGES["start"],
     "sampling": lambda: STAGES["chains"],
     "1 mode found": lambda: _counted(1),

@@ -2519,8 +2519,45 @@ def _networks() -> Iterator[Mutation]:
             "np.random.default_rng(SEED))",
             "run.generator)",
         ),
+        (
+            "scores of minibatches that are not those of their densities",
+            "rows_seen.py",
+            "values + more + ((z - known.z) * slope).sum(1), scores",
+            "values + more, scores",
+        ),
+        (
+            "minibatches whose variance is not reduced",
+            "rows_seen.py",
+            "scores + slope",
+            "scores",
+        ),
+        (
+            "an anchor that never moves",
+            "rows_seen.py",
+            "anchor is None or number % self.moves == 0",
+            "anchor is None",
+        ),
+        (
+            "minibatches that count as all rows",
+            "rows_seen.py",
+            "leaves=0, share=minibatches.share)",
+            "leaves=0)",
+        ),
+        (
+            "draws before a second warm-up that are lost",
+            "networks.py",
+            "before = run, figures",
+            "pass",
+        ),
     ):
         yield from neutral(name, f"fit/{file}", old, new, "fit/test_networks")
+    yield from neutral(
+        "minibatches that are never drawn anew",
+        "start/rows.py",
+        "self._piece = self._pieces(rows)",
+        "pass",
+        "fit/test_networks",
+    )
     yield from both(
         "one layer taken for a network",
         "density/first_run.py",
