@@ -2437,7 +2437,7 @@ def _neutral() -> Iterator[Mutation]:
     yield from neutral(
         "a fit spends a batch more than its budget",
         "fit/problem.py",
-        "if self.left - len(positions) < leaves:",
+        "if self.left - number < leaves:",
         "if self.left < leaves:",
         "test_fit",
     )
