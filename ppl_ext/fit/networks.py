@@ -21,7 +21,7 @@ from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import policy
 from ppl_ext.fit.figures import site_figures
-from ppl_ext.fit.ladder import CHAINS, Climbed, staged
+from ppl_ext.fit.ladder import CHAINS, Climbed, look_at_slopes, staged
 from ppl_ext.fit.outputs import Calibration, Columns, Outputs, Positions
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.verdict import Level, Stage, Verdict
@@ -29,6 +29,7 @@ from ppl_ext.microcanonical.chains import QUARTER, Dynamics, Microcanonical
 from ppl_ext.microcanonical.functions import Eager
 from ppl_ext.microcanonical.tuning import DOUBTFUL_VARIANCE, ENERGY_VARIANCE, Schedule
 from ppl_ext.start.paths import Evaluate, SpentError
+from ppl_ext.start.search import MOST_SEARCHED
 
 #: Steps of Adam from draws of the prior, and its first step size, which falls to 0: members of an
 #: ensemble come to where the mass is, and the warm-up does the rest (arXiv:2502.06335).
@@ -215,20 +216,31 @@ def sampled(
 
     Chains start where those of a ``known`` fit to other arguments are, unless ``why`` says why not,
     or else at an ensemble.
+
+    Raises
+    ------
+    ArgumentError
+        The budget, or the time, buys no draws.
     """
     problem, stages = outputs.problem, list[Stage]()
     stage = partial(staged, stages, meter)
-    evaluate = meter.of(problem.evaluate, leaves=0)
+    evaluate = meter.of(problem.evaluate)
     memory = memory_of(problem.dim)
     if known is not None:
         why = why or ("" if known.starts_for(problem) else "there are other latent sites")
         told = f"from anew: {why}" if why else "chains go on from where they are"
         stages.append(Stage("refit", 0, 0.0, told))
-    if known is not None and not why:
-        z = known.run.z
+    members = None if known is None or why else known.run.z
+    steps = WARM_UP if members is not None else ENSEMBLE_STEPS + WARM_UP
+    if meter.left < CHAINS * (steps + LEAST_KEPT):
+        raise _too_small(meter, steps)
+    if members is not None:
+        z = members
     else:
         with stage("ensemble", shown=memory) as notes:
-            z = _ensemble(problem, evaluate, generator)
+            if problem.dim <= MOST_SEARCHED:
+                look_at_slopes(problem, meter)
+            z = _ensemble(problem, meter, generator)
             notes.append(memory)
     confirms = "held out" in outputs.rows
     adjusts = wanted.exact and not confirms
@@ -270,7 +282,7 @@ def further(known: Networked, number: int, meter: Meter) -> tuple[Networked, Ver
     before = known.run
     run = replace(
         before,
-        evaluate=meter.of(outputs.problem.evaluate, leaves=0),
+        evaluate=meter.of(outputs.problem.evaluate),
         kept=list(before.kept),
         most=max(before.most, len(before.kept) + number + 1),
     )
@@ -293,10 +305,10 @@ def _calibration(outputs: Outputs, run: Run) -> Calibration:
 
 
 def _ensemble(
-    problem: Problem, evaluate: Evaluate, generator: np.random.Generator
+    problem: Problem, meter: Meter, generator: np.random.Generator
 ) -> Float[np.ndarray, "C D"]:
     """Members that start at draws of the prior, and climb by Adam."""
-    z = problem.starting_points(CHAINS)
+    evaluate, z = meter.of(problem.evaluate), meter.points(problem)(CHAINS)
     drawn, _ = problem.of_prior(CHAINS, int(generator.integers(2**31)))
     if len(drawn):
         values, scores = evaluate(np.where(np.isfinite(drawn), drawn, z))
@@ -381,20 +393,26 @@ def _agreeing(
         if len(run.kept) < LEAST_KEPT:
             if before is not None and figures is not None:
                 return before, figures
-            raise ArgumentError(
-                f"Expected a budget that buys {CHAINS} chains of a network, found "
-                f"budget={meter.budget:,} and seconds={meter.seconds:g}, which ended before. Their "
-                f"warm-up takes {CHAINS * (ENSEMBLE_STEPS + WARM_UP):,} evaluations. Give more."
-            )
+            raise _too_small(meter)
         figures = Figures.of(outputs, run)
         is_done = is_near_enough and figures.r_hat < NEAR
-        if is_done or not goes_on or not _against(figures.chained, run, wanted):
+        is_spent = not goes_on or meter.left < CHAINS
+        if is_done or is_spent or not _against(figures.chained, run, wanted):
             return run, figures
         if before is None and run.made > MOST_MOVES * run.total and figures.r_hat > policy.R_HAT:
             run = Run.begun(problem, evaluate, generator, run.z, 2 * run.total)
             due = FIRST_LOOK
         else:
             due = math.ceil((LATER - 1.0) * run.made)
+
+
+def _too_small(meter: Meter, steps: int = ENSEMBLE_STEPS + WARM_UP) -> ArgumentError:
+    return ArgumentError(
+        f"Expected a budget that buys {CHAINS} chains of a network, found "
+        f"budget={meter.budget:,} and seconds={meter.seconds:g}. Their warm-up takes "
+        f"{CHAINS * steps:,} evaluations, and the fewest draws "
+        f"{CHAINS * LEAST_KEPT:,} more. Give more."
+    )
 
 
 def _against(found: policy.Chained, run: Run, wanted: policy.Wanted) -> list[str]:
@@ -460,7 +478,7 @@ def judged(
         (against if is_bad else reasons).append(calibration.told)
     found: Level = "not trusted" if against else level
     number = run.draws.shape[1]
-    return Verdict(
+    verdict = Verdict(
         found,
         (*against, *reasons, *told),
         {name: site_figures(name, each, number, 1.0) for name, each in figures.columns.items()},
@@ -468,6 +486,7 @@ def judged(
         num_chains=number,
         of_outputs=True,
     )
+    return outputs.problem.observed.judged(verdict)
 
 
 __all__ = ["Networked", "further", "kept_of", "memory_of", "sampled"]

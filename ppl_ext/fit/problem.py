@@ -321,20 +321,32 @@ class Meter:
     def __post_init__(self) -> None:
         self.started = self.clock()
 
-    def of(self, evaluate: Evaluate, leaves: float = -math.inf) -> Evaluate:
+    def of(self, evaluate: Evaluate, leaves: float = 0.0) -> Evaluate:
         """The same evaluations, counted; they end where fewer than ``leaves`` would be left."""
 
         def counted(
             positions: Positions,
         ) -> tuple[Float[np.ndarray, " P"], Positions]:
-            if self.left - len(positions) < leaves:
-                raise SpentError
-            self.evaluations += len(positions)
-            if self.bar is not None:
-                self.bar.update(len(positions))
+            self._take(len(positions), leaves)
             return evaluate(positions)
 
         return counted
+
+    def points(self, problem: Problem) -> Callable[[int], Positions]:
+        """The same starting points, an evaluation each."""
+
+        def counted(number: int) -> Positions:
+            self._take(number)
+            return problem.starting_points(number)
+
+        return counted
+
+    def _take(self, number: int, leaves: float = 0.0) -> None:
+        if self.left - number < leaves:
+            raise SpentError
+        self.evaluations += number
+        if self.bar is not None:
+            self.bar.update(number)
 
     def shows(self, worth: float, wanted: float, seconds: float) -> None:
         """Let the bar say what the draws are worth after so many seconds, and about when they end.

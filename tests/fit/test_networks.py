@@ -16,13 +16,16 @@ import pytest
 import xarray
 from scipy.stats import norm
 
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.fit import networks, outputs, policy
+from ppl_ext.fit.observed import Observed
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.verdict import Verdict
 from ppl_ext.fit.views import NO_NAMES, Views
 from ppl_ext.networks.random_module import watched
 from ppl_ext.start.search import InPieces
+from ppl_ext.target.layouts import DataPlate
+from ppl_ext.target.log_density import NOTHING, UNTOUCHED
 from tests.backends import from_zoo
 
 GENERATOR = np.random.default_rng(5)
@@ -38,6 +41,7 @@ def features(x: np.ndarray) -> np.ndarray:
 
 Y = features(X) @ GENERATOR.normal(size=UNITS + 1) + NOISE * GENERATOR.normal(size=len(X))
 TRAIN, HELD_OUT = (X[:ROWS], Y[:ROWS]), (X[ROWS:], Y[ROWS:])
+HELD_OUT_ROWS: Any = (HELD_OUT, {})
 
 
 def posterior(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -161,7 +165,13 @@ def test_held_out_rows_that_are_not_as_predicted_refuse_them() -> None:
 
 
 @pytest.mark.parametrize("held_out", [None, HELD_OUT], ids=["no rows held out", "rows held out"])
-def test_scores_of_another_density_are_not_trusted(held_out: Any) -> None:
+def test_scores_of_another_density_are_not_trusted(
+    held_out: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelCheckError, match="Scores are not slopes"):
+        sampled(problem(bend=1.5), held_out, budget=35_000)
+    # Chains tell of it as well.
+    monkeypatch.setattr(networks, "look_at_slopes", lambda *_: None)
     _, verdict = sampled(problem(bend=1.5), held_out, budget=35_000)
     assert verdict.level == "not trusted"
 
@@ -172,9 +182,36 @@ def test_members_that_stay_where_they_started_are_not_trusted() -> None:
     assert any("Chains disagree" in reason for reason in verdict.reasons)
 
 
-def test_a_budget_without_chains_says_what_they_take() -> None:
-    with pytest.raises(ArgumentError, match="14,400 evaluations"):
-        sampled(problem(), budget=5_000)
+@pytest.mark.parametrize("budget", [1, 5_000, 14_500])
+def test_a_budget_without_chains_says_what_they_take(budget: int) -> None:
+    """Before a member of the ensemble is evaluated."""
+    of = problem()
+    with pytest.raises(ArgumentError, match="takes 14,400 evaluations, and .* draws 192 more"):
+        sampled(of, budget=budget)
+    assert of.evaluate.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("observed", "words", "is_trusted"),
+    [
+        (Observed(sees_data=False), NOTHING, True),
+        (Observed(touches=False), UNTOUCHED, True),
+        (Observed(batches={"rows": DataPlate("rows", 600, 60, -1)}), "each counts 10 times", False),
+    ],
+    ids=["nothing observed", "nothing touched", "a batch of the rows"],
+)
+def test_verdicts_say_what_of_the_data_they_are_of(
+    observed: Observed, words: str, is_trusted: bool
+) -> None:
+    of = replace(problem(), observed=observed)
+    judged = outputs.outputs_of(of, None, HELD_OUT_ROWS, is_network=True, seconds=600.0)
+    assert judged is not None
+    wanted, meter = policy.Wanted(400.0, False, 600.0), Meter(100_000, 600.0)
+    found, verdict = networks.sampled(judged, np.random.default_rng(1), wanted, meter)
+    _, longer = networks.further(found, 5, Meter(100_000, 600.0))
+    for each in (verdict, longer):
+        assert sum(words in reason for reason in each.reasons) == 1
+        assert each.trusted is is_trusted and each.confirmed is is_trusted
 
 
 def test_memory_is_stated_of_so_many_weights() -> None:
