@@ -581,7 +581,9 @@ def test_a_likelihood_that_is_detached_in_part_is_found_at_once(
     monkeypatch.setattr(
         InPieces, "__call__", lambda self, z: calls.append(len(z)) or evaluate(self, z)
     )
-    with pytest.raises(backend.public.ModelCheckError, match="Scores are not slopes.*stop_gradient"):
+    with pytest.raises(
+        backend.public.ModelCheckError, match="Scores are not slopes.*stop_gradient"
+    ):
         fit_of(backend, model, *rows)
     assert sum(calls) <= 64
 
