@@ -420,6 +420,7 @@ def _heard(
             return _agreed(found, witness, hearing, cost)
         told = ("The comparison with chains decided nothing:", *theirs.verdict.reasons)
         refused = " ".join(told)
+    assert refused is not None
     # What is left is a closer look at whether the draws stay where they are.
     if first is not None and suspicious:
         hearing.told.append(

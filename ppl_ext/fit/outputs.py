@@ -209,6 +209,14 @@ def _calibration(site: str, found: Dataset, generator: np.random.Generator) -> C
     return Calibration(error, chance, told)
 
 
+def _are_same(one: Arguments, other: Arguments) -> bool:
+    """Whether two calls have the same numbers, by position or by name."""
+    first, second = ([*args, *kwargs.values()] for args, kwargs in (one, other))
+    return len(first) == len(second) and all(
+        np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(first, second, strict=True)
+    )
+
+
 def outputs_of(
     problem: Problem,
     judge: str | None,
@@ -245,6 +253,11 @@ def outputs_of(
         problem = whole
     rows = {"": (views.args, views.kwargs)}
     if held_out is not None:
+        if _are_same(held_out, rows[""]):
+            raise ArgumentError(
+                "Expected held_out to be rows that are not fitted, found those that are: they "
+                "confirm nothing."
+            )
         rows["held out"] = held_out
     found = Outputs(problem, rows)
     if not refused:
@@ -254,6 +267,11 @@ def outputs_of(
             refused = "Its observed distributions do not depend on latent sites."
         except ArgumentError as error:
             refused = str(error)
+        except (RuntimeError, TypeError, IndexError) as error:  # of the model
+            if held_out is None:
+                raise
+            told = f"{type(error).__name__}: {error}".partition("\n")[0]
+            refused = f"The model failed with the arguments of held_out: {told}"
     if asks:
         raise ArgumentError(f"Outputs cannot be judged. {refused}")
     return None

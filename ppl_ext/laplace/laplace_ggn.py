@@ -80,6 +80,12 @@ class LaplaceShell(EngineShell):
     ``elbo``, ``psis_khat`` and ``ksd`` take the engine: they judge the Gaussian, with the other
     sites at the mode.
 
+    With ``"full"`` the variance of a linearised output at a row of training is at most that of the
+    row's Normal noise, since the matrix holds the row itself. The bound is not one of ``"kfac"`` and
+    ``"diag"``, which are other matrices: in double precision as well, Kronecker factors of a network
+    of 2,594 weights exceeded it by 7 % of the standard deviation with priors scaled by their
+    inputs, and four times over with priors of scale 1.
+
     Draws of all the weights of a network, put through the network itself, predict worse than its
     mode: the Gauss-Newton matrix is that of the network made linear at the mode.
     ``predictive_distribution(model, engine, ..., linearize=True)`` predicts with that. With

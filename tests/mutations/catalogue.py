@@ -2064,6 +2064,27 @@ def _fit() -> Iterator[Mutation]:
             "test_slopes",
         ),
         (
+            "a change point is taken for a slope",
+            "witnesses/slopes.py",
+            "NEAR_STEPS, NEAR_SHARE = (1e-2, 1e-3, 1e-4), 0.05",
+            "NEAR_STEPS, NEAR_SHARE = (1e-2,), 0.05",
+            "test_slopes",
+        ),
+        (
+            "a quarter of a slope that is missed lets pass",
+            "witnesses/slopes.py",
+            "NEAR_STEPS, NEAR_SHARE = (1e-2, 1e-3, 1e-4), 0.05",
+            "NEAR_STEPS, NEAR_SHARE = (1e-2, 1e-3, 1e-4), 0.5",
+            "test_slopes",
+        ),
+        (
+            "evaluations beyond the budget",
+            "fit/problem.py",
+            "if self.left - number < leaves:",
+            "if self.left < leaves:",
+            "spends_more_than_its_budget",
+        ),
+        (
             "rounding is taken for a slope",
             "witnesses/slopes.py",
             "ROUNDINGS = 16.0",
@@ -2511,6 +2532,18 @@ def _networks() -> Iterator[Mutation]:
             "chains of a refit that begin at an ensemble",
             "networks.py",
             "if known is not None and not why:",
+            "if False:",
+        ),
+        (
+            "a verdict of outputs without what is said of the data",
+            "networks.py",
+            "return outputs.problem.observed.judged(verdict)",
+            "return verdict",
+        ),
+        (
+            "a budget without draws that is spent on an ensemble",
+            "networks.py",
+            "if meter.left < CHAINS * (steps + LEAST_KEPT):",
             "if False:",
         ),
         (
