@@ -219,6 +219,17 @@ def test_memory_is_stated_of_so_many_weights() -> None:
     assert networks.kept_of(10_000_000) == networks.LEAST_KEPT
 
 
+def test_rows_that_are_fitted_do_not_confirm() -> None:
+    for given in (TRAIN, {"x": TRAIN[0], "y": TRAIN[1].copy()}):
+        with pytest.raises(ArgumentError, match="found those that are: they confirm nothing"):
+            sampled(problem(), given)
+
+
+def test_held_out_arguments_with_which_the_model_fails_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="failed with the arguments of held_out: TypeError"):
+        sampled(problem(), (None, None))
+
+
 def test_rows_of_a_loader_are_not_judged() -> None:
     given = problem()
     assert given.views is not None

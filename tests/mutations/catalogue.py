@@ -2078,6 +2078,20 @@ def _fit() -> Iterator[Mutation]:
             "test_slopes",
         ),
         (
+            "chains that stand still are judged by their energies",
+            "microcanonical/kernel.py",
+            "if self.given is None and not pace > STILL:",
+            "if False:",
+            "microcanonical/test_kernel",
+        ),
+        (
+            "a step that is cut keeps the sum of its former length",
+            "microcanonical/tuning.py",
+            "self.rate * (value / self.value) ** 6",
+            "self.rate",
+            "microcanonical/test_dynamics",
+        ),
+        (
             "evaluations beyond the budget",
             "fit/problem.py",
             "if self.left - number < leaves:",
