@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 
 from ppl_ext.diagnostics.calibration import calibration_curve, calibration_error
 from ppl_ext.diagnostics.predictive_data import is_classification, mixture_probabilities
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.fit import policy
 from ppl_ext.fit.problem import Problem, timed
 
@@ -267,8 +267,8 @@ def outputs_of(
             refused = "Its observed distributions do not depend on latent sites."
         except ArgumentError as error:
             refused = str(error)
-        except (RuntimeError, TypeError, IndexError) as error:  # of the model
-            if held_out is None:
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:  # of the model
+            if held_out is None or isinstance(error, ModelCheckError):
                 raise
             told = f"{type(error).__name__}: {error}".partition("\n")[0]
             refused = f"The model failed with the arguments of held_out: {told}"

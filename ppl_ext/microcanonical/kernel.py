@@ -248,10 +248,11 @@ class MCLMCShell(StochasticGradientShell):
         """
         name, reasons, told = type(self).__name__, list[str](), list[str]()
         if self.given is None and not pace > STILL:
+            number = 1.0 / max(pace, 1e-30)
             still = (
-                f"The chains stand still: a direction is forgotten after {1.0 / max(pace, 1e-30):.1g} "
-                "moves, so that the draws are where the chains started, or little farther. Start "
-                "nearer to the mass, such as by init_strategy, or take a longer warm-up"
+                f"The chains stand still: a direction is forgotten after {number:.1g} moves, so "
+                "that the draws are where the chains started, or little farther. Start nearer to "
+                "the mass, such as by init_strategy, or take a longer warm-up"
                 f"{', larger minibatches or a larger heat' * self.noisy}."
             )
             return Judgement(name, (still,), draws=energies.size, of_chains=True)

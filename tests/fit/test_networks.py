@@ -226,7 +226,7 @@ def test_rows_that_are_fitted_do_not_confirm() -> None:
 
 
 def test_held_out_arguments_with_which_the_model_fails_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="failed with the arguments of held_out: TypeError"):
+    with pytest.raises(ArgumentError, match="failed with the arguments of held_out: ValueError"):
         sampled(problem(), (None, None))
 
 

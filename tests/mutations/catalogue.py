@@ -2092,13 +2092,6 @@ def _fit() -> Iterator[Mutation]:
             "microcanonical/test_dynamics",
         ),
         (
-            "evaluations beyond the budget",
-            "fit/problem.py",
-            "if self.left - number < leaves:",
-            "if self.left < leaves:",
-            "spends_more_than_its_budget",
-        ),
-        (
             "rounding is taken for a slope",
             "witnesses/slopes.py",
             "ROUNDINGS = 16.0",
@@ -2472,7 +2465,7 @@ def _neutral() -> Iterator[Mutation]:
     yield from neutral(
         "a fit spends a batch more than its budget",
         "fit/problem.py",
-        "if self.left - len(positions) < leaves:",
+        "if self.left - number < leaves:",
         "if self.left < leaves:",
         "test_fit",
     )
@@ -2545,8 +2538,8 @@ def _networks() -> Iterator[Mutation]:
         (
             "chains of a refit that begin at an ensemble",
             "networks.py",
-            "if known is not None and not why:",
-            "if False:",
+            "members = None if known is None or why else known.run.z",
+            "members = None",
         ),
         (
             "a verdict of outputs without what is said of the data",
