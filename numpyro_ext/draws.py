@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from jax import Array, random
 from numpyro.util import is_prng_key
 
@@ -50,6 +51,14 @@ def key_or(rng_key: Any, default: Any = None) -> Array:
 def standard_normal(rng_key: Array, shape: tuple[int, ...], dtype: Any = float) -> Array:
     """The numbers of ``jax.random.normal``, drawn as one vector."""
     return random.normal(rng_key, (math.prod(shape),), dtype).reshape(shape)
+
+
+def same_normal(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Standard normal numbers of NumPy's, the same each time, for which nothing is compiled.
+
+    For a look at draws of one's own, which belong to no state.
+    """
+    return np.random.default_rng(0).standard_normal(shape).astype(dtype)
 
 
 def standard_gumbel(rng_key: Array, shape: tuple[int, ...], dtype: Any = float) -> Array:

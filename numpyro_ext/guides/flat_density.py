@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -190,6 +190,10 @@ class FlatDensity(shared.FlatDensityShell):
         # what the check makes without them, operation by operation.
         with handling(), swapped(numpyro.validation_enabled(False)):
             return posterior()
+
+    #: Whether a draw is made of D standard normal numbers, which ``sample`` takes in place of a
+    #: key: what computes them of a key is half of what there is to compile.
+    takes_noise: ClassVar[bool] = False
 
     def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         """Draw (num, D) from q; no gradient flows through the draws."""

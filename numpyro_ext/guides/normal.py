@@ -42,7 +42,9 @@ class NormalDensity(FlatDensity):
         return self._get(parameters, "loc")
 
     def noise(self, parameters: Parameters, rng_key: Array, shape: tuple[int, ...]) -> Any:
-        """Standard normal numbers of the guide's kind."""
+        """Standard normal numbers of the guide's kind, or those given in place of a key."""
+        if jnp.issubdtype(rng_key.dtype, jnp.floating):
+            return rng_key
         return standard_normal(rng_key, shape, self._get(parameters, "loc").dtype)
 
     def _set(self, **values: Array) -> Parameters:
@@ -56,6 +58,7 @@ class NormalDensity(FlatDensity):
 
 class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
     covariance_structure = "diagonal"
+    takes_noise = True
 
     def __init__(self, guide: autoguide.AutoContinuous, rng_key: Array) -> None:
         super().__init__(guide, rng_key)
@@ -147,6 +150,7 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
 
 class MultivariateNormalDensity(shared.FullFormulas, NormalDensity):
     covariance_structure = "full"
+    takes_noise = True
 
     def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         loc, scale_tril = self.moments(parameters)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from numpyro_ext.curvature import Curvature, GaussNewton, row_structure
 from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import place
-from numpyro_ext.draws import key_or, standard_normal
+from numpyro_ext.draws import key_or, same_normal, standard_normal
 from numpyro_ext.engine import EngineState, Plan, key_of_draws
 from numpyro_ext.laplace.gaussian import Precision, precision_of
 from numpyro_ext.laplace.likelihood import LikelihoodCurvature
@@ -171,10 +171,10 @@ class LaplaceGGN(LaplaceShell, ParticleEngine):
         return plan.posterior.draws(precision, mode, key, number)
 
     def _to_judge(self, plan: LaplacePlan, state: EngineState, number: int) -> Drawn:
-        density, parameters = self._approximation_at(self.particles(state)[0])
-        z = density.sample(parameters, key_of_draws(state), number)
-        log_q = density.log_prob(parameters, z)
-        where = np.asarray(plan.posterior.coordinates.numbers)
+        posterior, mode = plan.posterior, self.particles(state)[0]
+        where = np.asarray(posterior.coordinates.numbers)
+        noise = same_normal((number, len(where)), mode.dtype)
+        z, log_q = posterior.with_density(self._fit(mode)[1], mode, noise)
         return Drawn(np.asarray(z), np.asarray(log_q), where)
 
     def approximation(self, state: EngineState) -> tuple[GaussianDensity, Any]:
@@ -244,8 +244,7 @@ class _Posterior(PosteriorShell):
 
         def draws(precision: Precision, mode: Array, key: Array, number: int) -> Array:
             noise = standard_normal(key, (number, len(coordinates)), mode.dtype)
-            moves = precision.draws(noise)
-            return jnp.broadcast_to(mode, (number, len(mode))).at[:, coordinates.numbers].add(moves)
+            return _moved(precision, mode, noise, coordinates)
 
         return cls(
             target,
@@ -256,6 +255,17 @@ class _Posterior(PosteriorShell):
             Program(partial(_factorised, prior, likelihood)),
             jax.jit(draws, static_argnums=3),
         )
+
+    @cached_property
+    def with_density(self) -> Program:
+        """Precision, mode (D,) and standard normal numbers (n, d) to draws (n, D) and their log
+        densities (n,)."""
+
+        def drawn(precision: Precision, mode: Array, noise: Array) -> tuple[Array, Array]:
+            z = _moved(precision, mode, noise, self.coordinates)
+            return z, GaussianDensity(self).log_prob((mode, precision), z)
+
+        return Program(drawn, rarely=True)
 
     def over(self, passes: Passes | None) -> _Posterior:
         other: _Posterior = super().over(passes)
@@ -278,6 +288,12 @@ class _Posterior(PosteriorShell):
 
         # Few inputs: forward derivatives, which keep nothing of the sweep over the rows.
         return jax.jacfwd(log_determinant)(position[self.held])
+
+
+def _moved(precision: Precision, mode: Array, noise: Array, coordinates: Coordinates) -> Array:
+    """Draws (n, D) of standard normal numbers (n, d)."""
+    every = jnp.broadcast_to(mode, (len(noise), len(mode)))
+    return every.at[:, coordinates.numbers].add(precision.draws(noise))
 
 
 def _factorised(

@@ -24,7 +24,7 @@ from numpyro.infer.autoguide import AutoGuide
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Layout
 from numpyro_ext.descent import ADAM, adam_step
-from numpyro_ext.draws import key_or
+from numpyro_ext.draws import key_or, same_normal
 from numpyro_ext.engine import Engine, EngineState, Plan, key_of_draws
 from numpyro_ext.guides.flat_density import (
     FlatDensity,
@@ -160,7 +160,10 @@ class GuideEngine(GuideShell, Engine):
         return draw(state, key_or(rng_key, state.rng_key))
 
     def _to_judge(self, plan: GuidePlan, state: EngineState, number: int) -> Drawn:
-        drawn = _compiled_draws(plan.density, number, True, True)(state, state.rng_key)
+        noise: Any = state.rng_key
+        if plan.density.takes_noise:
+            noise = same_normal((number, plan.target.dim), plan.target.dtype)
+        drawn = _compiled_draws(plan.density, number, False, True)(state, noise)
         z, log_q = (np.asarray(each) for each in self._whole(drawn))
         return Drawn(z, log_q)
 

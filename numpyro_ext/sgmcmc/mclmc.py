@@ -22,7 +22,7 @@ from ppl_ext.microcanonical.kernel import MCLMCShell
 from ppl_ext.sgmcmc.energies import Energies
 
 #: Moves after the warm-up at which the energy's variance is looked at in a run.
-LOOKED_AT = (100, 1_000, 10_000)
+LOOKED_AT = (1, 100, 1_000, 10_000)
 
 
 class Traced(Functions):
@@ -121,17 +121,17 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
         after = super().sample(state, model_args, model_kwargs)
         if self.sharding is not None:
             return after
-        squares, now = after.dynamics.squares, after.dynamics.moves
+        squares, now, pace = after.dynamics.squares, after.dynamics.moves, _pace(after.dynamics)
         due = jnp.zeros((), bool)
         for number in LOOKED_AT:
             due |= (state.dynamics.moves < number) & (now >= number)
-        lax.cond(due, lambda: jax.debug.callback(self._look, due, squares, now), lambda: None)
+        lax.cond(due, lambda: jax.debug.callback(self._look, due, squares, now, pace), lambda: None)
         return after
 
-    def _look(self, due: Any, squares: Any, moves: Any) -> None:
+    def _look(self, due: Any, squares: Any, moves: Any, pace: Any) -> None:
         # Where chains are mapped over, both branches of the condition are run.
         if due:
-            self._warn_of_variance(np.asarray(squares, float), float(moves))
+            self._warn_of_variance(np.asarray(squares, float), float(moves), float(pace))
 
     def _tell(
         self, broken: bool, doubtful: bool, step: int, energies: Energies, heat: Array
@@ -152,6 +152,7 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
             moves,
             np.ravel(np.asarray(state.num_diverging)),
             np.asarray(energies, float),
+            float(np.min(_pace(state.dynamics))),
             np.asarray(state.heat, float) if self.noisy else None,
         )
 
@@ -212,6 +213,11 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
             num_diverging=state.num_diverging + diverged,
             rng_key=following[0] if single else following,
         )
+
+
+def _pace(dynamics: Any) -> Array:
+    """Step length by the length after which a direction is forgotten."""
+    return dynamics.step.value / dynamics.length
 
 
 def _normal(keys: Array, number: int, dtype: Any) -> Array:

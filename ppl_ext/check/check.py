@@ -7,7 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -40,12 +40,13 @@ from ppl_ext.fit.observed import Observed
 from ppl_ext.fit.problem import Meter, Positions, Problem, timed
 from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
-from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.statistics.effective import effective_number
 from ppl_ext.target.noncentred import points_around
-from ppl_ext.witnesses.drift import Drift, drift
+from ppl_ext.witnesses.drift import TUNING, TUNING_CHAINS, Drift, drift
 from ppl_ext.witnesses.ratios import importance_ratios
 from ppl_ext.witnesses.sample import sampled_identities
+from ppl_ext.witnesses.slopes import NO_SLOPES, false_slopes
 from ppl_ext.witnesses.stein import Stein, stein_identities
 from ppl_ext.witnesses.touched import untouched
 
@@ -272,7 +273,7 @@ def check(
                 hearing.told.append(predictions())
 
         def made() -> Fit:
-            left = max(1, int(FOR_FIT * (meter.budget - meter.evaluations)))
+            left = int(FOR_FIT * meter.left)
             time_left = max(1.0, FOR_FIT * (meter.seconds - meter.elapsed))
             return fit(
                 # What they see of the data is said once, of the draws.
@@ -402,11 +403,16 @@ def _heard(
         return hearing.verdict(sites, *filter(None, [witness.unknown]))
     wanted = policy.Wanted(CHECK_ESS, True, meter.seconds - meter.elapsed)
     refused = policy.chains_refused(policy.Evidence(witness.figures, wanted))
-    left = meter.budget - meter.evaluations
-    if refused is None and left < policy.CHAIN_EVALUATIONS:
-        refused = f"No fit was made: {max(0, left):,} evaluations of the budget were left for it."
+    if refused is None and meter.left < policy.CHAIN_EVALUATIONS:
+        refused = f"No fit was made: {meter.left:,} evaluations of the budget were left for it."
+    theirs: Fit | None = None
+    cost: tuple[Stage, ...] = ()
     if refused is None:
-        theirs = reference()
+        try:
+            theirs = reference()
+        except ArgumentError as error:
+            refused = f"No fit was made. {error}"
+    if theirs is not None:
         meter.evaluations += theirs.verdict.evaluations
         cost = theirs.verdict.cost
         if theirs.verdict.level == "exact":
@@ -417,8 +423,7 @@ def _heard(
             return _agreed(found, witness, hearing, cost)
         told = ("The comparison with chains decided nothing:", *theirs.verdict.reasons)
         refused = " ".join(told)
-    else:
-        cost = ()
+    assert refused is not None
     # What is left is a closer look at whether the draws stay where they are.
     if first is not None and suspicious:
         hearing.told.append(
@@ -509,7 +514,7 @@ def _labels(program: Program, source: Source, hearing: _Hearing) -> Symmetry | N
     written = program.written
     if written.maps is None or not written.is_whole:
         return None
-    with hearing.stage("labels"):
+    with hearing.stage("labels"), suppress(SpentError):
         length = len(next(iter(source.draws.values()))) // source.chains
         first = (
             length // 2 if source.kind == "Markov chains" else length - min(OF_MODE, length // 4)
@@ -521,6 +526,7 @@ def _labels(program: Program, source: Source, hearing: _Hearing) -> Symmetry | N
             return None
         evaluate = hearing.meter.of(written.evaluate)
         return find_symmetry(evaluate, *written.maps, written.coordinates, drawn, written.epsilon)
+    return None
 
 
 def _rows_refused(program: Program, source: Source, hearing: _Hearing) -> str | None:
@@ -529,7 +535,10 @@ def _rows_refused(program: Program, source: Source, hearing: _Hearing) -> str | 
     one = {name: value[:1] for name, value in source.draws.items()}
     position = program.unconstrain(one)
     is_finite = bool(np.isfinite(position).all())
-    each = timed(meter.of(written.evaluate), position[0])[1] if is_finite else math.inf
+    try:
+        each = timed(meter.of(written.evaluate), position[0])[1] if is_finite else math.inf
+    except SpentError:
+        return f"No log density was evaluated: the budget is {meter.budget:,}."
     figures = policy.Program(
         written.dim, False, each, 0.0, seconds_with_all_rows=written.seconds_with_all_rows(each)
     )
@@ -551,9 +560,11 @@ def _by_sample(program: Program, source: Source, hearing: _Hearing, worth: float
         hearing.told.append(f"Only {len(rows)} draws could be looked at: too few to tell.")
         return
     first, *others = (meter.of(each) for each in parts)
-    _, each = timed(first, positions[rows[0]], meter.clock)
+    each = math.inf
+    with suppress(SpentError):
+        _, each = timed(first, positions[rows[0]], meter.clock)
     left = FOR_SCORES * (meter.seconds - meter.elapsed) / max(each, 1e-9)
-    left = min(left, FOR_SCORES * (meter.budget - meter.evaluations)) / len(parts)
+    left = min(left, FOR_SCORES * meter.left) / len(parts)
     if left < LEAST_DRAWS:
         hearing.told.append(
             "Slopes of the log density were too dear, even by a sample of the rows."
@@ -636,13 +647,15 @@ class _Witness:
     def scores(self, log_density: Float[np.ndarray, " R"] | None) -> None:
         """Importance ratios, Stein's identities, rounding, and latents without data."""
         hearing, written, z = self.hearing, self.program.written, self.positions
-        self.evaluate(z[:1])
-        began = time.perf_counter()  # the first compiles
-        self.evaluate(z[:LEAST_DRAWS])
-        each = (time.perf_counter() - began) / LEAST_DRAWS
-        meter = hearing.meter
-        left = (FOR_SCORES * (meter.seconds - meter.elapsed)) / max(each, 1e-9)
-        most = int(min(len(z), left, FOR_SCORES * (meter.budget - meter.evaluations)))
+        meter, each = hearing.meter, 0.0
+        left = FOR_SCORES * meter.left
+        if left >= LEAST_DRAWS:
+            self.evaluate(z[:1])
+            began = time.perf_counter()  # the first compiles
+            self.evaluate(z[:LEAST_DRAWS])
+            each = (time.perf_counter() - began) / LEAST_DRAWS
+            left = FOR_SCORES * min((meter.seconds - meter.elapsed) / max(each, 1e-9), meter.left)
+        most = int(min(len(z), left))
         if most < LEAST_DRAWS:
             self.unknown = "Slopes of the log density at the draws were too dear."
             return
@@ -665,6 +678,13 @@ class _Witness:
             )
             if finite.sum() < LEAST_DRAWS:
                 return
+        missed = false_slopes(
+            self.evaluate, z, self.values, scores, written.epsilon, np.random.default_rng(0)
+        )
+        if missed is not None:
+            so = "neither they nor chains tell of the draws"
+            self.unknown = NO_SLOPES.format(where="the draws", missed=missed, so=so)
+            return
         deviations = np.maximum(z.std(0), 1e-300)
         self.figures = policy.Program(
             written.dim,
@@ -697,25 +717,26 @@ class _Witness:
         meter = self.hearing.meter
         chains = min(chains, len(self.positions))
         cost = chains * transitions * EACH_TRANSITION
-        left = min(
-            0.5 * (meter.budget - meter.evaluations),
-            0.5 * (meter.seconds - meter.elapsed) / max(self.figures.seconds_per_evaluation, 1e-9),
-        )
-        chains = int(min(chains, chains * left / cost))
-        if chains < LEAST_DRAWS:
+        each = self.figures.seconds_per_evaluation
+        left = 0.5 * min(meter.left, (meter.seconds - meter.elapsed) / max(each, 1e-9))
+        chains = int(min(chains, chains * (left - TUNING * TUNING_CHAINS * EACH_TRANSITION) / cost))
+        try:
+            if chains < LEAST_DRAWS:
+                raise SpentError
+            found = drift(
+                self.evaluate,
+                self.positions,
+                self.generator,
+                self.names,
+                chains=chains,
+                transitions=transitions,
+                ordered=None if self.labels is None else self.labels.ordered,
+                sees_density=self.sees_density,
+                has_budget=meter.allows,
+            )
+        except SpentError:
             self.hearing.told.append("Short chains from the draws would take too long.")
             return None
-        found = drift(
-            self.evaluate,
-            self.positions,
-            self.generator,
-            self.names,
-            chains=chains,
-            transitions=transitions,
-            ordered=None if self.labels is None else self.labels.ordered,
-            sees_density=self.sees_density,
-            has_budget=meter.allows,
-        )
         if found is not None:
             (self.hearing.against if found.is_adrift else self.hearing.told).append(found.told)
         return found

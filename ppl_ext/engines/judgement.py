@@ -36,7 +36,7 @@ from ppl_ext.start.start import Mode
 from ppl_ext.witnesses.drift import DRAWS_PER_DIMENSION, Drift, drift
 from ppl_ext.witnesses.ratios import LEAST_NUMBER, Ratios, importance_ratios
 from ppl_ext.witnesses.sample import sampled_identities
-from ppl_ext.witnesses.slopes import false_slopes
+from ppl_ext.witnesses.slopes import NO_SLOPES, false_slopes
 from ppl_ext.witnesses.stein import Stein, identities_along_flows, stein_identities
 
 #: Evaluations, at most, that are made however short the run: whole pieces, so that a piece that is
@@ -91,14 +91,6 @@ MOST_TRANSITIONS, MOST_CHAINS = 8, 128
 #: Standard deviation of log densities, times the root of the dimensions, that no posterior has:
 #: that of a log-concave density has 1 at most (M. Fradelizi, O. Guedon, A. Pajor, 2014).
 SPREAD = 5.0
-
-#: What is said of a density whose scores are not its slopes.
-NO_SLOPES = (
-    "Scores are not slopes of the log density, by its differences at the draws: they miss "
-    "{missed:.0%} of them. Where the program detaches what it computes of latent sites, by detach, "
-    "torch.no_grad or stop_gradient, the engine does not see it, and the draws are of another "
-    "posterior."
-)
 
 #: Modules whose lines are not the user's.
 _OWN = ("ppl_ext", "pyro_ext", "numpyro_ext")
@@ -361,7 +353,9 @@ def _judged(run: Run) -> Judgement:
     missed = false_slopes(evaluate, z, values, scores, run.epsilon, np.random.default_rng(0))
     if missed is not None:
         # Nothing else can be told by scores that are none.
-        return replace(found, reasons=(NO_SLOPES.format(missed=missed),))
+        so = "the engine does not see it, and the draws are of another posterior"
+        reason = NO_SLOPES.format(where="the draws", missed=missed, so=so)
+        return replace(found, reasons=(reason,))
     found = replace(found, evaluations=found.evaluations + WIDTH)
     reasons, told = _missed_modes(run, z, evaluate)
     found = replace(found, reasons=reasons, told=told)

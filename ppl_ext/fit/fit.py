@@ -44,6 +44,7 @@ from ppl_ext.networks.random_module import watched
 from ppl_ext.options import check_choice, check_count, check_number, is_count
 from ppl_ext.process import between_steps
 from ppl_ext.running import state_files
+from ppl_ext.start.paths import Evaluate, SpentError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -606,10 +607,16 @@ class Fit:
             )
         problem, sampled = climbed.problem, climbed.sampled
         assert sampled is not None
-        calls = problem.evaluate.calls
-        check_density(problem, sampled.chains)
-        problem.evaluate.calls = calls
         kernel = replace(sampled.kernel, evaluate=meter.of(problem.evaluate))
+        calls = problem.evaluate.calls
+        try:
+            check_density(problem, sampled.chains, kernel.evaluate)
+        except SpentError:
+            raise ArgumentError(
+                f"Expected a budget of {self.num_chains} at least, an evaluation for each chain, "
+                f"found budget={meter.budget}."
+            ) from None
+        problem.evaluate.calls = calls
         longer = go_on(replace(sampled, kernel=kernel), wanted, generator, meter.allows)
         made = len(longer.draws) - len(sampled.draws)
         note = "" if made == wanted else f"{made} of {wanted} draws of each chain"
@@ -853,8 +860,10 @@ def _way(
     raise _other(f"one that cannot be written {name}")
 
 
-def check_density(problem: Problem, chains: Chains) -> None:
+def check_density(problem: Problem, chains: Chains, evaluate: Evaluate | None = None) -> None:
     """See that the density where chains are is what it was when they came there.
+
+    ``evaluate`` are the problem's evaluations, counted.
 
     Raises
     ------
@@ -863,7 +872,7 @@ def check_density(problem: Problem, chains: Chains) -> None:
     """
     if chains.positions.shape[1] != problem.dim:
         raise _other(f"one of {problem.dim} unconstrained numbers")
-    values, scores = problem.evaluate(chains.positions)
+    values, scores = (evaluate or problem.evaluate)(chains.positions)
     for own, saved in ((values, chains.values), (scores, chains.scores)):
         allowed = ROUNDING * problem.epsilon * (1.0 + np.abs(saved).max())
         if not np.abs(own - saved).max() <= allowed:

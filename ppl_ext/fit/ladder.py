@@ -28,7 +28,7 @@ from ppl_ext.fit import labels, policy
 from ppl_ext.fit.centring import centring_of, has_neck
 from ppl_ext.fit.chain_figures import chained_of, endless, flat_far_out
 from ppl_ext.fit.modes import LEAST_MASS, LEAST_WEIGHT, MORE, Search, Watched, masses, unexplained
-from ppl_ext.fit.problem import Meter, Problem, timed
+from ppl_ext.fit.problem import Meter, Positions, Problem, timed
 from ppl_ext.fit.verdict import STAGES, Stage, Verdict
 from ppl_ext.start.find import find
 from ppl_ext.start.paths import Evaluate, SpentError
@@ -36,6 +36,7 @@ from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Mode, Start
 from ppl_ext.statistics.effective import weighted_number
 from ppl_ext.target.noncentred import difference, points_around
+from ppl_ext.witnesses.slopes import check_slopes
 
 #: Chains side by side, and the fewest transitions that are kept of each: a part with a fiftieth of
 #: the mass, which no jump proposes, is entered by some of so many trajectories.
@@ -146,6 +147,7 @@ def climb(
     problem, start, dropped = written, None, list[str]()
     if problem.dim <= MOST_SEARCHED:
         with stage("start") as notes:
+            look_at_slopes(problem, meter)
             problem, start, program = _begun(written, others, generator, meter, dropped)
             notes.append(f"{_written(problem)}{_counted(len(start.modes))}")
     else:
@@ -170,11 +172,12 @@ def climb(
     if policy.next_rung(evidence) == "end":
         alone = start.draw(policy.DRAWS, generator.integers(2**32, size=4).tolist())
         return Climbed(problem, alone[:, None], None, evidence, stages)
-    evaluate = meter.of(problem.evaluate, leaves=0)
+    evaluate = meter.of(problem.evaluate)
     search: Search | None = None
     if policy.chains_refused(evidence) is None:
         with stage("modes") as notes:
-            search = Search(problem, start.modes, generator)
+            counted = replace(problem, starting_points=meter.points(problem))
+            search = Search(counted, start.modes, generator)
             search.go_on(meter.of(problem.evaluate, leaves=policy.DRAWS + policy.LEAST_CHAINS))
             evidence = replace(evidence, modes=_modes(search, notes, generator))
     sampled: Sampled | None = None
@@ -251,6 +254,18 @@ def climb(
     return Climbed(problem, rows, None, evidence, stages, symmetry)
 
 
+def look_at_slopes(problem: Problem, meter: Meter) -> None:
+    """See that scores are slopes, as far as the budget goes: who spends the rest says what it buys.
+
+    Raises
+    ------
+    ModelCheckError
+        They are not.
+    """
+    with suppress(SpentError):
+        check_slopes(meter.of(problem.evaluate), problem.dim, problem.epsilon)
+
+
 @dataclass(frozen=True)
 class _Approximation:
     """What chains begin with: draws of a proposal (S,), with logs of their importance ratios.
@@ -318,7 +333,8 @@ def _by_chains(
     if policy.is_good(begun.correction) and begun.metric is None:
         with stage("jumps") as notes, suppress(SpentError):
             own = jump(watched, begun.proposal, drawn, log_ratios, CHAINS, generator, symmetry)
-            starts = _apart(problem, begun.start, JUMP_PAIRS, generator, symmetry)
+            points = meter.points(problem)
+            starts = _apart(points, begun.start, JUMP_PAIRS, generator, symmetry)
             coupled = jumps_from(starts, watched, begun.proposal, log_ratios, generator)
             if policy.is_bounded(coupled):
                 most = int(policy.MOST_JUMPS * wanted.target_ess)
@@ -466,7 +482,7 @@ def _coupled(
     most = min(meter.budget, int((1.0 + PAIRS_SHARE) * meter.evaluations))
     if most - meter.evaluations < 4 * PAIRS or not meter.allows():
         return Coupled(0, reason="the budget ended before there were pairs of chains")
-    starts = _apart(problem, start, PAIRS, generator, sampled.kernel.symmetry)
+    starts = _apart(meter.points(problem), start, PAIRS, generator, sampled.kernel.symmetry)
     # Chains are so far from their limit after as many transitions with the kernel that does not
     # change any more: those before, which tuned it, do not count.
     return coupled_by(
@@ -479,17 +495,17 @@ def _coupled(
 
 
 def _apart(
-    problem: Problem,
+    starting_points: Callable[[int], Positions],
     start: Start,
     pairs: int,
     generator: np.random.Generator,
     symmetry: Symmetry | None,
 ) -> tuple[Float[np.ndarray, "P D"], Float[np.ndarray, "P D"]]:
     """Where the chains of pairs start: half where searches do, half around the modes, far out."""
-    number = 2 * pairs
-    points = problem.starting_points(pairs)
+    number, dim = 2 * pairs, len(start.mean)
+    points = starting_points(pairs)
     which = generator.choice(len(start.modes), number - pairs, p=start.weights)
-    noise = APART * generator.normal(size=(len(which), problem.dim))
+    noise = APART * generator.normal(size=(len(which), dim))
     far = [start.modes[k].at(row[None])[0] for k, row in zip(which, noise, strict=True)]
     mixed = generator.permutation(np.concatenate([points, np.stack(far)]))
     if symmetry is not None:
@@ -655,7 +671,7 @@ def _program(problem: Problem, start: Start | None, meter: Meter) -> policy.Prog
     has_engine = problem.approximate is not None
     if start is None:
         return policy.Program(problem.dim, problem.is_whole, 0.0, 0.0, has_engine=has_engine)
-    value, each = timed(meter.of(problem.evaluate, leaves=0), start.mean, meter.clock)
+    value, each = timed(meter.of(problem.evaluate), start.mean, meter.clock)
     return policy.Program(
         problem.dim,
         problem.is_whole,
@@ -669,8 +685,8 @@ def _program(problem: Problem, start: Start | None, meter: Meter) -> policy.Prog
 
 
 def _start_of(problem: Problem, generator: np.random.Generator, meter: Meter) -> Start:
-    evaluate = meter.of(problem.evaluate, leaves=0)
-    return find(evaluate, problem.starting_points, generator, problem.epsilon)
+    evaluate = meter.of(problem.evaluate)
+    return find(evaluate, meter.points(problem), generator, problem.epsilon)
 
 
 def _labels(

@@ -22,7 +22,7 @@ from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import policy
 from ppl_ext.fit.figures import site_figures
-from ppl_ext.fit.ladder import CHAINS, Climbed, staged
+from ppl_ext.fit.ladder import CHAINS, Climbed, look_at_slopes, staged
 from ppl_ext.fit.outputs import Calibration, Columns, Outputs, Positions
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.rows_seen import Anchor, RowsSeen
@@ -32,6 +32,7 @@ from ppl_ext.microcanonical.functions import Eager
 from ppl_ext.microcanonical.tuning import DOUBTFUL_VARIANCE, ENERGY_VARIANCE, HEAT, Schedule
 from ppl_ext.start.paths import SpentError
 from ppl_ext.start.rows import Minibatches
+from ppl_ext.start.search import MOST_SEARCHED
 
 
 class Pace(NamedTuple):
@@ -61,11 +62,15 @@ class Pace(NamedTuple):
         pace = BY_MINIBATCHES
         return pace._replace(ensemble=max(pace.ensemble, round(PASSES / minibatches.share)))
 
-    def evaluations(self, minibatches: Minibatches | None) -> float:
-        """Evaluations up to the end of the warm-up, about, as so many with all rows."""
-        if minibatches is None:
-            return CHAINS * (self.ensemble + self.warm_up)
-        return CHAINS * minibatches.share * (self.ensemble + WARM_COST * self.warm_up)
+    def evaluations(self, problem: Problem, has_ensemble: bool = True) -> tuple[int, int]:
+        """Evaluations up to the end of the warm-up, and of the fewest draws; of minibatches about,
+        as so many with all rows."""
+        ensemble = self.ensemble if has_ensemble else 0
+        if problem.minibatches is None:
+            return CHAINS * (ensemble + self.warm_up), CHAINS * LEAST_KEPT
+        each = CHAINS * problem.minibatches.share
+        warm_up = each * (ensemble + WARM_COST * self.warm_up)
+        return math.ceil(warm_up), math.ceil(each * WARM_COST * LEAST_KEPT)
 
 
 #: With all rows a trial on 602 weights had outputs right to 0.07 sd at the first look. With
@@ -269,6 +274,11 @@ def sampled(
 
     Chains start where those of a ``known`` fit to other arguments are, unless ``why`` says why not,
     or else at an ensemble.
+
+    Raises
+    ------
+    ArgumentError
+        The budget, or the time, buys no draws.
     """
     problem, stages = outputs.problem, list[Stage]()
     stage = partial(staged, stages, meter)
@@ -278,10 +288,15 @@ def sampled(
         why = why or ("" if known.starts_for(problem) else "there are other latent sites")
         told = f"from anew: {why}" if why else "chains go on from where they are"
         stages.append(Stage("refit", 0, 0.0, told))
-    if known is not None and not why:
-        z = known.run.z
+    members = None if known is None or why else known.run.z
+    if meter.left < sum(Pace.of(problem.minibatches).evaluations(problem, members is None)):
+        raise _too_small(meter, problem, members is None)
+    if members is not None:
+        z = members
     else:
         with stage("ensemble", shown=memory) as notes:
+            if problem.dim <= MOST_SEARCHED:
+                look_at_slopes(problem, meter)
             z = _ensemble(problem, rows, generator, meter)
             notes.append(memory)
             if problem.minibatches is not None:
@@ -358,7 +373,7 @@ def _ensemble(
     problem: Problem, rows: RowsSeen, generator: np.random.Generator, meter: Meter
 ) -> Float[np.ndarray, "C D"]:
     """Members that start at draws of the prior, and climb by Adam."""
-    z = problem.starting_points(CHAINS)
+    z = meter.points(problem)(CHAINS)
     drawn, _ = problem.of_prior(CHAINS, int(generator.integers(2**31)))
     if len(drawn):
         values, scores = rows.few(np.where(np.isfinite(drawn), drawn, z))
@@ -451,15 +466,11 @@ def _agreeing(
         if len(run.kept) < LEAST_KEPT:
             if before is not None:
                 return before
-            raise ArgumentError(
-                f"Expected a budget that buys {CHAINS} chains of a network, found "
-                f"budget={meter.budget:,} and seconds={meter.seconds:g}, which ended before. Their "
-                f"warm-up takes about {pace.evaluations(problem.minibatches):,.0f} evaluations. "
-                "Give more."
-            )
+            raise _too_small(meter, problem)
         figures = Figures.of(outputs, run)
         is_done = is_near_enough and figures.r_hat < NEAR
-        if is_done or not goes_on or not _against(figures.chained, run, wanted):
+        is_spent = not goes_on or meter.left < CHAINS
+        if is_done or is_spent or not _against(figures.chained, run, wanted):
             return run, figures
         many = not run.moves.adjusted and run.made > MOST_MOVES * run.total
         if many and figures.r_hat > policy.R_HAT:
@@ -468,6 +479,15 @@ def _agreeing(
             due = pace.look
         else:
             due = math.ceil((LATER - 1.0) * run.made)
+
+
+def _too_small(meter: Meter, problem: Problem, has_ensemble: bool = True) -> ArgumentError:
+    warm_up, draws = Pace.of(problem.minibatches).evaluations(problem, has_ensemble)
+    return ArgumentError(
+        f"Expected a budget that buys {CHAINS} chains of a network, found "
+        f"budget={meter.budget:,} and seconds={meter.seconds:g}. Their warm-up takes "
+        f"{warm_up:,} evaluations, and the fewest draws {draws:,} more. Give more."
+    )
 
 
 def _against(found: policy.Chained, run: Run, wanted: policy.Wanted) -> list[str]:
@@ -543,7 +563,7 @@ def judged(
         (against if is_bad else reasons).append(calibration.told)
     found: Level = "not trusted" if against else level
     number = run.draws.shape[1]
-    return Verdict(
+    verdict = Verdict(
         found,
         (*against, *reasons, *told),
         {name: site_figures(name, each, number, 1.0) for name, each in figures.columns.items()},
@@ -551,6 +571,7 @@ def judged(
         num_chains=number,
         of_outputs=True,
     )
+    return outputs.problem.observed.judged(verdict)
 
 
 __all__ = ["Networked", "further", "kept_of", "memory_of", "sampled"]

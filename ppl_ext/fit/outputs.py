@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 
 from ppl_ext.diagnostics.calibration import calibration_curve, calibration_error
 from ppl_ext.diagnostics.predictive_data import is_classification, mixture_probabilities
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.fit import policy
 from ppl_ext.fit.problem import Problem, timed
 
@@ -209,6 +209,14 @@ def _calibration(site: str, found: Dataset, generator: np.random.Generator) -> C
     return Calibration(error, chance, told)
 
 
+def _are_same(one: Arguments, other: Arguments) -> bool:
+    """Whether two calls have the same numbers, by position or by name."""
+    first, second = ([*args, *kwargs.values()] for args, kwargs in (one, other))
+    return len(first) == len(second) and all(
+        np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(first, second, strict=True)
+    )
+
+
 def outputs_of(
     problem: Problem,
     judge: str | None,
@@ -242,7 +250,12 @@ def outputs_of(
             problem = replace(whole, minibatches=None)
     rows = {"": (views.args, views.kwargs)}
     if held_out is not None:
-        # Of many rows those are enough.
+        if _are_same(held_out, rows[""]):
+            raise ArgumentError(
+                "Expected held_out to be rows that are not fitted, found those that are: they "
+                "confirm nothing."
+            )
+        # Of many rows those that are held out are enough.
         rows = {"held out": held_out} if is_large else {**rows, "held out": held_out}
     found = Outputs(problem, rows)
     if not refused:
@@ -252,6 +265,11 @@ def outputs_of(
             refused = "Its observed distributions do not depend on latent sites."
         except ArgumentError as error:
             refused = str(error)
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:  # of the model
+            if held_out is None or isinstance(error, ModelCheckError):
+                raise
+            told = f"{type(error).__name__}: {error}".partition("\n")[0]
+            refused = f"The model failed with the arguments of held_out: {told}"
     if asks:
         raise ArgumentError(f"Outputs cannot be judged. {refused}")
     return None

@@ -327,7 +327,7 @@ class Meter:
     def __post_init__(self) -> None:
         self.started = self.clock()
 
-    def of(self, evaluate: Evaluate, leaves: float = -math.inf, share: float = 1.0) -> Evaluate:
+    def of(self, evaluate: Evaluate, leaves: float = 0.0, share: float = 1.0) -> Evaluate:
         """The same evaluations, counted; they end where fewer than ``leaves`` would be left.
 
         ``share`` is that of the rows that they take: so much each of them counts.
@@ -336,16 +336,28 @@ class Meter:
         def counted(
             positions: Positions,
         ) -> tuple[Float[np.ndarray, " P"], Positions]:
-            count = share * len(positions) + self._rest
-            number = int(count)
-            if self.left - number < leaves:
-                raise SpentError
-            self.evaluations, self._rest = self.evaluations + number, count - number
-            if self.bar is not None:
-                self.bar.update(number)
+            self._take(share * len(positions), leaves)
             return evaluate(positions)
 
         return counted
+
+    def points(self, problem: Problem) -> Callable[[int], Positions]:
+        """The same starting points, an evaluation each."""
+
+        def counted(number: int) -> Positions:
+            self._take(number)
+            return problem.starting_points(number)
+
+        return counted
+
+    def _take(self, count: float, leaves: float = 0.0) -> None:
+        number = int(count + self._rest)
+        if self.left - number < leaves:
+            raise SpentError
+        self._rest += count - number
+        self.evaluations += number
+        if self.bar is not None:
+            self.bar.update(number)
 
     def shows(self, worth: float, wanted: float, seconds: float) -> None:
         """Let the bar say what the draws are worth after so many seconds, and about when they end.

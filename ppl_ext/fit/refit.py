@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -205,7 +205,7 @@ def _reweighted(
     wanted: policy.Wanted,
     meter: Meter,
 ) -> tuple[Reweighted | None, str]:
-    evaluate = meter.of(problem.evaluate, leaves=0)
+    evaluate = meter.of(problem.evaluate)
     is_dear = sum(stage.evaluations for stage in before.stages) > CHEAP
     found, told, number = _by_draws(before, problem, generator, wanted, meter, is_dear)
     way = "Draws of the fit before were reweighted to these arguments"
@@ -222,7 +222,8 @@ def _reweighted(
     program = replace(before.evidence.program, rounding=rounding)
     if against := policy.of_rounding(program):
         return None, against[0].rstrip(".").lower()
-    if _has_more_modes(evaluate, problem, positions, values, generator):
+    points = meter.points(problem)
+    if _has_more_modes(evaluate, points, positions, values, generator, problem.epsilon):
         return None, "a mode was found that its draws do not have"
     share = number / len(positions)
     told = f"{way}: {told}."
@@ -257,7 +258,7 @@ def _by_draws(
     order = generator.permutation(total)
     known = _values_before(before)
     taken, old, new = 0, np.zeros(0), np.zeros(0)
-    evaluate, again = (meter.of(each.evaluate, leaves=0) for each in (problem, before.problem))
+    evaluate, again = (meter.of(each.evaluate) for each in (problem, before.problem))
 
     def look(count: int) -> _Weighed:
         nonlocal taken, old, new
@@ -329,20 +330,21 @@ def _by_proposal(
 
 def _has_more_modes(
     evaluate: Evaluate,
-    problem: Problem,
+    points: Callable[[int], Positions],
     positions: Positions,
     values: Values,
     generator: np.random.Generator,
+    epsilon: float,
 ) -> bool:
     """Whether paths from elsewhere find a mode of any mass that equally weighted draws lack."""
     modes, weights, _ = fitted(positions, generator)
     # At least the log mass that the draws stand for.
     mass = float(np.mean(values - Proposal(modes, weights).log_density(positions)))
-    near = problem.starting_points(PATHS // 4)
+    near = points(PATHS // 4)
     reach = np.resize(FAR, PATHS // 4)[:, None] * positions.std(0)
-    far = reach * generator.normal(size=(len(reach), problem.dim))
+    far = reach * generator.normal(size=(len(reach), positions.shape[1]))
     mean = positions.mean(0)
     # On both sides, so that chance does not choose one.
-    points = np.concatenate([near, -near, mean + far, mean - far])
-    found = more_modes(evaluate, points, modes, generator, problem.epsilon)
+    starts = np.concatenate([near, -near, mean + far, mean - far])
+    found = more_modes(evaluate, starts, modes, generator, epsilon)
     return any(mode.log_mass > mass + math.log(LEAST_MASS) for mode in found)

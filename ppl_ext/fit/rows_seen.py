@@ -49,10 +49,10 @@ class RowsSeen:
     def of(cls, problem: Problem, meter: Meter) -> RowsSeen:
         """Those of a problem, counted."""
         minibatches = problem.minibatches
-        every = meter.of(problem.evaluate, leaves=0)
+        every = meter.of(problem.evaluate)
         if minibatches is None:
             return cls(every, every)
-        few = meter.of(minibatches.evaluate, leaves=0, share=minibatches.share)
+        few = meter.of(minibatches.evaluate, share=minibatches.share)
         return cls(every, few, minibatches)
 
     @property

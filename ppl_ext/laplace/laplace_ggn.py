@@ -80,6 +80,12 @@ class LaplaceShell(EngineShell):
     ``elbo``, ``psis_khat`` and ``ksd`` take the engine: they judge the Gaussian, with the other
     sites at the mode.
 
+    With ``"full"`` the variance of a linearised output at a row of training is at most that of the
+    row's Normal noise, since the matrix holds the row itself. The bound is none of the other
+    structures, which are other matrices. In double precision as well, with Kronecker factors of a
+    network of 2,594 weights the largest standard deviation was 1.07 times the noise's with priors
+    scaled by their inputs, and 4.2 times with priors of scale 1.
+
     Draws of all the weights of a network, put through the network itself, predict worse than its
     mode: the Gauss-Newton matrix is that of the network made linear at the mode.
     ``predictive_distribution(model, engine, ..., linearize=True)`` predicts with that. With

@@ -35,8 +35,9 @@ APART, LEAST_DRAWS = 1.2, 50
 REFUSED = 0.3
 #: Share of moves that have diverged, from which on draws are doubtful.
 OFTEN = 0.01
-#: Moves after the warm-up, from which on figures tell.
-LEAST_MOVES = 20
+#: Moves after the warm-up, from which on figures tell; and steps by the length after which a
+#: direction is forgotten, below which no run has independent draws: each takes 10,000 moves.
+LEAST_MOVES, STILL = 20, 1e-4
 
 
 class MCLMCShell(StochasticGradientShell):
@@ -212,10 +213,12 @@ class MCLMCShell(StochasticGradientShell):
                 stacklevel=3,
             )
 
-    def _warn_of_variance(self, squares: Float[np.ndarray, " C"], moves: float) -> None:
-        """Say that steps are too long, if they are, before a run has ended."""
-        found = self._judged(squares, moves, np.zeros(len(squares), int), np.zeros((1, 0)))
-        found.warn()
+    def _warn_of_variance(
+        self, squares: Float[np.ndarray, " C"], moves: float, pace: float
+    ) -> None:
+        """Say that steps are too long or too short, if they are, before a run has ended."""
+        diverged, energies = np.zeros(len(squares), int), np.zeros((1, 0))
+        self._judged(squares, moves, diverged, energies, pace).warn()
 
     def _judged(
         self,
@@ -223,6 +226,7 @@ class MCLMCShell(StochasticGradientShell):
         moves: float,
         diverged: Int[np.ndarray, " C"],
         energies: Float[np.ndarray, "C S"],
+        pace: float,
         heat: Float[np.ndarray, "C sites"] | None = None,
     ) -> Judgement:
         """What chains say of their draws.
@@ -237,10 +241,21 @@ class MCLMCShell(StochasticGradientShell):
             Moves that have diverged.
         energies : array (C, S)
             Negative log densities at the draws, of the rows of their steps.
+        pace : float
+            Step length by the length after which a direction is forgotten.
         heat : array (C, sites), optional
             Of :func:`~ppl_ext.sgmcmc.heat.heat_by_site`, where scores are noisy.
         """
         name, reasons, told = type(self).__name__, list[str](), list[str]()
+        if self.given is None and not pace > STILL:
+            number = 1.0 / max(pace, 1e-30)
+            still = (
+                f"The chains stand still: a direction is forgotten after {number:.1g} moves, so "
+                "that the draws are where the chains started, or little farther. Start nearer to "
+                "the mass, such as by init_strategy, or take a longer warm-up"
+                f"{', larger minibatches or a larger heat' * self.noisy}."
+            )
+            return Judgement(name, (still,), draws=energies.size, of_chains=True)
         if moves < LEAST_MOVES:
             few = f"Not judged: only {int(moves)} moves after the warm-up."
             return Judgement(name, told=(few,), draws=energies.size)
@@ -278,16 +293,16 @@ class MCLMCShell(StochasticGradientShell):
             doubts, also = judged_heat(heat, self.target.layout.names)
             reasons, told = [*reasons, *doubts], [*told, *also]
         whole = np.isfinite(energies).all()
-        if self.noisy:
-            # The noise of their densities hides how far chains are apart.
-            told.append("Whether the chains agree is not judged: look at the R-hat of their draws.")
-        elif len(energies) > 1 and energies.shape[1] >= LEAST_DRAWS and whole:
+        if len(energies) > 1 and energies.shape[1] >= LEAST_DRAWS and whole:
             r_hat = float(split_r_hat(energies.T[:, :, None])[0])
             line = f"R-hat of the log density is {r_hat:.3f}"
             if r_hat > APART or not math.isfinite(r_hat):
                 reasons.append(f"{line}: the chains do not agree. Run them longer.")
-            else:
+            elif not self.noisy:
                 told.append(f"{line}.")
+        if self.noisy:
+            # The noise of their densities hides how far chains are apart, unless they are far.
+            told.append("Whether the chains agree is not judged: look at the R-hat of their draws.")
         return Judgement(name, tuple(reasons), tuple(told), energies.size, of_chains=True)
 
 

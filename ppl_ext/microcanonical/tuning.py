@@ -115,8 +115,8 @@ class StepLength(NamedTuple):
     value : array ()
         ε.
     rate, weight : array ()
-        Weighted sum of the energy's variance by ε to the sixth power, in units of the variance
-        that is asked for, and the sum of its weights.
+        Weighted sum of the energy's variance that steps of this length would have, which grows as
+        the sixth power, in units of the variance that is asked for; and the sum of its weights.
     """
 
     value: Float[Any, ""]
@@ -158,16 +158,17 @@ class StepLength(NamedTuple):
         ratio = xp.where(diverged, COUNTED * xp.ones_like(ratio), ratio) + 1e-8
         trust = xp.exp(-0.5 * (xp.log(ratio) / (6.0 * TRUST)) ** 2)
         kept = (MEMORY - 1.0) / (MEMORY + 1.0)
-        rate = kept * self.rate + (trust * ratio).mean() / self.value**6
+        rate = kept * self.rate + (trust * ratio).mean()
         weight = kept * self.weight + trust.mean()
-        value = (weight / rate) ** (1.0 / 6.0)
-        low, high = self.value / MOST_CHANGE, self.value * MOST_CHANGE
-        value = xp.where(value < low, low, xp.where(value > high, high, value))
-        return type(self)(value, rate, weight)
+        change = (weight / rate) ** (1.0 / 6.0)
+        most = MOST_CHANGE * xp.ones_like(change)
+        change = xp.where(change < 1.0 / most, 1.0 / most, xp.where(change > most, most, change))
+        return type(self)(self.value * change, rate * change**6, weight)
 
     def at_most(self, limit: Any, xp: Any) -> Self:
         """The same, no longer than a limit."""
-        return type(self)(xp.where(self.value < limit, self.value, limit), self.rate, self.weight)
+        value = xp.where(self.value < limit, self.value, limit)
+        return type(self)(value, self.rate * (value / self.value) ** 6, self.weight)
 
     def rescaled(self, factor: Any, xp: Any) -> Self:
         """The same in coordinates of another scale: nothing else of the past is true there."""

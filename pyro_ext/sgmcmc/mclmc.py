@@ -159,5 +159,6 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
             float(dynamics.moves),
             state.num_diverging.cpu().numpy(),
             self._energies(),
+            float(dynamics.step.value / dynamics.length),
             self._site_heat,
         )

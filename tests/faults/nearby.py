@@ -180,6 +180,13 @@ def _more_without_chains(trial: Trial) -> None:
         fit.more(10, progress_bar=False)
 
 
+@fault(BUDGETS, "a budget for `Fit.more` that is smaller than an evaluation for each chain")
+def _small_more(trial: Trial) -> None:
+    fit = fit_of(trial, mean(trial.backend), trial.backend.array(Y))
+    with trial.refused("Expected a budget of 16 at least, an evaluation for each chain, found bud"):
+        fit.more(100, budget=15, progress_bar=False)
+
+
 @fault(BUDGETS, "a budget below 1 for `check`")
 def _check_budget(trial: Trial) -> None:
     keys = () if trial.is_pyro else (trial.backend.key(),)
@@ -598,15 +605,16 @@ def _other_text(trial: Trial) -> None:
 DETACHED = "`DoubtfulFitWarning`: scores are not slopes of the log density"
 
 
+def _held(trial: Trial, value: Any) -> Any:
+    if trial.is_pyro:
+        return value.detach()
+    import jax
+
+    return jax.lax.stop_gradient(value)
+
+
 def _detached(name: str, trial: Trial) -> None:
-    host, dist = trial.backend.host, trial.backend.dist
-
-    def detach(value: Any) -> Any:
-        if trial.is_pyro:
-            return value.detach()
-        import jax
-
-        return jax.lax.stop_gradient(value)
+    host, dist, detach = trial.backend.host, trial.backend.dist, partial(_held, trial)
 
     def model(y: Any) -> None:
         mu = host.sample("mu", dist.Normal(0.0, 10.0))
@@ -629,6 +637,20 @@ for _name in ("SVGD", "ProximalScoreVI"):
     )(partial(_detached, _name))
 
 
+@fault(GRADIENTS, "a likelihood of which one of two sites is detached, to `fit`")
+def _detached_in_part(trial: Trial) -> None:
+    host, dist = trial.backend.host, trial.backend.dist
+
+    def model(y: Any) -> None:
+        mu = host.sample("mu", dist.Normal(0.0, 10.0))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(mu, 1.0), obs=y)
+            host.sample("other", dist.Normal(_held(trial, mu), 1.0), obs=y)
+
+    with trial.refused("they miss .* of them. .*Let their gradients through", "ModelCheckError"):
+        fit_of(trial, model, trial.backend.array(Y))
+
+
 @fault(
     GRADIENTS, "a number that is detached without being off, as a maximum that is subtracted", RUNS
 )
@@ -637,12 +659,8 @@ def _harmless(trial: Trial) -> None:
 
     def model(y: Any) -> None:
         mu = host.sample("mu", dist.Normal(0.0, 10.0))
-        if trial.is_pyro:
-            top = mu.detach().clamp(min=0.0)
-        else:
-            import jax
-
-            top = xp.maximum(jax.lax.stop_gradient(mu), 0.0)
+        held = _held(trial, mu)
+        top = held.clamp(min=0.0) if trial.is_pyro else xp.maximum(held, 0.0)
         # mu again, in a way that does not overflow where mu is large.
         same = top + xp.log(xp.exp(mu - top))
         with host.plate("rows", len(y)):

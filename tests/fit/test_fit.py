@@ -17,6 +17,7 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.chain_figures import flat_far_out
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.verdict import Verdict
+from ppl_ext.start.search import InPieces
 from tests.backends import from_zoo
 from tests.engine_support import rewritten
 from tests.stein_support import check_moments
@@ -511,6 +512,81 @@ def test_a_budget_bounds_what_is_spent(backend: Any) -> None:
         assert verdict.evaluations <= budget
         assert level is None or verdict.level == level, str(verdict)
         assert words in " ".join(verdict.reasons)
+
+
+@pytest.mark.parametrize("budget", [1, 20, 60, 700])
+def test_no_entry_point_spends_more_than_its_budget(
+    backend: Any, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent, evaluate = 0, InPieces.__call__
+
+    def counted(self: InPieces, positions: np.ndarray) -> Any:
+        nonlocal spent
+        spent += len(positions)
+        return evaluate(self, positions)
+
+    model, args, _ = from_zoo(backend, "gaussian_one_site")
+    fit = fit_of(backend, model, *args)
+    other = tuple(arg + 0.5 for arg in args)
+    key = () if backend.is_pyro else (backend.key(1),)
+    monkeypatch.setattr(InPieces, "__call__", counted)
+    for verb in (
+        lambda options: fit_of(backend, model, *args, **options),
+        lambda options: backend.public.check(*key, fit.draws, model, *args, **options),
+        lambda options: fit.more(320, **options),
+        lambda options: fit.refit(*other, **options),
+    ):
+        spent, before = 0, fit.verdict.evaluations
+        try:
+            found = verb({"budget": budget, "progress_bar": False})
+        except backend.public.ArgumentError as error:
+            assert f"found budget={budget}" in str(error)
+        else:
+            verdict = getattr(found, "verdict", found)
+            assert spent == verdict.evaluations - (before if found is fit else 0)
+        assert spent <= budget
+
+
+DETACHED = ["one of two sites", "a scale", "an effect"]
+
+
+@pytest.mark.parametrize("what", DETACHED)
+def test_a_likelihood_that_is_detached_in_part_is_found_at_once(
+    backend: Any, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, dist, x = backend.host, backend.dist, backend.array(np.linspace(0.0, 1.0, 20))
+
+    def held(value: Any) -> Any:
+        if backend.is_pyro:
+            return value.detach()
+        import jax
+
+        return jax.lax.stop_gradient(value)
+
+    def model(y: Any, other: Any) -> None:
+        mean = host.sample("mean", dist.Normal(backend.array(0.0), 10.0))
+        scale = host.sample("scale", dist.HalfNormal(backend.array(1.0)))
+        slope = host.sample("slope", dist.Normal(backend.array(0.0), 1.0))
+        effect = slope * x
+        line = mean + (held(effect) if what == "an effect" else effect)
+        scale = held(scale) if what == "a scale" else scale
+        with host.plate("rows", 20):
+            host.sample("y", dist.Normal(line, scale), obs=y)
+            line = held(line) if what == "one of two sites" else line
+            host.sample("other", dist.Normal(line, scale), obs=other)
+
+    rows = [backend.array(np.random.default_rng(k).normal(1.0, 1.0, 20)) for k in (0, 1)]
+    spent, evaluate = 0, InPieces.__call__
+
+    def counted(self: InPieces, positions: np.ndarray) -> Any:
+        nonlocal spent
+        spent += len(positions)
+        return evaluate(self, positions)
+
+    monkeypatch.setattr(InPieces, "__call__", counted)
+    with pytest.raises(backend.public.ModelCheckError, match="are not slopes.*stop_gradient"):
+        fit_of(backend, model, *rows)
+    assert spent <= 64
 
 
 def test_a_folder_that_is_missing_is_said(backend: Any, tmp_path: Path) -> None:

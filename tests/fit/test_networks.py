@@ -16,8 +16,9 @@ import pytest
 import xarray
 from scipy.stats import norm
 
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.fit import networks, outputs, policy
+from ppl_ext.fit.observed import Observed
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.rows_seen import RowsSeen
 from ppl_ext.fit.verdict import Verdict
@@ -26,6 +27,7 @@ from ppl_ext.networks.random_module import watched
 from ppl_ext.start.rows import Minibatches
 from ppl_ext.start.search import InPieces
 from ppl_ext.target.layouts import DataPlate
+from ppl_ext.target.log_density import NOTHING, UNTOUCHED
 from tests.backends import from_zoo
 
 GENERATOR = np.random.default_rng(5)
@@ -41,6 +43,7 @@ def features(x: np.ndarray) -> np.ndarray:
 
 Y = features(X) @ GENERATOR.normal(size=UNITS + 1) + NOISE * GENERATOR.normal(size=len(X))
 TRAIN, HELD_OUT = (X[:ROWS], Y[:ROWS]), (X[ROWS:], Y[ROWS:])
+HELD_OUT_ROWS: Any = (HELD_OUT, {})
 
 
 def posterior(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -173,7 +176,13 @@ def test_held_out_rows_that_are_not_as_predicted_refuse_them() -> None:
 
 
 @pytest.mark.parametrize("held_out", [None, HELD_OUT], ids=["no rows held out", "rows held out"])
-def test_scores_of_another_density_are_not_trusted(held_out: Any) -> None:
+def test_scores_of_another_density_are_not_trusted(
+    held_out: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelCheckError, match="Scores are not slopes"):
+        sampled(problem(bend=1.5), held_out, budget=35_000)
+    # Chains tell of it as well.
+    monkeypatch.setattr(networks, "look_at_slopes", lambda *_: None)
     _, verdict = sampled(problem(bend=1.5), held_out, budget=35_000)
     assert verdict.level == "not trusted"
 
@@ -234,9 +243,36 @@ def test_minibatches_count_as_the_share_of_rows_that_they_are() -> None:
     assert meter.evaluations + meter._rest == pytest.approx(7.0)
 
 
-def test_a_budget_without_chains_says_what_they_take() -> None:
-    with pytest.raises(ArgumentError, match="14,400 evaluations"):
-        sampled(problem(), budget=5_000)
+@pytest.mark.parametrize("budget", [1, 5_000, 14_500])
+def test_a_budget_without_chains_says_what_they_take(budget: int) -> None:
+    """Before a member of the ensemble is evaluated."""
+    of = problem()
+    with pytest.raises(ArgumentError, match="takes 14,400 evaluations, and .* draws 192 more"):
+        sampled(of, budget=budget)
+    assert of.evaluate.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("observed", "words", "is_trusted"),
+    [
+        (Observed(sees_data=False), NOTHING, True),
+        (Observed(touches=False), UNTOUCHED, True),
+        (Observed(batches={"rows": DataPlate("rows", 600, 60, -1)}), "each counts 10 times", False),
+    ],
+    ids=["nothing observed", "nothing touched", "a batch of the rows"],
+)
+def test_verdicts_say_what_of_the_data_they_are_of(
+    observed: Observed, words: str, is_trusted: bool
+) -> None:
+    of = replace(problem(), observed=observed)
+    judged = outputs.outputs_of(of, None, HELD_OUT_ROWS, is_network=True, seconds=600.0)
+    assert judged is not None
+    wanted, meter = policy.Wanted(400.0, False, 600.0), Meter(100_000, 600.0)
+    found, verdict = networks.sampled(judged, np.random.default_rng(1), wanted, meter)
+    _, longer = networks.further(found, 5, Meter(100_000, 600.0))
+    for each in (verdict, longer):
+        assert sum(words in reason for reason in each.reasons) == 1
+        assert each.trusted is is_trusted and each.confirmed is is_trusted
 
 
 def test_a_budget_that_ends_in_a_second_warm_up_gives_back_the_draws_before_it() -> None:
@@ -251,6 +287,17 @@ def test_a_budget_that_ends_in_a_second_warm_up_gives_back_the_draws_before_it()
 def test_memory_is_stated_of_so_many_weights() -> None:
     assert networks.memory_of(602) == "16 chains of 602 weights take about 16 MB"
     assert networks.kept_of(10_000_000) == networks.LEAST_KEPT
+
+
+def test_rows_that_are_fitted_do_not_confirm() -> None:
+    for given in (TRAIN, {"x": TRAIN[0], "y": TRAIN[1].copy()}):
+        with pytest.raises(ArgumentError, match="found those that are: they confirm nothing"):
+            sampled(problem(), given)
+
+
+def test_held_out_arguments_with_which_the_model_fails_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="failed with the arguments of held_out: ValueError"):
+        sampled(problem(), (None, None))
 
 
 def test_rows_of_a_loader_are_not_judged() -> None:

@@ -497,3 +497,16 @@ def test_noise_is_known_from_differences(chains: int) -> None:
 
 def test_heat_of_noise_that_is_known() -> None:
     assert heat_of(0.2, 3.0, 10.0, 4) == pytest.approx(0.2 * 3.0 * 10.0 / (2.0 * 3.0))
+
+
+def test_a_step_that_is_cut_to_almost_nothing_grows_again_in_single_precision() -> None:
+    """As the noise of minibatches cuts it far from the mass: ε^6 is no number there."""
+    generator, zero, quiet = np.random.default_rng(0), np.zeros((), np.float32), np.zeros(8, bool)
+    step = StepLength(np.float32(1e-3), zero, zero)
+    for number in range(130):
+        error = (np.sqrt(3.0) * float(step.value) ** 3 * generator.normal(size=8)).astype("f")
+        step = step.after(error, quiet, np.zeros(8, np.float32), 10, 5e-4, 1.2e-7, np)
+        if number < 100:
+            step = step.at_most(np.float32(1e-9), np)
+            assert step.value <= 1e-9
+    assert 1e-8 < step.value < 1.0 and np.isfinite(step.rate)

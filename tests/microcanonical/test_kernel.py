@@ -286,6 +286,25 @@ def test_steps_that_are_too_long_are_told(chains: Any) -> None:
     assert run.draws["z"].std() > 1.1
 
 
+def test_chains_that_stand_still_are_told(chains: Any) -> None:
+    """Far from the mass scores are so noisy that the bound on noise leaves no step."""
+    host, dist, array = chains.backend.host, chains.backend.dist, chains.backend.array
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(200, 2))
+    y = x @ [1.0, -0.5] + 0.5 * generator.normal(size=200)
+
+    def model(x: Any, y: Any) -> None:
+        weights = host.sample("weights", dist.Normal(array(np.zeros(2)), 1.0).to_event(1))
+        scale = host.sample("scale", dist.HalfNormal(array(1.0)))
+        with host.plate("rows", 200, subsample_size=20) as i:
+            host.sample("y", dist.Normal(x[i] @ weights, scale), obs=y[i])
+
+    kernel = chains.public.MCLMC(model, estimator=chains.public.Minibatch())
+    with pytest.warns(chains.public.DoubtfulFitWarning, match="The chains stand still"):
+        run = chains.sample(kernel, (array(x), array(y)), num_samples=60, warmup=200, num_chains=4)
+    assert judgement_of(chains, run).doubtful
+
+
 def test_moves_that_diverge_are_told_and_not_taken(chains: Any) -> None:
     """The density ends at 3: no step beyond it is taken."""
     host, dist, xp = chains.backend.host, chains.backend.dist, chains.backend.xp

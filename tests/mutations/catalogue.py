@@ -2064,6 +2064,34 @@ def _fit() -> Iterator[Mutation]:
             "test_slopes",
         ),
         (
+            "a change point is taken for a slope",
+            "witnesses/slopes.py",
+            "NEAR_STEPS, NEAR_SHARE = (1e-2, 1e-3, 1e-4), 0.05",
+            "NEAR_STEPS, NEAR_SHARE = (1e-2,), 0.05",
+            "test_slopes",
+        ),
+        (
+            "a quarter of a slope that is missed lets pass",
+            "witnesses/slopes.py",
+            "NEAR_STEPS, NEAR_SHARE = (1e-2, 1e-3, 1e-4), 0.05",
+            "NEAR_STEPS, NEAR_SHARE = (1e-2, 1e-3, 1e-4), 0.5",
+            "test_slopes",
+        ),
+        (
+            "chains that stand still are judged by their energies",
+            "microcanonical/kernel.py",
+            "if self.given is None and not pace > STILL:",
+            "if False:",
+            "microcanonical/test_kernel",
+        ),
+        (
+            "a step that is cut keeps the sum of its former length",
+            "microcanonical/tuning.py",
+            "self.rate * (value / self.value) ** 6",
+            "self.rate",
+            "microcanonical/test_dynamics",
+        ),
+        (
             "rounding is taken for a slope",
             "witnesses/slopes.py",
             "ROUNDINGS = 16.0",
@@ -2510,7 +2538,19 @@ def _networks() -> Iterator[Mutation]:
         (
             "chains of a refit that begin at an ensemble",
             "networks.py",
-            "if known is not None and not why:",
+            "members = None if known is None or why else known.run.z",
+            "members = None",
+        ),
+        (
+            "a verdict of outputs without what is said of the data",
+            "networks.py",
+            "return outputs.problem.observed.judged(verdict)",
+            "return verdict",
+        ),
+        (
+            "a budget without draws that is spent on an ensemble",
+            "networks.py",
+            "if meter.left < CHAINS * (steps + LEAST_KEPT):",
             "if False:",
         ),
         (
@@ -2540,8 +2580,8 @@ def _networks() -> Iterator[Mutation]:
         (
             "minibatches that count as all rows",
             "rows_seen.py",
-            "leaves=0, share=minibatches.share)",
-            "leaves=0)",
+            "evaluate, share=minibatches.share)",
+            "evaluate)",
         ),
         (
             "draws before a second warm-up that are lost",

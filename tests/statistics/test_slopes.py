@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.witnesses.slopes import false_slopes
+from ppl_ext.errors import ModelCheckError
+from ppl_ext.witnesses.slopes import check_slopes, false_slopes
 
 Z = np.random.default_rng(0).normal(size=(50, 4))
 EPSILON = float(np.finfo(np.float32).eps)
@@ -53,3 +54,25 @@ def test_rounding_is_not_taken_for_a_slope() -> None:
 def test_few_finite_draws_tell_nothing() -> None:
     few = lambda z: np.where(np.arange(len(z)) < 3, 0.0, np.nan)  # noqa: E731
     assert missed(few, lambda z: np.ones_like(z)) is None
+
+
+def test_places_where_searches_start_tell_of_a_part_of_the_slope() -> None:
+    def checked(values: Any, scores: Any, epsilon: float = EPSILON) -> int:
+        """Evaluations that it takes."""
+        spent = 0
+
+        def evaluate(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            nonlocal spent
+            spent += len(z)
+            return values(z), scores(z)
+
+        check_slopes(evaluate, 4, epsilon)
+        return spent
+
+    assert checked(of_normal, lambda z: -z) == 32
+    with pytest.raises(ModelCheckError, match="at random places: they miss 2[0-9]% of them"):
+        checked(of_normal, lambda z: -0.75 * z)
+    # Change points, which no score sees: there are some within a long step, and hardly one within a
+    # short one.
+    jumps = lambda z: of_normal(z) + 1e-2 * np.floor(500.0 * z).sum(1)  # noqa: E731
+    assert checked(jumps, lambda z: -z, 1e-16) > 32
