@@ -15,9 +15,10 @@ from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.start import Mode
 
-#: Share of a component's draws that come from a Student t distribution in place of its Normal,
-#: and that distribution's degrees of freedom: ratios to a target with heavier tails stay bounded
-#: for longer.
+#: Share of a component's draws that come from Student t distributions in place of its Normal, and
+#: their degrees of freedom: ratios to a target with heavier tails stay bounded for longer. Of half
+#: of them all coordinates are large together, of the others each by itself, as those of independent
+#: sites with heavy tails are: a multivariate t falls too fast along a single axis.
 TAILS, FREEDOM = 0.2, 1.0
 
 Draws = Float[np.ndarray, "S D"]
@@ -26,7 +27,7 @@ LogRatios = Float[np.ndarray, " S"]
 
 @dataclass(frozen=True)
 class Proposal:
-    """A mixture of Normals, each with a Student t distribution of its mean and scale beside it.
+    """A mixture of Normals, each with Student t distributions of its mean and scale beside it.
 
     Parameters
     ----------
@@ -40,9 +41,10 @@ class Proposal:
     def draw(self, number: int, generator: np.random.Generator) -> Draws:
         """Independent draws (number, D)."""
         noise = generator.normal(size=(number, len(self.modes[0].mean)))
-        heavy = generator.uniform(size=number) < TAILS
-        shrink = np.sqrt(generator.chisquare(FREEDOM, number) / FREEDOM)
-        noise = noise / np.where(heavy, shrink, 1.0)[:, None]
+        kind = generator.uniform(size=number)[:, None]
+        shrink = np.sqrt(generator.chisquare(FREEDOM, noise.shape) / FREEDOM)
+        shrink = np.where(kind < 0.5 * TAILS, shrink[:, :1], shrink)
+        noise = noise / np.where(kind < TAILS, shrink, 1.0)
         which = generator.choice(len(self.modes), size=number, p=self.weights)
         drawn = np.empty_like(noise)
         for component in np.unique(which):
@@ -89,11 +91,13 @@ class Proposal:
         constant = float(gammaln(0.5 * (FREEDOM + dim)) - gammaln(0.5 * FREEDOM))
         constant -= 0.5 * dim * math.log(FREEDOM * math.pi)
         log_student = constant - 0.5 * (FREEDOM + dim) * np.log1p(squares / FREEDOM)
+        constant = float(gammaln(0.5 * (FREEDOM + 1.0)) - gammaln(0.5 * FREEDOM))
+        constant -= 0.5 * math.log(FREEDOM * math.pi)
+        log_each = dim * constant
+        log_each -= 0.5 * (FREEDOM + 1.0) * np.log1p(np.square(white) / FREEDOM).sum(-1)
         log_scales = np.array([mode.log_scale for mode in self.modes])
-        return (
-            np.logaddexp(math.log1p(-TAILS) + log_normal, math.log(TAILS) + log_student)
-            - log_scales[:, None]
-        )
+        log_tails = np.logaddexp(log_student, log_each) + math.log(0.5 * TAILS)
+        return np.logaddexp(math.log1p(-TAILS) + log_normal, log_tails) - log_scales[:, None]
 
 
 @np.errstate(all="ignore")

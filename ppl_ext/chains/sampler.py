@@ -51,10 +51,11 @@ PRIOR_DRAWS, LEAST_DRAWS = 10.0, 40
 #: Ratio of widths from which on chains choose their metrics by where they are, and the power of
 #: the modes' densities by which they do: neighbours that overlap are told apart less.
 UNLIKE, LOCAL = 2.0, 0.3
-#: Jumps after each trajectory, by the acceptance from which on so many are worth their evaluations.
-#: No more of them: chains make some tens of trajectories in any case, which explore what jumps do
-#: not propose, and these draws are enough then.
-JUMPS = {0.1: 2, 0.01: 1}
+#: Acceptance of jumps from which on one after each trajectory is worth its evaluation, and from
+#: which on several are: for a third of what trajectories take, within these bounds. No more of
+#: them: chains make some tens of trajectories in any case, which explore what jumps do not propose,
+#: and these draws are enough then.
+ONE_JUMP, SEVERAL_JUMPS, JUMPS_SHARE, JUMPS = 0.01, 0.1, 1.0 / 3.0, (2, 8)
 
 
 @dataclass
@@ -531,8 +532,8 @@ def _tune(kernel: Kernel, windows: Sequence[Window], generator: np.random.Genera
     """Make the kernel better by the last window; whether it needed nothing and chains rested."""
     window = windows[-1]
     accepted = float(window.jumped.mean())
-    worth = [number for least, number in JUMPS.items() if accepted > least]
-    kernel.jumps = worth[0] if worth else 0
+    several = int(np.clip(JUMPS_SHARE * LENGTH / kernel.step_size, *JUMPS))
+    kernel.jumps = several if accepted > SEVERAL_JUMPS else int(accepted > ONE_JUMP)
     drawn = kernel.ordered(window.draws)
     is_adrift = convergence(drawn).is_adrift
     # What the first half taught, the second half shows.

@@ -320,8 +320,9 @@ def may_adapt(correction: Correction, dim: int) -> bool:
 
 
 def is_better(correction: Correction, than: Correction) -> bool:
-    """Whether one approximation is nearer than another."""
-    one, other = ((each.khat < BEST_KHAT, each.share) for each in (correction, than))
+    """Whether one approximation is nearer than another: a good one, one with weights that are
+    reliable, or one that leaves more of the draws."""
+    one, other = ((is_good(each), each.khat < FAR_KHAT, each.share) for each in (correction, than))
     return one > other
 
 

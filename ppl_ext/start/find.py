@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.start.local_normal import local_deviations, local_factor
-from ppl_ext.start.paths import Evaluate, Path, Vector, side_by_side
+from ppl_ext.start.paths import GAIN, Evaluate, Path, Vector, side_by_side
 from ppl_ext.start.start import Mode, Start
 
 #: Paths side by side.
@@ -43,6 +43,10 @@ AGREES, SHARE = 2.0, 0.05
 #: Spread in nats of the best Normal at a path's end, and points of the path, from which on others
 #: on its way are tried: in single precision a path down a funnel may end by rounding.
 FALSE_END, LONG = 2.5, 50
+#: Newton steps at most from the last point of a path without an end, and the mean square, in
+#: standard deviations, up to which such steps from the Normal's own draws may miss its mean, in any
+#: coordinate: 0 for a Normal, 1 where there is no curvature.
+NEWTON_STEPS, LEFT = 4, 0.25
 #: Rounds of natural-gradient steps, each with draws for every dimension, and their length.
 ROUNDS, DRAWS_PER_DIMENSION, RATE = 8, 2, 0.7
 #: In a round no curvature changes by more than these factors, no mean by more than so many
@@ -104,11 +108,12 @@ def find(
     modes = _at_ends(counted, [path for path in paths if path.settled], normal)
     if not modes:
         # Densities at the last points of endless paths tell nothing of their mass.
-        modes = _on_the_way(paths[0], normal)
+        modes = _by_newton(counted, paths[0], noise, epsilon, most_full)
+        modes = modes or _on_the_way(paths[0], normal)
     modes.sort(key=lambda mode: mode.log_mass, reverse=True)
     if not is_good(modes[0]) and modes[0].factor.ndim == 2:
         end, first = modes[0].mean, improved(counted, modes[0], generator)
-        path = next((path for path in paths if path.positions[-1] is end), None)
+        path = next((path for path in paths if path.settled and path.positions[-1] is end), None)
         if path is not None and (first.spread > FALSE_END or len(path.values) > LONG):
             other = improved(counted, _on_the_way(path, normal)[0], generator)
             first = max(first, other, key=lambda mode: mode.log_mass)
@@ -214,6 +219,46 @@ def _is_joined(evaluate: Evaluate, mode: Mode, path: Path) -> bool:
     values, _ = evaluate(mode.mean + shares[:, None] * (end - mode.mean))
     has_dip = values.min() <= min(values[0], path.values[-1]) - DIP
     return not has_dip and bool(path.values[-1] < values[0] + EXCESS + 2.0 * mode.spread)
+
+
+def _by_newton(
+    evaluate: Evaluate,
+    path: Path,
+    noise: Float[np.ndarray, "S D"],
+    epsilon: float,
+    most_full: int,
+) -> list[Mode]:
+    """The Normal at the mode that Newton steps from a path's last point come to, if they do.
+
+    A quasi-Newton path of a hundred dimensions and more may spend its iterations some standard
+    deviations from its mode, where the curvature is that of the mode already. The path ends at the
+    mode then, for two evaluations of each dimension and a few more.
+    """
+    point, value, score = path.positions[-1], path.values[-1], path.scores[-1]
+    if len(point) > most_full:
+        return []
+    factor = local_factor(evaluate, point, path.scales[-1] * np.eye(len(point)), epsilon)
+    if factor is None:
+        return []
+    for _ in range(NEWTON_STEPS):
+        move = score @ factor
+        if 0.5 * float(move @ move) < GAIN:
+            break
+        point = point + factor @ move
+        values, scores = evaluate(point[None])
+        if not values[0] > value:
+            return []
+        value, score = float(values[0]), scores[0]
+    mode = Mode(point, factor, 0.0, 0.0)
+    values, scores = evaluate(mode.at(noise))
+    # What a Newton step from each draw leaves of its distance to the mean. Down a funnel the
+    # curvature along it is that of differences over more than its width.
+    left = noise + scores @ factor
+    if not np.square(left).mean(0).max() < LEFT:
+        return []
+    path.add(point, value, score, path.scales[-1] ** 2)
+    path.settled = True
+    return [judged(mode, values, noise)]
 
 
 def _on_the_way(path: Path, normal: Normal) -> list[Mode]:

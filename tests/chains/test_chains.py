@@ -13,7 +13,7 @@ from scipy import stats
 from ppl_ext.chains.convergence import convergence, split_r_hat
 from ppl_ext.chains.hamiltonian import LENGTH, Chains, trajectory
 from ppl_ext.chains.mixture import fitted
-from ppl_ext.chains.proposal import Proposal
+from ppl_ext.chains.proposal import TAILS, Proposal
 from ppl_ext.chains.sampler import Kernel, Window, _bulk, _tune, go_on, sample
 from ppl_ext.start.paths import SpentError
 from ppl_ext.start.start import Mode
@@ -133,6 +133,35 @@ def test_proposals_know_their_density() -> None:
     inside = (np.abs(drawn) < 1.0).all(-1)
     ratios = inside / np.exp(proposal.log_density(drawn))
     assert abs(ratios.mean() - 4.0) < 4.0 * ratios.std() / math.sqrt(len(drawn))
+
+
+@pytest.mark.parametrize("dim", [1, 6])
+def test_tails_of_a_proposal_are_those_of_coordinates_alone_and_together(dim: int) -> None:
+    """Far out along an axis independent Cauchys are a bounded number of times as dense; so are
+    multivariate ones in every direction."""
+    proposal = Proposal((normal_mode(np.zeros(dim), 1.0),), np.ones(1))
+    most = -math.log(0.5 * TAILS) + 1e-6
+    along = np.concatenate([10.0**k * np.eye(dim) for k in range(6)])
+    log_density = proposal.log_density(along)
+    assert (stats.cauchy.logpdf(along).sum(1) - log_density).max() < most
+    joint = stats.multivariate_t(np.zeros(dim), np.eye(dim), df=1.0)
+    diagonal = np.concatenate([along, np.full((1, dim), 1e5)])
+    assert (joint.logpdf(diagonal) - proposal.log_density(diagonal)).max() < most
+
+
+def test_chains_leave_a_tail_of_one_coordinate_by_jumps() -> None:
+    """All start where one of five independent Cauchy coordinates is 300: one draw of 500 is."""
+
+    def cauchy(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return -np.log1p(np.square(z)).sum(-1), -2.0 * z / (1.0 + np.square(z))
+
+    generator = np.random.default_rng(23)
+    proposal = Proposal((normal_mode(np.zeros(5), 0.7),), np.ones(1))
+    kernel = Kernel(cauchy, proposal, [np.eye(5)], np.ones(1), 0.5, jumps=8)
+    chains = Chains.at(np.tile([300.0, 0.0, 0.0, 0.0, 0.0], (64, 1)), cauchy)
+    for _ in range(40):
+        chains, *_ = kernel(chains, generator)
+    assert (np.abs(chains.positions[:, 0]) < 100.0).mean() > 0.8
 
 
 def test_mixtures_are_fitted_to_draws() -> None:
@@ -380,6 +409,21 @@ def test_steps_are_tuned_where_they_cannot_be_longer(
         two_modes, Proposal((normal_mode(0.0, 1.0),), np.ones(1)), [np.eye(1)], np.ones(1), step
     )
     assert _tune(kernel, [window], generator) is is_tuned
+
+
+@pytest.mark.parametrize(
+    ("step", "jumped", "jumps"),
+    [(0.8, 0.5, 2), (0.12, 0.5, 4), (0.03, 0.5, 8), (0.03, 0.05, 1), (0.03, 0.005, 0)],
+)
+def test_jumps_take_a_third_of_what_trajectories_do(step: float, jumped: float, jumps: int) -> None:
+    generator, ones = np.random.default_rng(15), np.ones((40, 16))
+    window = Window(generator.normal(size=(40, 16, 1)), ones, ones[:, 0], jumped * ones, ones)
+    kernel = Kernel(
+        two_modes, Proposal((normal_mode(0.0, 1.0),), np.ones(1)), [np.eye(1)], np.ones(1), step
+    )
+    # After so many windows no mixture is fitted.
+    _tune(kernel, 3 * [window], generator)
+    assert kernel.jumps == jumps
 
 
 def test_a_place_that_the_proposal_lacks_is_told() -> None:

@@ -284,6 +284,9 @@ def test_mixtures_are_fitted_until_one_is_near_or_none_comes_near() -> None:
     )
     assert is_better(worse, FAIR) and not is_better(FAIR, worse)
     assert is_better(worse, Correction(0.6, 0.5)) and is_better(replace(FAIR, share=0.25), FAIR)
+    # Of those that are not good, weights tell up to a k-hat of 0.7.
+    few = Correction(0.2, 0.12)
+    assert is_better(Correction(0.6, 0.4), few) and not is_better(Correction(0.9, 0.4), few)
     assert is_adapted(GOOD, 1) and not is_adapted(worse, 4) and is_adapted(worse, 5)
     assert is_adapted(BAD, 3) and not is_adapted(BAD, 2)
 

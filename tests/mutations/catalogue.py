@@ -2268,6 +2268,41 @@ def _fit() -> Iterator[Mutation]:
         "search " + tests,
     )
     yield from neutral(
+        "Newton steps that go down",
+        "start/find.py",
+        "point = point + factor @ move",
+        "point = point - factor @ move",
+        "find " + tests,
+    )
+    yield from neutral(
+        "Normals at necks believed where Newton steps end",
+        "start/find.py",
+        "if not np.square(left).mean(0).max() < LEFT:",
+        "if not np.isfinite(left).all():",
+        "find " + tests,
+    )
+    yield from neutral(
+        "tails of single coordinates left out of a proposal's density",
+        "chains/proposal.py",
+        "log_tails = np.logaddexp(log_student, log_each) + math.log(0.5 * TAILS)",
+        "log_tails = log_student + math.log(TAILS)",
+        "chains " + tests,
+    )
+    yield from neutral(
+        "the approximation chosen that leaves most draws, whatever its tails",
+        "fit/policy.py",
+        "(is_good(each), each.khat < FAR_KHAT, each.share)",
+        "(is_good(each), each.share)",
+        "policy " + tests,
+    )
+    yield from neutral(
+        "as many jumps whatever a trajectory costs",
+        "chains/sampler.py",
+        "several = int(np.clip(JUMPS_SHARE * LENGTH / kernel.step_size, *JUMPS))",
+        "several = JUMPS[0]",
+        "chains " + tests,
+    )
+    yield from neutral(
         "needles taken for the mode that they are in",
         "start/find.py",
         "return square < NEAR + len(white) and path.values[-1] < most",
@@ -2550,7 +2585,7 @@ def _networks() -> Iterator[Mutation]:
         (
             "a budget without draws that is spent on an ensemble",
             "networks.py",
-            "if meter.left < CHAINS * (steps + LEAST_KEPT):",
+            "if meter.left < sum(Pace.of(problem.minibatches).evaluations(problem, members is None)):",
             "if False:",
         ),
         (

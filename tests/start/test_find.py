@@ -12,7 +12,7 @@ from scipy import stats
 
 from ppl_ext.start.find import find, improved, judged
 from ppl_ext.start.local_normal import local_factor
-from ppl_ext.start.paths import side_by_side
+from ppl_ext.start.paths import ITERATIONS, side_by_side
 from ppl_ext.start.search import WIDTH, InPieces
 from ppl_ext.start.start import Mode, Start
 
@@ -151,6 +151,27 @@ def test_endless_paths_start_on_their_way() -> None:
         start = found(density, 9, seed=seed)
         assert start.mean[0] > max(path.positions[-1][0] for path in paths) + 10.0
         assert np.isfinite(start.modes[0].log_mass)
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_newton_steps_lead_on_from_paths_that_are_too_short(*, single: bool) -> None:
+    """A Normal of correlations over four decades: paths spend their iterations before its mode."""
+    dim = 60
+    generator = np.random.default_rng(11)
+    vectors = np.linalg.qr(generator.normal(size=(dim, dim)))[0]
+    covariance = (vectors * np.geomspace(1e-2, 1e2, dim)) @ vectors.T
+    scales = np.exp(generator.normal(size=dim))
+    covariance = scales[:, None] * covariance * scales
+    normal = Normal(3.0 * generator.normal(size=dim), covariance, single=single)
+    points = around_zero(dim)(4)
+    paths = side_by_side(normal, points, *normal(points), EPSILON)
+    assert not any(path.settled for path in paths)
+    start = found(normal, dim, SINGLE if single else EPSILON)
+    off = np.linalg.solve(np.linalg.cholesky(covariance), start.mean - normal.mean)
+    # One more step would gain a hundredth of a nat at most; the paths are several deviations off.
+    assert np.linalg.norm(off) < 0.2 and start.modes[0].spread < 0.1
+    # Paths, four estimates of the curvature at most, and little more.
+    assert start.evaluations < 5 * ITERATIONS + 8 * dim + 50
 
 
 def test_ends_by_rounding_are_no_modes() -> None:
