@@ -246,7 +246,7 @@ def test_minibatches_count_as_the_share_of_rows_that_they_are() -> None:
 @pytest.mark.parametrize("budget", [1, 5_000, 14_500])
 def test_a_budget_without_chains_says_what_they_take(budget: int) -> None:
     """Before a member of the ensemble is evaluated."""
-    of = problem()
+    of = replace(problem(), minibatches=None)
     with pytest.raises(ArgumentError, match="takes 14,400 evaluations, and .* draws 192 more"):
         sampled(of, budget=budget)
     assert of.evaluate.calls == 0

@@ -2585,8 +2585,8 @@ def _networks() -> Iterator[Mutation]:
         (
             "a budget without draws that is spent on an ensemble",
             "networks.py",
-            "if meter.left < sum(Pace.of(problem.minibatches).evaluations(problem, members is None)):",
-            "if False:",
+            "if meter.left < sum(",
+            "if False and sum(",
         ),
         (
             "calibration that draws the chains' numbers",
