@@ -100,8 +100,9 @@ WARM_COST = 4.0
 #: Draws of each chain by which outputs are judged where rows are many, and how far beyond its bound
 #: the noise of minibatches may be: the warm-up's estimate of it has an error.
 MOST_JUDGED, MOST_HEAT = 25, 2.0
-#: Arrays as large as all positions that moves hold at once.
-ARRAYS = 12
+#: Arrays as large as all positions that moves hold at once, and so many more with minibatches: the
+#: anchor and what is known there.
+ARRAYS, OF_MINIBATCHES = 12, 6
 #: Error of standard deviations of Normals, as a share of them, at the variance of the energy that
 #: steps are tuned to; it grows as the square of the step, the variance as its sixth power.
 BIAS = 0.02
@@ -234,9 +235,10 @@ def kept_of(dim: int) -> int:
     return max(LEAST_KEPT, min(MOST_KEPT, MOST_NUMBERS // (CHAINS * dim)))
 
 
-def memory_of(dim: int) -> str:
+def memory_of(dim: int, by_minibatches: bool = False) -> str:
     """What chains of so many weights take, in words."""
-    numbers = (kept_of(dim) + ARRAYS) * CHAINS * dim
+    arrays = kept_of(dim) + ARRAYS + OF_MINIBATCHES * by_minibatches
+    numbers = arrays * CHAINS * dim
     return f"{CHAINS} chains of {dim:,} weights take about {8e-6 * numbers:,.0f} MB"
 
 
@@ -283,7 +285,7 @@ def sampled(
     problem, stages = outputs.problem, list[Stage]()
     stage = partial(staged, stages, meter)
     rows = RowsSeen.of(problem, meter)
-    memory = memory_of(problem.dim)
+    memory = memory_of(problem.dim, problem.minibatches is not None)
     if known is not None:
         why = why or ("" if known.starts_for(problem) else "there are other latent sites")
         told = f"from anew: {why}" if why else "chains go on from where they are"
