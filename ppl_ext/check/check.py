@@ -21,7 +21,7 @@ from ppl_ext.chains.symmetry import Symmetry, find_symmetry, ordered_values
 from ppl_ext.check.checked import Checked
 from ppl_ext.check.own_chains import OwnChains, own_chains
 from ppl_ext.check.source import Source
-from ppl_ext.errors import ArgumentError, HeldParameterWarning
+from ppl_ext.errors import ArgumentError, HeldParameterWarning, ModelCheckError
 from ppl_ext.fit import policy
 from ppl_ext.fit.comparison import (
     MORE_DRAWS,
@@ -301,10 +301,10 @@ def _conclusion(verdict: Verdict) -> str:
         return "So these draws may be trusted."
     if verdict.level == "not trusted":
         return "So do not trust these draws."
-    return (
-        "So these draws are neither refuted nor confirmed. Give check more draws, or a larger "
-        "budget= or seconds=; or fit the program by fit."
-    )
+    found = "So these draws are neither refuted nor confirmed."
+    if verdict.advice:
+        return found
+    return f"{found} Give check more draws, or a larger budget= or seconds=; or fit by fit."
 
 
 def _heard(
@@ -410,7 +410,7 @@ def _heard(
     if refused is None:
         try:
             theirs = reference()
-        except ArgumentError as error:
+        except (ArgumentError, ModelCheckError) as error:
             refused = f"No fit was made. {error}"
     if theirs is not None:
         meter.evaluations += theirs.verdict.evaluations

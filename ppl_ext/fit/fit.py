@@ -580,8 +580,10 @@ class Fit:
                 f"{advice}"
             )
         self.check_data()
-        evaluate = climbed.problem.evaluate
-        before = generator.bit_generator.state, evaluate.calls
+        counted = [climbed.problem.evaluate]
+        if climbed.problem.minibatches is not None:
+            counted.append(climbed.problem.minibatches.evaluate)
+        before = generator.bit_generator.state, [each.calls for each in counted]
         try:
             with tqdm(
                 desc="sampling further", unit=" evaluations", disable=not progress_bar
@@ -592,7 +594,9 @@ class Fit:
                 )
                 ends(bar, made_anew.verdict)
         except BaseException:
-            generator.bit_generator.state, evaluate.calls = before
+            generator.bit_generator.state = before[0]
+            for each, calls in zip(counted, before[1], strict=True):
+                each.calls = calls
             raise
         vars(self).update(vars(made_anew))
         return self
@@ -948,6 +952,7 @@ def fit(
                 rows,
                 is_network=bool(modules) and not has_engine,
                 seconds=meter.seconds,
+                clock=clock,
             )
         if of_rows is not None:
             ended = networks.sampled(of_rows, generator, wanted, meter, before, why)

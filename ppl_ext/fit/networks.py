@@ -63,14 +63,17 @@ class Pace(NamedTuple):
         return pace._replace(ensemble=max(pace.ensemble, round(PASSES / minibatches.share)))
 
     def evaluations(self, problem: Problem, has_ensemble: bool = True) -> tuple[int, int]:
-        """Evaluations up to the end of the warm-up, and of the fewest draws; of minibatches about,
-        as so many with all rows."""
+        """Evaluations up to the end of the warm-up at most, and of the fewest draws.
+
+        Those with minibatches count as the share of the rows that they take, and are about so many.
+        """
         ensemble = self.ensemble if has_ensemble else 0
-        if problem.minibatches is None:
-            return CHAINS * (ensemble + self.warm_up), CHAINS * LEAST_KEPT
-        each = CHAINS * problem.minibatches.share
-        warm_up = each * (ensemble + WARM_COST * self.warm_up)
-        return math.ceil(warm_up), math.ceil(each * WARM_COST * LEAST_KEPT)
+        share, cost = 1.0, 1.0
+        if problem.minibatches is not None:
+            share, cost = problem.minibatches.share, WARM_COST
+        warm_up = CHAINS * share * (ensemble + cost * self.warm_up)
+        begins = AT_THE_START if has_ensemble else CHAINS
+        return math.ceil(warm_up) + begins, math.ceil(CHAINS * share * cost * LEAST_KEPT)
 
 
 #: With all rows a trial on 602 weights had outputs right to 0.07 sd at the first look. With
@@ -97,6 +100,9 @@ MOST_KEPT, LEAST_KEPT, MOST_NUMBERS = 200, 12, 40_000_000
 #: Evaluations with a minibatch that a move of the warm-up takes: before and after the move, at the
 #: anchor, and the share of a pass over all rows.
 WARM_COST = 4.0
+#: Evaluations before that at most: members' first positions, those of the prior and the chains',
+#: and the look at slopes.
+AT_THE_START = 3 * CHAINS + 64
 #: Draws of each chain by which outputs are judged where rows are many, and how far beyond its bound
 #: the noise of minibatches may be: the warm-up's estimate of it has an error.
 MOST_JUDGED, MOST_HEAT = 25, 2.0
@@ -183,6 +189,7 @@ class Run:
         for _ in range(moves):
             if not may_go_on():
                 return False
+            before = self.generator.bit_generator.state
             normal = partial(self.generator.standard_normal, (len(self.z), self.moves.whole))
             uniform = self.generator.uniform(size=len(self.z) + 1)
             try:
@@ -200,6 +207,7 @@ class Run:
                     evaluate,
                 )
             except SpentError:
+                self.generator.bit_generator.state = before
                 return False
             self.number += 1
             if self.number > self.total:
@@ -221,7 +229,9 @@ class Run:
     @property
     def draws(self) -> Float[np.ndarray, "N C D"]:
         """Positions that are kept."""
-        return np.stack(self.kept)
+        # As :func:`_flat` has them in memory, so that it copies nothing.
+        draws: np.ndarray = np.stack(self.kept, 1).transpose(1, 0, 2)
+        return draws
 
     @property
     def quality(self) -> Float[np.ndarray, " C"]:
@@ -237,7 +247,8 @@ def kept_of(dim: int) -> int:
 
 def memory_of(dim: int, by_minibatches: bool = False) -> str:
     """What chains of so many weights take, in words."""
-    arrays = kept_of(dim) + ARRAYS + OF_MINIBATCHES * by_minibatches
+    # What is kept is copied to be judged.
+    arrays = 2 * kept_of(dim) + ARRAYS + OF_MINIBATCHES * by_minibatches
     numbers = arrays * CHAINS * dim
     return f"{CHAINS} chains of {dim:,} weights take about {8e-6 * numbers:,.0f} MB"
 
@@ -271,6 +282,21 @@ def sampled(
     meter: Meter,
     known: Networked | None = None,
     why: str = "",
+) -> tuple[Networked, Verdict]:
+    """Draws of a network, and whether its outputs may be trusted; see :func:`_sampled`."""
+    try:
+        return _sampled(outputs, generator, wanted, meter, known, why)
+    except SpentError:
+        raise _too_small(meter, outputs.problem, known is None or bool(why)) from None
+
+
+def _sampled(
+    outputs: Outputs,
+    generator: np.random.Generator,
+    wanted: policy.Wanted,
+    meter: Meter,
+    known: Networked | None,
+    why: str,
 ) -> tuple[Networked, Verdict]:
     """Draws of a network, and whether its outputs may be trusted.
 
@@ -358,7 +384,7 @@ def further(known: Networked, number: int, meter: Meter) -> tuple[Networked, Ver
         made = len(run.kept) - len(before.kept)
         if made < number:
             notes.append(f"{made} of {number} draws of each chain")
-        figures = Figures.of(outputs, run)
+        figures = Figures.of(outputs, run, known.evidence.wanted)
     calibration = Calibration()
     if "held out" in outputs.rows or not run.moves.adjusted:
         calibration = _calibration(outputs, run)
@@ -391,6 +417,8 @@ def _ensemble(
             rows.minibatches.draw(generator)
         values, score = rows.few(z)
         better = values > best
+        if rows.minibatches is not None:  # of other rows each: the last finite one is kept
+            better = np.isfinite(values) & np.isfinite(score).all(1)
         best, at = np.where(better, values, best), np.where(better[:, None], z, at)
         score = np.nan_to_num(score)
         mean += 0.1 * (score - mean)
@@ -398,8 +426,7 @@ def _ensemble(
         size = np.sqrt(square / (1.0 - 0.999 ** (step + 1))) + 1e-8
         rate = pace.rate * (1.0 - step / pace.ensemble)
         z = z + rate * mean / (1.0 - 0.9 ** (step + 1)) / size
-    # Which position was best is not known of other rows each.
-    return at if rows.minibatches is None else z
+    return at
 
 
 @dataclass(frozen=True)
@@ -411,11 +438,12 @@ class Figures:
     chained: policy.Chained
 
     @classmethod
-    def of(cls, outputs: Outputs, run: Run) -> Figures:
+    def of(cls, outputs: Outputs, run: Run, wanted: policy.Wanted) -> Figures:
         """Of what is kept of chains."""
         draws = run.draws
         if run.rows.minibatches is not None:
-            draws = draws[-1 :: -max(1, -(-len(draws) // MOST_JUDGED))][::-1]
+            most = max(MOST_JUDGED, math.ceil(wanted.target_ess / CHAINS))
+            draws = draws[-1 :: -max(1, -(-len(draws) // most))][::-1]
         columns = outputs.columns(_flat(draws))
         joined = np.concatenate(list(columns.values()), 1)
         found = convergence(joined.reshape(*draws.shape[1::-1], -1).transpose(1, 0, 2))
@@ -469,7 +497,7 @@ def _agreeing(
             if before is not None:
                 return before
             raise _too_small(meter, problem)
-        figures = Figures.of(outputs, run)
+        figures = Figures.of(outputs, run, wanted)
         is_done = is_near_enough and figures.r_hat < NEAR
         is_spent = not goes_on or meter.left < CHAINS
         if is_done or is_spent or not _against(figures.chained, run, wanted):

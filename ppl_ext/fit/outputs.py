@@ -7,7 +7,8 @@ are held out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -211,10 +212,21 @@ def _calibration(site: str, found: Dataset, generator: np.random.Generator) -> C
 
 def _are_same(one: Arguments, other: Arguments) -> bool:
     """Whether two calls have the same numbers, by position or by name."""
-    first, second = ([*args, *kwargs.values()] for args, kwargs in (one, other))
-    return len(first) == len(second) and all(
-        np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(first, second, strict=True)
-    )
+    (args, kwargs), (others, named) = one, other
+    if kwargs.keys() == named.keys():  # in any order
+        named = {name: named[name] for name in kwargs}
+    first, second = [*args, *kwargs.values()], [*others, *named.values()]
+    if not first or len(first) != len(second):
+        return False
+    pairs = zip(first, second, strict=True)
+    try:
+        return all(a is b or np.array_equal(_plain(a), _plain(b)) for a, b in pairs)
+    except (RuntimeError, TypeError, ValueError):  # what has no numbers here, as on other devices
+        return False
+
+
+def _plain(value: Any) -> np.ndarray:
+    return np.asarray(value.detach() if hasattr(value, "detach") else value)
 
 
 def outputs_of(
@@ -224,13 +236,17 @@ def outputs_of(
     *,
     is_network: bool,
     seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Outputs | None:
     """The outputs that a fit is judged by, or None where its sites are.
+
+    ``clock`` counts the seconds.
 
     Raises
     ------
     ArgumentError
-        Outputs were asked for, and there are none, or their rows come from a loader.
+        Outputs were asked for, and there are none, or their rows come from a loader, or take too
+        long without rows that are held out.
     """
     asks = judge == "outputs" or held_out is not None
     if judge == "sites" or not (asks or is_network):
@@ -243,11 +259,16 @@ def outputs_of(
         refused = "Outputs at rows of a loader are not judged. Pass the rows as arguments."
     elif problem.minibatches is not None:
         whole = problem if problem.is_whole else problem.with_all_rows(problem.starting_points)
-        _, each = timed(whole.evaluate, problem.starting_points(1)[0])
-        if policy.CHAIN_EVALUATIONS * each > seconds:
-            problem, is_large = whole, True
-        else:
+        _, each = timed(whole.evaluate, problem.starting_points(1)[0], clock)
+        problem, is_large = whole, policy.CHAIN_EVALUATIONS * each > seconds
+        if not is_large:
             problem = replace(whole, minibatches=None)
+        elif held_out is None:
+            refused = (
+                f"Chains with all rows would take about {policy.CHAIN_EVALUATIONS * each:,.0f} s, "
+                f"more than the {seconds:.3g} s that seconds= allows. Give held_out=, rows by "
+                "which chains by minibatches are judged, or more seconds."
+            )
     rows = {"": (views.args, views.kwargs)}
     if held_out is not None:
         if _are_same(held_out, rows[""]):

@@ -13,6 +13,9 @@ from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.rows import Minibatches
 
+#: Moves from one anchor to the next at most: some tens of them fall into the warm-up.
+MOST_MOVES = 200
+
 
 class Anchor(NamedTuple):
     """Where the log density (C,) and the score (C, D) of all rows are known, positions (C, D)."""
@@ -57,8 +60,10 @@ class RowsSeen:
 
     @property
     def moves(self) -> int:
-        """Moves of a pass."""
-        return 1 if self.minibatches is None else round(1.0 / self.minibatches.share)
+        """Moves of a pass, after which an anchor is renewed."""
+        if self.minibatches is None:
+            return 1
+        return min(MOST_MOVES, round(1.0 / self.minibatches.share))
 
     def of_move(
         self, anchor: Anchor | None, z: Positions, number: int, generator: np.random.Generator

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -37,7 +36,8 @@ class Minibatches:
     rows : int
         Of a minibatch, of the plate that has most.
     share : float
-        Rows of a minibatch over those of the data, all plates together.
+        Rows of a minibatch over those of the data, of the plate of which it is largest: about what
+        an evaluation takes of one with all rows.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Minibatches:
         # One for all minibatches, which counts what was evaluated before.
         self.evaluate = InPieces(Joined(lambda z, before: self._piece(z, before), together))
         self.rows = max(each.subsample_size for each in plates.values())
-        self.share = math.prod(each.subsample_size / each.size for each in plates.values())
+        self.share = max(each.subsample_size / each.size for each in plates.values())
 
     def draw(self, generator: np.random.Generator) -> None:
         """Go over to other rows."""

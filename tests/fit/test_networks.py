@@ -247,7 +247,7 @@ def test_minibatches_count_as_the_share_of_rows_that_they_are() -> None:
 def test_a_budget_without_chains_says_what_they_take(budget: int) -> None:
     """Before a member of the ensemble is evaluated."""
     of = replace(problem(), minibatches=None)
-    with pytest.raises(ArgumentError, match="takes 14,400 evaluations, and .* draws 192 more"):
+    with pytest.raises(ArgumentError, match="takes 14,512 evaluations, and .* draws 192 more"):
         sampled(of, budget=budget)
     assert of.evaluate.calls == 0
 
@@ -285,7 +285,7 @@ def test_a_budget_that_ends_in_a_second_warm_up_gives_back_the_draws_before_it()
 
 
 def test_memory_is_stated_of_so_many_weights() -> None:
-    assert networks.memory_of(602) == "16 chains of 602 weights take about 16 MB"
+    assert networks.memory_of(602) == "16 chains of 602 weights take about 32 MB"
     assert networks.kept_of(10_000_000) == networks.LEAST_KEPT
 
 
@@ -293,6 +293,20 @@ def test_rows_that_are_fitted_do_not_confirm() -> None:
     for given in (TRAIN, {"x": TRAIN[0], "y": TRAIN[1].copy()}):
         with pytest.raises(ArgumentError, match="found those that are: they confirm nothing"):
             sampled(problem(), given)
+
+
+def test_rows_are_compared_whatever_they_are() -> None:
+    same = outputs._are_same
+    x, y = TRAIN
+    assert same(((), {"x": x, "y": y}), ((), {"y": y, "x": x}))
+    assert not same(((), {}), ((), {}))
+    assert not same(((x, {"a": x}), {}), ((x, {"a": x.copy()}), {}))
+    assert not same(((x, [[1], [1, 2]]), {}), ((x, [[1], [1, 2]]), {}))
+    torch = pytest.importorskip("torch")
+    with_gradient = torch.tensor(x, requires_grad=True)
+    assert same(((with_gradient,), {}), ((with_gradient.clone(),), {}))
+    coarse = torch.tensor(x, dtype=torch.bfloat16)
+    assert not same(((coarse,), {}), ((coarse.clone(),), {}))
 
 
 def test_held_out_arguments_with_which_the_model_fails_are_refused() -> None:

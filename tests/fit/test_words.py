@@ -187,7 +187,7 @@ SENTENCES: dict[str, Callable[[], str]] = {
     ),
     "So do not trust these draws.": lambda: _conclusion(Verdict("not trusted", ())),
     "So these draws are neither refuted nor confirmed. Give check more draws, or a larger budget= "
-    "or seconds=; or fit the program by fit.": (lambda: _conclusion(Verdict("approximate", ()))),
+    "or seconds=; or fit by fit.": (lambda: _conclusion(Verdict("approximate", ()))),
     "finding a mode": lambda: STAGES["start"],
     "sampling": lambda: STAGES["chains"],
     "1 mode found": lambda: _counted(1),

@@ -2066,15 +2066,15 @@ def _fit() -> Iterator[Mutation]:
         (
             "a change point is taken for a slope",
             "witnesses/slopes.py",
-            "NEAR_STEPS, NEAR_SHARE = (1e-2, 1e-3, 1e-4), 0.05",
-            "NEAR_STEPS, NEAR_SHARE = (1e-2,), 0.05",
+            "same[told].all()",
+            "told.any()",
             "test_slopes",
         ),
         (
             "a quarter of a slope that is missed lets pass",
             "witnesses/slopes.py",
-            "NEAR_STEPS, NEAR_SHARE = (1e-2, 1e-3, 1e-4), 0.05",
-            "NEAR_STEPS, NEAR_SHARE = (1e-2, 1e-3, 1e-4), 0.5",
+            "NEAR_STEPS, NEAR_SHARE = (1e-2, 5e-3, 1e-3, 5e-4, 1e-4), 0.05",
+            "NEAR_STEPS, NEAR_SHARE = (1e-2, 5e-3, 1e-3, 5e-4, 1e-4), 0.5",
             "test_slopes",
         ),
         (
@@ -2470,8 +2470,8 @@ def _neutral() -> Iterator[Mutation]:
         (
             "more draws that failed have used up random numbers",
             "fit/fit.py",
-            "generator.bit_generator.state, evaluate.calls = before",
-            "_, evaluate.calls = before",
+            "generator.bit_generator.state = before[0]",
+            "pass",
             "test_fit",
         ),
     ]:

@@ -76,3 +76,9 @@ def test_places_where_searches_start_tell_of_a_part_of_the_slope() -> None:
     # short one.
     jumps = lambda z: of_normal(z) + 1e-2 * np.floor(500.0 * z).sum(1)  # noqa: E731
     assert checked(jumps, lambda z: -z, 1e-16) > 32
+    # With so many that each step passes hundreds, their sum is like a slope, but not a steady one.
+    rng = np.random.default_rng(3)
+    places, heights = np.sort(rng.uniform(-3.0, 3.0, 10**5)), rng.normal(1e-4, 1e-3, 10**5 + 1)
+    sums = np.cumsum(heights)
+    many = lambda z: of_normal(z) + sums[np.searchsorted(places, z)].sum(1)  # noqa: E731
+    assert checked(many, lambda z: -z, 1e-16) > 32
