@@ -26,6 +26,7 @@ from ppl_ext.fit.programs import Programs
 from ppl_ext.options import check_choice, check_count, described
 from ppl_ext.statistics.effective import effective_number
 from ppl_ext.target.observations import Observations
+from ppl_ext.target.on_host import on_host
 
 #: Data sets, and draws that are ranked among, unless told otherwise.
 DATA_SETS, DRAWS = 100, 99
@@ -268,7 +269,7 @@ def _draws_of(
 ) -> dict[str, np.ndarray]:
     """Draws of latent sites as NumPy arrays, checked."""
     draws = {
-        name: np.asarray(_detached(source.draws[name])) for name in truth if name in source.draws
+        name: np.asarray(on_host(source.draws[name])) for name in truth if name in source.draws
     }
     where = f"of data set {data_set}"
     if not draws:
@@ -292,10 +293,6 @@ def _draws_of(
                 f"Expected finite draws, found NaN or infinite ones of '{name}' in the fit {where}."
             )
     return draws
-
-
-def _detached(value: Any) -> Any:
-    return value.detach().cpu() if hasattr(value, "detach") else value
 
 
 def _worth(source: Source, draws: Mapping[str, np.ndarray]) -> float:

@@ -30,7 +30,6 @@ from ppl_ext.fit.comparison import (
     column_values,
     compared,
     flat_columns,
-    on_host,
     with_further,
 )
 from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
@@ -43,6 +42,7 @@ from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.statistics.effective import effective_number
 from ppl_ext.target.noncentred import points_around
+from ppl_ext.target.on_host import on_host
 from ppl_ext.witnesses.drift import TUNING, TUNING_CHAINS, Drift, drift
 from ppl_ext.witnesses.ratios import importance_ratios
 from ppl_ext.witnesses.sample import sampled_identities

@@ -15,6 +15,7 @@ from ppl_ext.fit.evidence import LogEvidence
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.views import Views
 from ppl_ext.options import described
+from ppl_ext.target.on_host import on_host
 
 if TYPE_CHECKING:
     import pandas
@@ -105,9 +106,7 @@ def _warn_of_other_data(fits: Mapping[str, Fit | LogEvidence]) -> None:
 def _arrays(views: Views) -> set[bytes]:
     """Arrays of more than one number among a fit's arguments, by value."""
     arrays = (each for _, each in named_arrays(None, views.args, views.kwargs))
-    plain = [
-        np.asarray(each.detach().cpu() if hasattr(each, "detach") else each) for each in arrays
-    ]
+    plain = [np.asarray(on_host(each)) for each in arrays]
     return {
         np.ravel(each).astype(float).tobytes()
         for each in plain

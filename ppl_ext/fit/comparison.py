@@ -15,6 +15,7 @@ from ppl_ext.chains.convergence import Convergence, convergence, in_chains
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.verdict import MOST_SHOWN, SiteFigures, Value
 from ppl_ext.statistics.effective import distinct_number, effective_number
+from ppl_ext.target.on_host import on_host
 
 #: What to do where draws are too few.
 MORE_DRAWS = "Take more draws, of particles by num_particles=."
@@ -174,11 +175,6 @@ def flat_columns(
             f"Expected as many draws of every site, and some, found {sorted(lengths)}."
         )
     return Columns(names, sites, np.concatenate(columns, axis=1), chains)
-
-
-def on_host(value: Any) -> Any:
-    """A tensor where NumPy finds it; anything else as it is."""
-    return value.detach().cpu() if hasattr(value, "detach") else value
 
 
 def with_further(

@@ -25,6 +25,7 @@ from ppl_ext.fit.figures import site_figures
 from ppl_ext.fit.verdict import STAGES, Stage, Verdict
 from ppl_ext.fit.views import Views
 from ppl_ext.options import check_choice, described
+from ppl_ext.target.on_host import on_host
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,7 +106,7 @@ def values_of(fit: Fit, name: str) -> Shaped[np.ndarray, "S ..."]:
     """Draws of a latent or deterministic site."""
     if name in fit.draws:
         value = fit.draws[name]
-        return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        return np.asarray(on_host(value))
     if fit.has_program and fit.views is not None:
         return variable(as_arviz(fit, **POSTERIOR_ALONE)["posterior"], name)
     raise ArgumentError(f"Expected one of the sites {list(fit.draws)}, found {name!r}.")

@@ -20,6 +20,7 @@ from ppl_ext.diagnostics.predictive_data import is_classification, mixture_proba
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.fit import policy
 from ppl_ext.fit.problem import Problem, timed
+from ppl_ext.target.on_host import on_host
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -220,13 +221,9 @@ def _are_same(one: Arguments, other: Arguments) -> bool:
         return False
     pairs = zip(first, second, strict=True)
     try:
-        return all(a is b or np.array_equal(_plain(a), _plain(b)) for a, b in pairs)
+        return all(a is b or np.array_equal(on_host(a), on_host(b)) for a, b in pairs)
     except (RuntimeError, TypeError, ValueError):  # what has no numbers here, as on other devices
         return False
-
-
-def _plain(value: Any) -> np.ndarray:
-    return np.asarray(value.detach() if hasattr(value, "detach") else value)
 
 
 def outputs_of(
@@ -253,15 +250,15 @@ def outputs_of(
         if held_out is not None:
             raise ArgumentError("Expected held_out with judge='outputs', found judge='sites'.")
         return None
-    views, refused, is_large = problem.views, "", False
+    views, refused = problem.views, ""
     assert views is not None
     if views.batches is not None:
         refused = "Outputs at rows of a loader are not judged. Pass the rows as arguments."
     elif problem.minibatches is not None:
         whole = problem if problem.is_whole else problem.with_all_rows(problem.starting_points)
         _, each = timed(whole.evaluate, problem.starting_points(1)[0], clock)
-        problem, is_large = whole, policy.CHAIN_EVALUATIONS * each > seconds
-        if not is_large:
+        problem = whole
+        if policy.CHAIN_EVALUATIONS * each <= seconds:
             problem = replace(whole, minibatches=None)
         elif held_out is None:
             refused = (
@@ -277,7 +274,8 @@ def outputs_of(
                 "confirm nothing."
             )
         # Of many rows those that are held out are enough.
-        rows = {"held out": held_out} if is_large else {**rows, "held out": held_out}
+        rows = rows if problem.minibatches is None else {}
+        rows = {**rows, "held out": held_out}
     found = Outputs(problem, rows)
     if not refused:
         try:

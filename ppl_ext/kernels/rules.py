@@ -49,6 +49,7 @@ import numpy as np
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_number, described
+from ppl_ext.target.on_host import as_float64
 
 BANDWIDTH_RULES = ("median", "pyro", "numpyro", "blackjax", "dartml", "dimension", "wide")
 #: Of the rules that look at the number of dimensions alone, the multiple of it.
@@ -111,7 +112,7 @@ def check_metric(metric: Any) -> None:
     if not (len(shape) == 1 or (len(shape) == 2 and shape[0] == shape[1])):
         raise ArgumentError(f"Expected a metric of shape (D,) or (D, D), found {tuple(shape)}.")
     try:
-        values = np.asarray(metric.detach().cpu() if hasattr(metric, "detach") else metric, float)
+        values = as_float64(metric)
     except TypeError:
         # An array of a function that is being compiled has no values yet.
         return

@@ -16,6 +16,7 @@ from ppl_ext.curvature.program_curvature import GaussNewton, Structure, as_curva
 from ppl_ext.engines.base import EngineShell
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count, check_names, describe
+from ppl_ext.target.on_host import on_host
 
 #: Dimension up to which the curvature is ``"full"`` unless told otherwise: as many rows are
 #: factorised in about a minute of one core, and the time grows as the cube.
@@ -291,7 +292,7 @@ class LatestPrecision:
 
 def as_numpy(array: Any) -> Float[np.ndarray, " ..."]:
     """An array of a framework, from wherever it is, as one of NumPy."""
-    return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+    return np.asarray(on_host(array))
 
 
 @dataclass(frozen=True)

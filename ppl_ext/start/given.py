@@ -15,6 +15,7 @@ from ppl_ext.options import described
 from ppl_ext.start.find import MOST_DIMENSIONS, Counted, local_normal
 from ppl_ext.start.paths import Evaluate, Vector
 from ppl_ext.start.start import Mode, Start
+from ppl_ext.target.on_host import on_host
 
 #: The library's search, and the host's init strategy.
 SEARCH, HOST = "search", "host"
@@ -217,7 +218,7 @@ def as_array(value: Any, dtype: Any = np.float64) -> np.ndarray:
         It holds no numbers.
     """
     try:
-        return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, dtype)
+        return np.asarray(on_host(value), dtype)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"Expected numbers, found {described(value)}.") from error
 

@@ -8,6 +8,11 @@ import numpy as np
 from jaxtyping import Float
 
 
+def on_host(value: Any) -> Any:
+    """A tensor, on whichever device it is, where NumPy finds it; anything else as it is."""
+    return value.detach().cpu() if hasattr(value, "detach") else value
+
+
 def as_float64(values: Any) -> Float[np.ndarray, " ..."]:
     """Numbers of an array, on whichever device it is, in double precision."""
-    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, np.float64)
+    return np.asarray(on_host(values), np.float64)
