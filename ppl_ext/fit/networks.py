@@ -283,7 +283,16 @@ def sampled(
     known: Networked | None = None,
     why: str = "",
 ) -> tuple[Networked, Verdict]:
-    """Draws of a network, and whether its outputs may be trusted; see :func:`_sampled`."""
+    """Draws of a network, and whether its outputs may be trusted.
+
+    Chains start where those of a ``known`` fit to other arguments are, unless ``why`` says why not,
+    or else at an ensemble.
+
+    Raises
+    ------
+    ArgumentError
+        The budget, or the time, buys no draws.
+    """
     try:
         return _sampled(outputs, generator, wanted, meter, known, why)
     except SpentError:
@@ -298,16 +307,6 @@ def _sampled(
     known: Networked | None,
     why: str,
 ) -> tuple[Networked, Verdict]:
-    """Draws of a network, and whether its outputs may be trusted.
-
-    Chains start where those of a ``known`` fit to other arguments are, unless ``why`` says why not,
-    or else at an ensemble.
-
-    Raises
-    ------
-    ArgumentError
-        The budget, or the time, buys no draws.
-    """
     problem, stages = outputs.problem, list[Stage]()
     stage = partial(staged, stages, meter)
     rows = RowsSeen.of(problem, meter)

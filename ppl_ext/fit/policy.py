@@ -648,8 +648,8 @@ def of_chains(
     if found.ess_bulk < least or found.ess_tail < TAIL_SHARE * least:
         reasons.append(
             f"Expected {wanted.target_ess:.0f} effective draws, found {found.ess_bulk:.0f} (tails "
-            f"{found.ess_tail:.0f}) before budget= or seconds= was spent. Give "
-            "more of it."
+            f"{found.ess_tail:.0f}) before budget= or seconds= was spent. Give a "
+            "larger budget= or seconds=."
         )
     asked = wanted.deviation_error
     if is_sure:

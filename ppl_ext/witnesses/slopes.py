@@ -82,15 +82,14 @@ def false_slopes(
         missed = float(np.median(shares))
         if missed <= share:
             return None
-        if steady < math.inf:
-            quotient, same = found / step, np.zeros(number, bool)
-            if before is not None:
-                off = np.abs(quotient - before) - rounding / step
-                same = told & (off <= steady * np.abs(quotient))
-            before = quotient
-            if same[told].all():
+        if steady == math.inf:
+            continue
+        quotient = found / step
+        if before is not None:
+            off = np.abs(quotient - before) - rounding / step
+            if (off <= steady * np.abs(quotient))[told].all():
                 return missed
-            missed = None
+        missed, before = None, quotient
     return missed
 
 

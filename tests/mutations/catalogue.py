@@ -2066,8 +2066,8 @@ def _fit() -> Iterator[Mutation]:
         (
             "a change point is taken for a slope",
             "witnesses/slopes.py",
-            "same[told].all()",
-            "told.any()",
+            "if (off <= steady * np.abs(quotient))[told].all():",
+            "if True:",
             "test_slopes",
         ),
         (
