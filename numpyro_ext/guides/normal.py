@@ -39,6 +39,7 @@ class NormalDensity(FlatDensity):
         return self._transforms[name](parameters[name])
 
     def mean(self, parameters: Parameters) -> Float[Array, " D"]:
+        """Mean of the guide, in the unconstrained space."""
         return self._get(parameters, "loc")
 
     def noise(self, parameters: Parameters, rng_key: Array, shape: tuple[int, ...]) -> Any:
@@ -53,6 +54,7 @@ class NormalDensity(FlatDensity):
         )
 
     def set_parts(self, loc: Array, scale: Array, factor: Array) -> Parameters:
+        """Parameters of a guide with a low-rank factor: its mean, the diagonal of S, and W."""
         return self._set(loc=loc, scale=scale, cov_factor=factor)
 
 

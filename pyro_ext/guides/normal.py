@@ -31,6 +31,7 @@ class NormalDensity(FlatDensity):
         """The host creates every parameter of these guides when it sets them up."""
 
     def mean(self, parameters: Parameters) -> Float[Tensor, " D"]:
+        """Mean of the guide, in the unconstrained space."""
         return parameters["loc"]
 
     @cached_property
@@ -53,6 +54,7 @@ class NormalDensity(FlatDensity):
         return noise.to(loc.device)
 
     def set_parts(self, loc: Tensor, scale: Tensor, factor: Tensor) -> Parameters:
+        """Parameters of a guide with a low-rank factor: its mean, the diagonal of S, and W."""
         unconstrained = self._unconstrained_scale(scale)
         return {"loc": loc, "scale_unconstrained": unconstrained, "cov_factor": factor}
 
