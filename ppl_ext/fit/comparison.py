@@ -79,6 +79,8 @@ class Off:
         Mass beyond the ends that hold 1.5 % each.
     mean_bound, deviation_bound : float
         What the errors of the mean and of the standard deviation are at most, chance allowed for.
+        Infinite where tails are so heavy that a standard deviation has no reliable error: such a
+        column is judged by its marginal alone.
     """
 
     name: str
@@ -130,14 +132,13 @@ class Comparison:
     @property
     def unsure(self) -> str:
         """What keeps draws that do not differ from being confirmed, in words; "" if nothing."""
-        errors = {name: site.deviation_error for name, site in self.by_site.items()}
-        large = {name: error for name, error in errors.items() if error > UNSURE}
+        large = [off for off in self.found if off.site and UNSURE < off.deviation_bound < math.inf]
         if not large:
             return ""
-        name = max(large, key=lambda each: large[each])
+        worst = max(large, key=lambda off: off.deviation_bound)
         return (
-            f"Not confirmed: the sd of '{name}' may be off by {large[name]:.0%}, as far as these "
-            f"draws and chains tell. {MORE_DRAWS}"
+            f"Not confirmed: the sd of '{worst.name}' may be off by {worst.deviation_bound:.0%}, "
+            f"as far as these draws and chains tell. {MORE_DRAWS}"
         )
 
 
@@ -308,8 +309,10 @@ def _off(
     if site:
         masses = zip((lower, upper), of_tails, strict=True)
         shares += [_tail_share(mass, in_tails, theirs_of, each) for mass, theirs_of in masses]
+    deviation_bound = math.inf
     if not figures.is_heavy[k]:
         shares += by_moments
+        deviation_bound = math.expm1(off + quantile * error)
     return Off(
         name,
         site,
@@ -320,7 +323,7 @@ def _off(
         upper,
         max(shares),
         mean + corrected * math.sqrt(noise),
-        math.expm1(off + quantile * error),
+        deviation_bound,
     )
 
 

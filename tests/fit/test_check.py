@@ -164,6 +164,25 @@ def test_draws_that_depend_on_each_other_count_as_fewer() -> None:
     assert np.abs(x.mean(0)).max() > 0.2 and not compared(own, theirs, DIM).wrong
 
 
+def test_heavy_tails_leave_draws_confirmed() -> None:
+    """Of a Cauchy parameter no standard deviation is known, nor of its neighbour one withheld."""
+    generator = np.random.default_rng(5)
+    shapes = {"heavy": (), "x": ()}
+
+    def both(number: int) -> dict[str, Any]:
+        return {"heavy": generator.standard_cauchy(number), "x": generator.normal(size=number)}
+
+    found = compared(
+        flat_columns(both(2_000), shapes), flat_columns(both(8_000), shapes, 16), len(shapes)
+    )
+    assert not found.wrong and not found.unsure
+    assert found.by_site["heavy"].deviation_error == np.inf
+    assert found.by_site["x"].deviation_error < 0.3
+    wide = {name: 1.5 * values for name, values in both(2_000).items()}
+    wrong = compared(flat_columns(wide, shapes), flat_columns(both(8_000), shapes, 16), len(shapes))
+    assert wrong.wrong == 2
+
+
 @pytest.mark.parametrize("fault", ["shifted", "narrow", "wide", "half", "spikes"])
 def test_drift_alone_sees_what_moves(fault: str) -> None:
     generator = np.random.default_rng(4)

@@ -31,7 +31,7 @@ from ppl_ext.fit.policy import (
     judge,
     judge_engine,
 )
-from ppl_ext.fit.verdict import STAGES, SiteFigures, Verdict
+from ppl_ext.fit.verdict import STAGES, Verdict
 from ppl_ext.witnesses.drift import Drift
 from ppl_ext.witnesses.ratios import Ratios
 from ppl_ext.witnesses.stein import Stein
@@ -146,9 +146,9 @@ SENTENCES: dict[str, Callable[[], str]] = {
     "theirs, 2.0% "
     "of the probability lies elsewhere (Kolmogorov distance), and its tails are 1.4% and 1.6% "
     "where theirs are 1.5% each.": lambda: OFF.told,
-    "Not confirmed: the sd of 'theta' may be off by 108%, as far as these draws and chains tell. "
-    "Take more draws, of particles by num_particles=.": (
-        lambda: Comparison([], {"theta": SiteFigures(4.0, 4.0, 1.0, deviation_error=1.084)}).unsure
+    "Not confirmed: the sd of 'theta[2]' may be off by 108%, as far as these draws and chains "
+    "tell. Take more draws, of particles by num_particles=.": (
+        lambda: Comparison([replace(OFF, deviation_bound=1.084)], {}).unsure
     ),
     "Stein's identities, which right draws obey: the mean slope of the log density is +0.02 ± 0.01 "
     "in 'theta[2]' (0 for right draws), and the spread of the draws 0.87 ± 0.06 in 'theta[2]' (1 "
