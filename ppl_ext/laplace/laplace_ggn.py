@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -19,7 +19,8 @@ from ppl_ext.options import check_count, check_names, describe
 from ppl_ext.target.on_host import on_host
 
 #: Dimension up to which the curvature is ``"full"`` unless told otherwise: as many rows are
-#: factorised in about a minute of one core, and the time grows as the cube.
+#: factorised in about a minute of one core, and the time grows as the cube. Up to twice as many
+#: where the rows are fewer, so that they take no more memory.
 FULL_UP_TO = 5000
 
 
@@ -44,7 +45,8 @@ class LaplaceShell(EngineShell):
     curvature : GaussNewton or {"full", "diag", "kfac", "low_rank"}, optional
         Curvature of the likelihood and the prior; see
         :class:`~ppl_ext.curvature.program_curvature.GaussNewton`. Default: ``"full"`` up to 5,000
-        coordinates, ``"kfac"`` above. Its ``sites``, such as those of a network's last layer, have
+        coordinates, and up to 10,000 where the Jacobian of all rows has 25 million numbers or
+        fewer; ``"kfac"`` above. Its ``sites``, such as those of a network's last layer, have
         a Gaussian, and all others are fixed at the mode. Nothing of D x D numbers is formed but for
         ``"full"``. With ``"kfac"`` the prior of a matrix site joins its Kronecker factors exactly
         where its curvature is the same for the whole site, or differs by rows and by columns; see
@@ -144,8 +146,7 @@ class LaplaceShell(EngineShell):
     _draws_take_all_rows = True
 
     def _notes(self, plan: Any) -> tuple[str, ...]:
-        dim = plan.target.dim if self.curvature is None else 0
-        return notes_of(structure_for(self.curvature, dim))
+        return notes_of(plan.posterior.likelihood.options)
 
     def _settings(self) -> dict[str, str]:
         # Without hyperparameters the steps do not depend on the curvature, and the state of one
@@ -385,9 +386,29 @@ def notes_of(options: GaussNewton) -> tuple[str, ...]:
     )
 
 
-def structure_for(options: GaussNewton | None, dim: int) -> GaussNewton:
-    """The curvature that was asked for, or the default for so many coordinates."""
-    return options or GaussNewton("full" if dim <= FULL_UP_TO else "kfac")
+def structure_for(
+    options: GaussNewton | None, dim: int, outputs: Iterable[Any], plates: Mapping[str, Any]
+) -> GaussNewton:
+    """The curvature that was asked for, or the default.
+
+    Parameters
+    ----------
+    options : GaussNewton, optional
+        What was asked for.
+    dim : int
+        Coordinates of the Gaussian.
+    outputs : iterable of ObservedOutput
+        Of one minibatch.
+    plates : dict of str to DataPlate
+        Those that the minibatch is of.
+    """
+    if options is not None:
+        return options
+    # A row of the Jacobian for each parameter of an observation, at most.
+    of_batch = sum(math.prod(each.shape) for out in outputs for each in out.parameters.values())
+    rows = of_batch * math.prod(each.size / each.subsample_size for each in plates.values())
+    is_small = dim <= FULL_UP_TO or (dim <= 2 * FULL_UP_TO and rows * dim <= FULL_UP_TO**2)
+    return GaussNewton("full" if is_small else "kfac")
 
 
 def sites_of_gaussian(

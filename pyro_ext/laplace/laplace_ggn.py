@@ -164,7 +164,9 @@ class _Posterior(PosteriorShell):
         rows = target.first_rows()
         check_no_factors(target.likelihood_factors(position, data, rows), "pyro")
         coordinates = Coordinates(target, chosen)
-        options = structure_for(options, len(coordinates))
+        with torch.no_grad():
+            outputs = target.outputs(position, data, rows).values()
+        options = structure_for(options, len(coordinates), outputs, target.plates)
         prior = ConditionalPrior(target, data, coordinates, options)
         structure = row_structure(target, position, data, rows)
         likelihood = LikelihoodCurvature(target, coordinates, options, structure)
