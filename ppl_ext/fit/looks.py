@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from jaxtyping import Float, Shaped
 
+from ppl_ext.arguments import named_arrays
 from ppl_ext.diagnostics.posterior import (
     KINDS,
     POSTERIOR_ALONE,
@@ -154,7 +155,27 @@ def predicted(
         fit.check_data()
         args, kwargs = views.args, views.kwargs
     draws = fit.get_samples(num_samples=num_samples)
-    return views.predict(draws, args, kwargs, seed, (views.args, views.kwargs), return_sites)
+    try:
+        return views.predict(draws, args, kwargs, seed, (views.args, views.kwargs), return_sites)
+    except Exception as error:
+        # The model's own, as of a matrix with other columns, whose words tell of no argument.
+        for told in _of_other_shapes(views, args, kwargs):
+            error.add_note(told)
+        raise
+
+
+def _of_other_shapes(views: Views, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+    """Which arrays differ from those of the fit by more than the number of their rows."""
+    fitted, given = _shapes(views.args, views.kwargs), _shapes(args, kwargs)
+    return [
+        f"Argument {name} has shape {shape}, and had {fitted[name]} in the fit."
+        for name, shape in given.items()
+        if name in fitted and (len(shape), shape[1:]) != (len(fitted[name]), fitted[name][1:])
+    ]
+
+
+def _shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(np.shape(each)) for name, each in named_arrays(None, args, kwargs)}
 
 
 def plot(fit: Fit, kind: str, options: Mapping[str, Any]) -> Any:

@@ -171,6 +171,12 @@ def test_draws_are_found_by_the_name_of_their_site(backend: Any, fit: Any) -> No
         fit["alpha"]
 
 
+def test_errors_of_the_model_at_new_rows_tell_of_other_columns(backend: Any, fit: Any) -> None:
+    with pytest.raises(Exception) as caught:
+        fit.predict(backend.array(np.ones((4, 3))))
+    assert "Argument args[0] has shape (4, 3), and had (6,) in the fit." in caught.value.__notes__
+
+
 @pytest.mark.filterwarnings("ignore:Passing a dict or None as alias_mapping")
 @pytest.mark.parametrize("kind", KINDS)
 def test_pictures(fit: Any, kind: str) -> None:
