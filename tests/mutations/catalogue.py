@@ -960,6 +960,20 @@ def _laplace() -> Iterator[Mutation]:
         "0.0 * prior.diagonal + likelihood.diagonal",
         "laplace",
     )
+    yield from neutral(
+        "rows of a minibatch counted for all, where the default structure is chosen",
+        "laplace/laplace_ggn.py",
+        "each.size / each.subsample_size",
+        "1.0",
+        "laplace",
+    )
+    yield from neutral(
+        "draws withheld for the standard deviation of heavy tails",
+        "fit/comparison.py",
+        "    deviation_bound = math.inf\n",
+        "    deviation_bound = math.expm1(off + quantile * error)\n",
+        "fit",
+    )
     yield from both(
         "hyperparameters move against the evidence",
         "laplace/laplace_ggn.py",
