@@ -205,7 +205,8 @@ def shown(values: Iterable[float]) -> str:
     """Mean, and its standard error where there are several values."""
     numbers = np.array(list(values), np.float64)
     mean, error = _mean_and_error(numbers)
-    if math.isnan(error) or error <= 0.0:
+    # What rounding leaves of equal values is no error.
+    if math.isnan(error) or error <= 1e-12 * abs(mean):
         return f"{mean:.4g}"
     # As many decimals as the error's first digit.
     decimals = min(6, max(0, -math.floor(math.log10(error))))

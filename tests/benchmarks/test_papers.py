@@ -102,6 +102,7 @@ def test_other_tests_of_a_claim() -> None:
 def test_means_have_the_decimals_of_their_errors() -> None:
     assert claims.shown([84.99, 85.01, 85.0]) == "85.000 ± 0.006"
     assert claims.shown([1.0, 3.0, 5.0]) == "3 ± 1"
+    assert claims.shown([0.1 + 0.2, 0.3, 0.3]) == "0.3"
     assert claims.shown([2.5]) == "2.5"
 
 
