@@ -228,15 +228,20 @@ class _Posterior(PosteriorShell):
         position = jax.device_put(uniform.astype(target.dtype))
         factors: list[str] = []
 
-        def look(position: Array, data: Data) -> dict[str, Any]:
-            rows = target.first_rows()
-            factors.extend(target.likelihood_factors(position, data, rows))
-            return target.outputs(position, data, rows)
+        def look(position: Array, data: Data) -> None:
+            factors.extend(target.likelihood_factors(position, data, target.first_rows()))
 
-        outputs = jax.eval_shape(look, position, data)
+        jax.eval_shape(look, position, data)
         check_no_factors(factors, "numpyro")
         coordinates = Coordinates(target, chosen)
-        options = structure_for(options, len(coordinates), outputs.values(), target.plates)
+
+        def outputs() -> dict[str, Any]:
+            found: dict[str, Any] = jax.eval_shape(
+                lambda z, data: target.outputs(z, data, target.first_rows()), position, data
+            )
+            return found
+
+        options = structure_for(options, len(coordinates), outputs, target.plates)
         prior = ConditionalPrior(target, data, coordinates, options)
         structure = row_structure(target, position, data, target.first_rows())
         likelihood = LikelihoodCurvature(target, coordinates, options, structure)

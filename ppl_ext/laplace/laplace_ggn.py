@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -387,7 +387,10 @@ def notes_of(options: GaussNewton) -> tuple[str, ...]:
 
 
 def structure_for(
-    options: GaussNewton | None, dim: int, outputs: Iterable[Any], plates: Mapping[str, Any]
+    options: GaussNewton | None,
+    dim: int,
+    outputs: Callable[[], Mapping[str, Any]],
+    plates: Mapping[str, Any],
 ) -> GaussNewton:
     """The curvature that was asked for, or the default.
 
@@ -397,18 +400,22 @@ def structure_for(
         What was asked for.
     dim : int
         Coordinates of the Gaussian.
-    outputs : iterable of ObservedOutput
-        Of one minibatch.
+    outputs : callable
+        Gives each ObservedOutput of one minibatch, by site. A run of the model, made only where the
+        number of rows decides.
     plates : dict of str to DataPlate
         Those that the minibatch is of.
     """
     if options is not None:
         return options
+    if not FULL_UP_TO < dim <= 2 * FULL_UP_TO:
+        return GaussNewton("full" if dim <= FULL_UP_TO else "kfac")
     # A row of the Jacobian for each parameter of an observation, at most.
-    of_batch = sum(math.prod(each.shape) for out in outputs for each in out.parameters.values())
+    of_batch = sum(
+        math.prod(each.shape) for out in outputs().values() for each in out.parameters.values()
+    )
     rows = of_batch * math.prod(each.size / each.subsample_size for each in plates.values())
-    is_small = dim <= FULL_UP_TO or (dim <= 2 * FULL_UP_TO and rows * dim <= FULL_UP_TO**2)
-    return GaussNewton("full" if is_small else "kfac")
+    return GaussNewton("full" if rows * dim <= FULL_UP_TO**2 else "kfac")
 
 
 def sites_of_gaussian(

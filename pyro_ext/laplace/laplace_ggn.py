@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -164,8 +165,7 @@ class _Posterior(PosteriorShell):
         rows = target.first_rows()
         check_no_factors(target.likelihood_factors(position, data, rows), "pyro")
         coordinates = Coordinates(target, chosen)
-        with torch.no_grad():
-            outputs = target.outputs(position, data, rows).values()
+        outputs = partial(target.outputs, position, data, rows)
         options = structure_for(options, len(coordinates), outputs, target.plates)
         prior = ConditionalPrior(target, data, coordinates, options)
         structure = row_structure(target, position, data, rows)
