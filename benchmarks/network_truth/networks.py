@@ -140,6 +140,9 @@ NETWORKS: dict[str, Network] = {
         "a wave with growing noise, 120 rows", partial(curve, 60, True, 2), (1, 30, 2), "spread"
     ),
     "curve-deep": Network("a wave, 60 rows", partial(curve, 30, False, 0), (1, 10, 10, 1), "noise"),
+    "moons-deep": Network(
+        "two half circles, 100 rows", partial(moons, 100, 1), (2, 10, 10, 1), "classes"
+    ),
     "wine": Network("wine, 142 rows", partial(shipped, "wine"), (13, 20, 3), "classes"),
     "yacht": Network("yacht, 277 rows", partial(external, "yacht"), (6, 16, 16, 1), "noise"),
     "digits-convolution": Network(

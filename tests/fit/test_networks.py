@@ -243,11 +243,11 @@ def test_minibatches_count_as_the_share_of_rows_that_they_are() -> None:
     assert meter.evaluations + meter._rest == pytest.approx(7.0)
 
 
-@pytest.mark.parametrize("budget", [1, 5_000, 14_500])
+@pytest.mark.parametrize("budget", [1, 3_000, 5_700])
 def test_a_budget_without_chains_says_what_they_take(budget: int) -> None:
     """Before a member of the ensemble is evaluated."""
     of = replace(problem(), minibatches=None)
-    with pytest.raises(ArgumentError, match="takes 14,512 evaluations, and .* draws 192 more"):
+    with pytest.raises(ArgumentError, match="takes 5,712 evaluations, and .* draws 192 more"):
         sampled(of, budget=budget)
     assert of.evaluate.calls == 0
 
@@ -276,12 +276,12 @@ def test_verdicts_say_what_of_the_data_they_are_of(
 
 
 def test_a_budget_that_ends_in_a_second_warm_up_gives_back_the_draws_before_it() -> None:
-    # The first looks are over after 16 x (200 + 700 + 2,800) evaluations or more; the next warm-up
-    # takes 16 x 1,400.
-    _, verdict = sampled(problem(apart=30.0), HELD_OUT, budget=80_000)
+    # The first looks are over after 16 x (100 + 250 + 1,000) evaluations or more, of which the last
+    # look makes it 1,140; the next warm-up takes 16 x 500.
+    _, verdict = sampled(problem(apart=30.0), HELD_OUT, budget=30_000)
     assert verdict.level == "not trusted"
     assert any("Chains disagree" in reason for reason in verdict.reasons)
-    assert sum(stage.evaluations for stage in verdict.cost) > 70_000
+    assert sum(stage.evaluations for stage in verdict.cost) > 29_000
 
 
 def test_memory_is_stated_of_so_many_weights() -> None:
