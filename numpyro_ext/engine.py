@@ -658,8 +658,7 @@ class Engine(EngineShell, ABC):
         return self._laid(plan, jax.tree.map(_strong, state))
 
     def _params(self, plan: Plan, state: EngineState, data: Data) -> dict[str, Any]:
-        found: dict[str, Any] = self._laid(plan, self._get_params(plan, state, data))
-        return found
+        return self._laid(plan, self._get_params(plan, state, data))
 
     def _fresh_estimator(self, plan: Plan, state: EngineState, data: Data) -> Any:
         """State of an estimator that begins anew in the midst of a run."""
@@ -1061,8 +1060,7 @@ class Engine(EngineShell, ABC):
         """The parameters in a state: what the engine has fitted."""
         known = self._require_bound()
         self.check_state(state)
-        params: dict[str, Any] = known.params(state, known.data)
-        return params
+        return known.params(state, known.data)
 
     @verb_on_own_axes
     def get_samples(

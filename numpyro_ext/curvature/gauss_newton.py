@@ -166,16 +166,14 @@ def _apart(rows: Callable[[], BySite], z: Array) -> BySite:
             for name, found in jax.eval_shape(rows).items()
         }
 
-    found: BySite = lax.cond(jnp.isfinite(z).any(), rows, unknown)
-    return found
+    return lax.cond(jnp.isfinite(z).any(), rows, unknown)
 
 
 def _jacobian(function: Callable[[BySite], Array], parts: BySite) -> BySite:
     """Jacobian (R, D') by site, by the cheaper of R reverse and D' forward derivatives."""
     rows: int = jax.eval_shape(function, parts).shape[0]
     reverse = rows < sum(len(part) for part in parts.values())
-    found: BySite = (jax.jacrev if reverse else jax.jacfwd)(function)(parts)
-    return found
+    return (jax.jacrev if reverse else jax.jacfwd)(function)(parts)
 
 
 def _row_by_row(

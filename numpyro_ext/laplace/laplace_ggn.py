@@ -236,10 +236,9 @@ class _Posterior(PosteriorShell):
         coordinates = Coordinates(target, chosen)
 
         def outputs() -> dict[str, Any]:
-            found: dict[str, Any] = jax.eval_shape(
+            return jax.eval_shape(
                 lambda z, data: target.outputs(z, data, target.first_rows()), position, data
             )
-            return found
 
         options = structure_for(options, len(coordinates), outputs, target.plates)
         prior = ConditionalPrior(target, data, coordinates, options)
@@ -318,5 +317,4 @@ def _curvature(
     """H at a position (D,), of one position."""
     # One key, so that the curvature of a state is the same whenever it is taken.
     of_likelihood = likelihood.at(position, data, random.PRNGKey(0))
-    found: Curvature = added(prior.at(position, data), of_likelihood)
-    return found
+    return added(prior.at(position, data), of_likelihood)

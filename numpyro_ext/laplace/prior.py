@@ -36,8 +36,7 @@ class ConditionalPrior(PriorShell):
 
         if self.target.local_sites:
             # The rows' own latents: each row has some.
-            total: Array = self.target.sum_over_rows(part)
-            return total
+            return self.target.sum_over_rows(part)
         return part(self.target.first_rows())
 
     def _product(self, position: Array, data: Data) -> Callable[[Array], Array]:

@@ -142,8 +142,7 @@ def jacobian_rows(
     def rows(position: Tensor, drawn: Drawn) -> Tensor:
         return rows_of_one(target, position, data, indices, found, structure, latents, drawn)
 
-    result: Tensor = torch.func.vmap(rows)(z, _drawn(target, z, data, indices))
-    return result
+    return torch.func.vmap(rows)(z, _drawn(target, z, data, indices))
 
 
 def rows_of_one(
@@ -205,8 +204,7 @@ def _linearised(
     value, backward = torch.func.vjp(function, position)[:2]
 
     def transposed(u: Tensor) -> Tensor:
-        result: Tensor = backward(u)[0]
-        return result
+        return backward(u)[0]
 
     forward = torch.func.vjp(transposed, torch.zeros_like(value))[1]
     return value, lambda vector: forward(vector)[0], transposed
@@ -231,8 +229,7 @@ def _reverse_jacobian(function: Callable[[Tensor], Tensor], position: Tensor) ->
         one: Tensor = backward(torch.ones_like(value))[0]
         return one[None]
     basis = torch.eye(len(value), dtype=value.dtype, device=value.device)
-    found: Tensor = torch.func.vmap(backward)(basis)[0]
-    return found
+    return torch.func.vmap(backward)(basis)[0]
 
 
 def _row_by_row(

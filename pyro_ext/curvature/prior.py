@@ -132,8 +132,7 @@ def without_negative(found: Float[Tensor, "P d ..."]) -> Float[Tensor, "P d ..."
     if found.dim() == 2:
         return found.clamp_min(0.0)
     values, vectors = symmetric_eigen(0.5 * (found + found.mT))
-    result: Tensor = (vectors * values.clamp_min(0.0)[:, None]) @ vectors.mT
-    return result
+    return (vectors * values.clamp_min(0.0)[:, None]) @ vectors.mT
 
 
 def prior_curvature(

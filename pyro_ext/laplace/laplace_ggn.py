@@ -188,8 +188,7 @@ class _Posterior(PosteriorShell):
 
     def at(self, position: Tensor, data: Data) -> Curvature:
         """H at a position (D,), of one position."""
-        found: Curvature = added(self.prior.at(position, data), self.likelihood.at(position, data))
-        return found
+        return added(self.prior.at(position, data), self.likelihood.at(position, data))
 
     def precision_at(self, position: Tensor, data: Data) -> Precision:
         # One seed, so that the curvature of a state is the same whenever it is taken.
