@@ -256,6 +256,3 @@ def _panels(number: int) -> Any:
         figsize=(2.6 * columns + 0.6, 2.4 * rows),
         layout="constrained",
     )[1]
-
-
-__all__ = ["LEVEL", "LIKELIHOOD", "Calibration"]

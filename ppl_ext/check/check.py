@@ -842,6 +842,3 @@ def _agreed(
     if unsure:
         told.insert(0, unsure)
     return hearing.verdict(sites.by_site, *told, confirmed=not unsure, cost=cost)
-
-
-__all__ = ["CHECK_DOCUMENTATION", "CHECK_ESS", "Program", "check"]

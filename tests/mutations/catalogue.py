@@ -839,6 +839,13 @@ def _curvature() -> Iterator[Mutation]:
         "curvature newton",
     )
     yield from neutral(
+        "couplings within the prior are not looked for",
+        "curvature/prior.py",
+        "product(vector * mask)",
+        "ones * vector",
+        "curvature newton",
+    )
+    yield from neutral(
         "Woodbury's identity with the wrong sign",
         "curvature/woodbury.py",
         "gram[:, count:, count:] - across.mT @ inner",
