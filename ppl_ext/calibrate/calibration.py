@@ -105,11 +105,6 @@ class Calibration:
         -------
         arviz.InferenceData or xarray.DataTree
             The former with ArviZ 0.23, the latter with ArviZ 1 and later.
-
-        Raises
-        ------
-        ImportError
-            ArviZ is not installed.
         """
         shares = {name: (each + 0.5) / (self.num_draws + 1) for name, each in self.ranks.items()}
         groups = {

@@ -185,8 +185,9 @@ class SteinDiscrepancyVI(Shell, Engine):
         number: int,
         generator: Generator,
         scores: Any,
+        memory: Any = None,
     ) -> Float[Tensor, "S D"]:
-        context = Context(TensorFunctions, state.normals, scores, None, plan.networks)
+        context = Context(TensorFunctions, state.normals, scores, memory, plan.networks)
         shapes = self.sampler.noise_shapes(number, plan.target.dim)
         noise = self._noise(plan, shapes, generator)
         return self.sampler.draw(context, parameters, noise)[0]
@@ -203,18 +204,15 @@ class SteinDiscrepancyVI(Shell, Engine):
     @torch.no_grad()
     def _draw(self, plan: SamplerPlan, state: SamplerState, num_samples: int | None) -> Tensor:
         number = draws_asked(num_samples)
-        data, memory = self.data, self._estimator_state
+        data = self.data
 
         # Asking for draws must not change how a run goes on.
         def scores(memory: Any, z: Tensor) -> tuple[Tensor, Any]:
             found, memory = plan.estimator.estimate(plan.target, memory, z, data, self._draws)
             return found.score, memory
 
-        context = Context(TensorFunctions, state.normals, scores, memory, plan.networks)
-        shapes = self.sampler.noise_shapes(number, plan.target.dim)
-        noise = self._noise(plan, shapes, self._draws)
         own = {name: value.detach() for name, value in state.optimizer.parameters.items()}
-        return self.sampler.draw(context, own, noise)[0]
+        return self._drawn(plan, state, own, number, self._draws, scores, self._estimator_state)
 
 
 def _apart(module: Any) -> Network:
