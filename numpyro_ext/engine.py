@@ -84,7 +84,6 @@ from ppl_ext.running.run import (
 from ppl_ext.running.settling import Settled, Settling, check_saved, rule_of
 from ppl_ext.running.sharding import lost_rank
 from ppl_ext.start.given import HOST
-from ppl_ext.start.rows import Rows
 from ppl_ext.target.fingerprint import Digest, numbers_of
 
 
@@ -448,23 +447,12 @@ class Engine(EngineShell, ABC):
         target = plan.target
         each = plan.estimator.evaluations_per_step(target)
         pieces = pieces_of(target)
-
-        def rows() -> Rows:
-            return Rows.of_plates(
-                target.plates, lambda some: pieces(data, some), np.random.default_rng(0)
-            )
-
-        def of_batch(batch: Batch) -> Any:
-            bound = target.bind(*batch.args, **{**kwargs, **batch.kwargs})
-            return pieces(bound.on_device(), None)
-
         return self._judgement(
             plan,
             data,
             stream,
-            rows,
-            of_batch,
-            epsilon=target.epsilon,
+            kwargs,
+            lambda own, some: pieces(own.on_device(), some),
             steps=steps,
             evaluations=steps * self._num_positions(plan) * each,
             draw=lambda number: self._to_judge(plan, state, number),
@@ -658,8 +646,7 @@ class Engine(EngineShell, ABC):
         return self._laid(plan, jax.tree.map(_strong, state))
 
     def _params(self, plan: Plan, state: EngineState, data: Data) -> dict[str, Any]:
-        found: dict[str, Any] = self._laid(plan, self._get_params(plan, state, data))
-        return found
+        return self._laid(plan, self._get_params(plan, state, data))
 
     def _fresh_estimator(self, plan: Plan, state: EngineState, data: Data) -> Any:
         """State of an estimator that begins anew in the midst of a run."""
@@ -1061,8 +1048,7 @@ class Engine(EngineShell, ABC):
         """The parameters in a state: what the engine has fitted."""
         known = self._require_bound()
         self.check_state(state)
-        params: dict[str, Any] = known.params(state, known.data)
-        return params
+        return known.params(state, known.data)
 
     @verb_on_own_axes
     def get_samples(

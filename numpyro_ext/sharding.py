@@ -409,8 +409,7 @@ def put(leaf: Any, to: Placement) -> Array:
             kind = random.key_impl(leaf)
             return random.wrap_key_data(put(random.key_data(leaf), to), impl=kind)
         if not leaf.is_fully_addressable:
-            moved: Array = jax.jit(lambda each: each, out_shardings=to)(leaf)
-            return moved
+            return jax.jit(lambda each: each, out_shardings=to)(leaf)
     host = np.asarray(leaf)
     return jax.make_array_from_callback(host.shape, to, lambda index: host[index])
 

@@ -105,8 +105,7 @@ def program_of(
 def _unconstrain(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> np.ndarray:
     names, dtype = target.layout.names, target.dtype
     values = {name: torch.as_tensor(draws[name]).detach().to(dtype) for name in names}
-    found: np.ndarray = target.unconstrain(values, data).detach().double().cpu().numpy()
-    return found
+    return target.unconstrain(values, data).detach().double().cpu().numpy()
 
 
 def _parts(target: LogDensity, data: Data, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

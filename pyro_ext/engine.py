@@ -42,7 +42,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ppl_ext.arguments import entry
-from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import check_not_shared
 from ppl_ext.batches.stream import Stream, check_no_arguments, place_of
 from ppl_ext.engines.base import EngineShell
@@ -64,7 +63,6 @@ from ppl_ext.running.settling import (
 )
 from ppl_ext.running.sharding import FIRST_BATCH
 from ppl_ext.start.given import HOST
-from ppl_ext.start.rows import Rows
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.arguments import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
@@ -854,7 +852,7 @@ class Engine(EngineShell, ABC):
             with self._same_noise():
                 return self._to_judge(plan, self._state, number)
 
-        def pieces(rows: dict[str, np.ndarray] | None, data: Data = data) -> Any:
+        def pieces(data: Data, rows: dict[str, np.ndarray] | None) -> Any:
             piece = piece_of(target, data, rows)
 
             def kept(positions: np.ndarray, before: int) -> tuple[Any, Any]:
@@ -874,17 +872,13 @@ class Engine(EngineShell, ABC):
                     for name, value in target.constrain(positions, data).items()
                 }
 
-        def of_batch(batch: Batch) -> Any:
-            return pieces(None, target.bind(*batch.args, **{**kwargs, **batch.kwargs}))
-
         with global_generator(0):  # It must not change how a run goes on.
             return self._judgement(
                 plan,
                 data,
                 self._stream,
-                lambda: Rows.of_plates(target.plates, pieces, np.random.default_rng(0)),
-                of_batch,
-                epsilon=target.epsilon,
+                kwargs,
+                pieces,
                 steps=steps,
                 evaluations=evaluations,
                 draw=draw,

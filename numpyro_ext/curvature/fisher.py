@@ -48,6 +48,7 @@ _FISHER = _NumPyroRoots()
 _ROOTS = _FISHER.roots
 register_output_fisher, root_for = _FISHER.register, _FISHER.root_for
 needs_draws = _FISHER.needs_draws
+whitened_site, merged = _FISHER.whitened, _FISHER.merged
 
 
 def fisher_root(

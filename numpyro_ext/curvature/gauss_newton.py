@@ -16,16 +16,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax, random
 from jaxtyping import Float
 
 from numpyro_ext.curvature.coordinates import Coordinates
-from numpyro_ext.curvature.fisher import fisher_root
-from numpyro_ext.curvature.row_structure import merged, rows_of, with_row
+from numpyro_ext.curvature.fisher import fisher_root, merged, whitened_site
+from numpyro_ext.curvature.row_structure import rows_of, with_row
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
-from numpyro_ext.density.outputs import Output
 from ppl_ext.curvature.program_curvature import (
     NO_STRUCTURE,
     RepeatedComponent,
@@ -55,42 +53,25 @@ def whitened_outputs(
     """
     point = target.outputs(z, data, indices)
     names = [name for name in point if sites is None or name in sites]
-    keys = dict(zip(point, random.split(rng_key, max(1, len(point))), strict=False))
+    keys = random.split(rng_key, max(1, len(point)))
+    pairs = zip(point.items(), keys, strict=False)
+    roots = {name: partial(fisher_root, each, rng_key=key) for (name, each), key in pairs}
 
     def whitened(position: Array) -> Array:
         outputs = target.outputs(position, data, indices)
         temperature = target.likelihood_temperature
         parts = [
-            _whitened(point[name], outputs[name], temperature, keys[name], repeated.get(name, ()))
+            whitened_site(
+                point[name], outputs[name], temperature, roots[name], repeated.get(name, ())
+            )
             for name in names
         ]
         for name in repeated if merge else ():
             weight = point[name].weight / temperature
-            parts += merged(point[name], outputs[name], weight, repeated[name], keys[name])
+            parts += merged(point[name], outputs[name], weight, roots[name], repeated[name])
         return jnp.concatenate(parts) if parts else jnp.zeros(0, target.dtype)
 
     return whitened
-
-
-def _whitened(
-    point: Output,
-    output: Output,
-    temperature: float,
-    rng_key: Array,
-    left_out: tuple[RepeatedComponent, ...],
-) -> Array:
-    # The root is linear in the changes, so that of the parameters themselves has the Jacobian
-    # that is wanted; parameters that are whole numbers do not change.
-    changes = {
-        name: value if jnp.issubdtype(value.dtype, jnp.floating) else jnp.zeros(value.shape)
-        for name, value in output.parameters.items()
-    }
-    root = fisher_root(point, changes, rng_key)
-    if left_out:
-        kept = np.setdiff1d(np.arange(root.shape[-1]), [each.component for each in left_out])
-        root = root[..., kept]
-    factor = jnp.sqrt(point.weight / temperature)
-    return (root * factor.reshape(factor.shape + (1,) * (root.ndim - factor.ndim))).reshape(-1)
 
 
 def jacobian_rows(
@@ -166,16 +147,14 @@ def _apart(rows: Callable[[], BySite], z: Array) -> BySite:
             for name, found in jax.eval_shape(rows).items()
         }
 
-    found: BySite = lax.cond(jnp.isfinite(z).any(), rows, unknown)
-    return found
+    return lax.cond(jnp.isfinite(z).any(), rows, unknown)
 
 
 def _jacobian(function: Callable[[BySite], Array], parts: BySite) -> BySite:
     """Jacobian (R, D') by site, by the cheaper of R reverse and D' forward derivatives."""
     rows: int = jax.eval_shape(function, parts).shape[0]
     reverse = rows < sum(len(part) for part in parts.values())
-    found: BySite = (jax.jacrev if reverse else jax.jacfwd)(function)(parts)
-    return found
+    return (jax.jacrev if reverse else jax.jacfwd)(function)(parts)
 
 
 def _row_by_row(

@@ -20,9 +20,12 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
+from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.layout import Indices
 from numpyro_ext.programs import Program
-from ppl_ext.curvature.program_curvature import DENSE_PRIOR_UP_TO, PriorForm, PriorStructure
+from ppl_ext.curvature.prior import structure_of_prior
+from ppl_ext.curvature.program_curvature import PriorForm, PriorStructure
 
 
 def prior_structure(
@@ -42,59 +45,59 @@ def prior_structure(
     sites : collection of str, optional
         Latent sites that have curvature; default all.
     """
-    slices = {n: s for n, s in target.layout.slices.items() if sites is None or n in sites}
-    # Of each coordinate, the number of its site; one more stands for all of them.
-    site_of = np.full(target.dim, -1)
-    for number, where in enumerate(slices.values()):
-        site_of[where] = number
-    # Not signs: in two dimensions every second pair of these would be a multiple of ones.
-    drawn = np.random.default_rng(0).normal(size=target.dim).astype(z.dtype)
-    tolerance = 1e3 * float(np.finfo(z.dtype).eps)
+    where = Coordinates(target, target.layout.names if sites is None else sites)
 
-    def look(z: Array, data: Data, site_of: Array, drawn: Array) -> tuple[Array, Array]:
-        product = _products(target, data)
+    def products(z: Array, data: Data, vector: Array) -> Array:
+        return jax.vmap(lambda position: _product(target, where, position, data)(vector))(z)
 
-        def within(number: Array) -> tuple[Array, Array]:
-            """Whether H M v = (H M 1) * v on the mask M of a site, for a random v, and H M 1
-            is the same at all positions."""
-            chosen = jnp.where(number == len(slices), site_of >= 0, site_of == number)
-            mask = chosen.astype(z.dtype)
-            vectors = jnp.stack([mask, drawn * mask])
-            diagonal, crossed = jax.vmap(lambda v: jax.vmap(lambda at: product(at, v))(z))(vectors)
-            expected = diagonal * drawn
-            size = jnp.maximum(jnp.abs(expected), jnp.abs(crossed))
-            # By coordinate: one narrow prior must not hide the couplings of the others.
-            near = jnp.abs(crossed - expected) <= tolerance * size
-            same = (diagonal == diagonal[0]) | ~chosen
-            return (near | ~chosen).all(), same.all()
+    program = Program(products, rarely=True)
 
-        return jax.lax.map(within, jnp.arange(len(slices) + 1))
+    def product(vector: np.ndarray) -> np.ndarray:
+        return np.asarray(program(z, data, vector.astype(z.dtype)))
 
-    program = Program(look, rarely=True)
-    diagonal, same = map(np.asarray, program(z, data.on_device(), site_of, drawn))
-    apart, whole = diagonal[:-1], bool(diagonal.all())
-    constant = bool(whole and len(z) > 1 and same[-1])
-    if form is None:
-        size = int((site_of >= 0).sum())
-        form = "hessian" if not whole and size <= DENSE_PRIOR_UP_TO else "diagonal"
-    exact = whole or form == "hessian"
-    names = tuple(name for name, alone in zip(slices, apart, strict=True) if alone)
-    return PriorStructure(tuple(slices), form, exact, names, constant and form == "diagonal")
+    return structure_of_prior(product, where.slices, form)
 
 
-def _products(target: LogDensity, data: Data) -> Callable[[Array, Array], Array]:
-    """Products of minus the Hessian of the log prior at a position (D,) with a vector (D,)."""
+def _product(
+    target: LogDensity, where: Coordinates, position: Array, data: Data
+) -> Callable[[Array], Array]:
+    """Products of minus the Hessian of the log prior at a position (D,) with vectors (D',)."""
     data = data.on_device()
-    # The prior does not depend on which rows are seen.
-    indices = target.first_rows()
 
-    def log_prior(position: Array) -> Array:
-        return target.evaluate(position, data, indices)[0]
+    def log_prior(part: Array) -> Array:
+        def at_rows(rows: Indices) -> Array:
+            return target.evaluate(where.placed(position, part), data, rows)[0]
 
-    def product(position: Array, vector: Array) -> Array:
-        return -jax.jvp(jax.grad(log_prior), (position,), (vector,))[1]
+        # The rows' own latents: each row has some.
+        return target.sum_over_rows(at_rows) if target.local_sites else at_rows(target.first_rows())
+
+    def product(vector: Array) -> Array:
+        return -jax.jvp(jax.grad(log_prior), (where.part(position),), (vector,))[1]
 
     return product
+
+
+def prior_curvature_of_one(
+    target: LogDensity, structure: PriorStructure, position: Float[Array, " D"], data: Data
+) -> Float[Array, "d ..."]:
+    """Curvature of the log prior at one position (D,): its diagonal (D',), or (D', D'), as it is.
+
+    Negative curvature is still in it. It is differentiable in all coordinates.
+    """
+    where = Coordinates(target, structure.sites)
+    product, dim, dtype = _product(target, where, position, data), len(where), position.dtype
+    if structure.form == "hessian":
+        return jax.vmap(product)(jnp.eye(dim, dtype=dtype))
+    if structure.exact:
+        return product(jnp.ones(dim, dtype))
+    parts = []
+    for name, place in where.slices.items():
+        if name in structure.apart:
+            parts.append(product(jnp.zeros(dim, dtype).at[place].set(1.0))[place])
+        else:
+            basis = jnp.eye(place.stop - place.start, dim, place.start, dtype)
+            parts.append(jax.lax.map(lambda vector: product(vector) @ vector, basis))
+    return jnp.concatenate(parts)
 
 
 def prior_curvature(
@@ -104,35 +107,10 @@ def prior_curvature(
 
     A constant one has shape (1, D').
     """
-    product = _products(target, data)
-    size, dtype = target.dim, z.dtype
-    slices = [target.layout.slices[name] for name in structure.sites]
-
-    def inside(vector: Array) -> Array:
-        return jnp.concatenate([vector[where] for where in slices])
-
-    def ones_at(where: slice) -> Array:
-        return jnp.zeros(size, dtype).at[where].set(1.0)
-
-    def hessian(position: Array) -> Array:
-        basis = jnp.concatenate([jnp.eye(size, dtype=dtype)[where] for where in slices])
-        matrix = jax.vmap(lambda vector: inside(product(position, vector)))(basis)
-        values, vectors = jnp.linalg.eigh(0.5 * (matrix + matrix.T))
-        return (vectors * jnp.maximum(values, 0.0)) @ vectors.T
-
-    def diagonal(position: Array) -> Array:
-        if structure.exact:
-            everything = sum((ones_at(where) for where in slices), jnp.zeros(size, dtype))
-            return jnp.maximum(inside(product(position, everything)), 0.0)
-        parts = []
-        for name, where in zip(structure.sites, slices, strict=True):
-            if name in structure.apart:
-                parts.append(product(position, ones_at(where))[where])
-                continue
-            basis = jnp.eye(where.stop - where.start, size, where.start, dtype)
-            parts.append(jax.lax.map(lambda vector: product(position, vector) @ vector, basis))
-        return jnp.maximum(jnp.concatenate(parts), 0.0)
-
     if structure.constant:
         z = z[:1]
-    return jax.vmap(hessian if structure.form == "hessian" else diagonal)(z)
+    found = jax.vmap(lambda position: prior_curvature_of_one(target, structure, position, data))(z)
+    if structure.form == "diagonal":
+        return jnp.maximum(found, 0.0)
+    values, vectors = jnp.linalg.eigh(0.5 * (found + found.mT))
+    return (vectors * jnp.maximum(values, 0.0)[:, None]) @ vectors.mT

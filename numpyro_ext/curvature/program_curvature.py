@@ -143,8 +143,7 @@ class ProgramCurvature:
                 key = _key_of_chunk(rng_key, indices)
                 return self._likelihood(target, jacobian, z, data, indices, key, as_matrix)
 
-            summed: Curvature = target.sum_over_rows(part)
-            return summed
+            return target.sum_over_rows(part)
         if self.options.structure == "kfac":
 
             def factors(positions: Array, key: Array) -> Curvature:
@@ -154,8 +153,7 @@ class ProgramCurvature:
                         own = _key_of_chunk(key, indices)
                         return function(jacobian(positions, data, indices, own))
 
-                    found: Sums = target.sum_over_rows(part)
-                    return found
+                    return target.sum_over_rows(part)
 
                 return self._factored(total, target, positions)
 

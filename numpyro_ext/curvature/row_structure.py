@@ -29,7 +29,6 @@ from ppl_ext.curvature.program_curvature import (
     RepeatedComponent,
     RowStructure,
     change_of_rows,
-    merged_output,
     repeated_components,
     structure_of_rows,
 )
@@ -159,33 +158,3 @@ def _repeated(output: Output, depends: Mapping[str, Array]) -> tuple[RepeatedCom
     seen = {name: np.asarray(components).tolist() for name, components in depends.items()}
     shapes = {name: value.shape for name, value in output.parameters.items()}
     return repeated_components(seen, shapes, output.batch, dict(output.repeated))
-
-
-def merged(
-    point: Output,
-    output: Output,
-    weight: Array,
-    repeated: tuple[RepeatedComponent, ...],
-    rng_key: Array,
-) -> list[Float[Array, " n"]]:
-    """The merged whitened outputs of a site, one vector for each repeated component.
-
-    Parameters
-    ----------
-    point : Output
-        The site where it is whitened.
-    output : Output
-        The site at the position.
-    weight : Array
-        Factor on each element, in the shape of the batch.
-    repeated : tuple of RepeatedComponent
-    rng_key : Array
-        As :func:`~numpyro_ext.curvature.fisher.fisher_root` takes it.
-    """
-    found = []
-    nothing = {name: jnp.zeros(value.shape) for name, value in point.parameters.items()}
-    for component, name, axes in repeated:
-        value = output.parameters[name]
-        root = fisher_root(point, {**nothing, name: jnp.ones_like(value)}, rng_key)[..., component]
-        found.append(merged_output(jnp, root, weight, value, axes))
-    return found

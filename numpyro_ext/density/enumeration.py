@@ -119,8 +119,7 @@ def one_value_each(values: Mapping[str, Array]) -> Callable[[Site], Array | None
 def values_of(fn: Any) -> Array:
     """The values of a distribution of finitely many, shape (n,) and its event's."""
     support = fn.enumerate_support(expand=False)
-    found: Array = support.reshape(support.shape[:1] + tuple(fn.event_shape))
-    return found
+    return support.reshape(support.shape[:1] + tuple(fn.event_shape))
 
 
 def check_funsor(site: str) -> None:

@@ -176,8 +176,7 @@ class WithoutDiscrete(Messenger):
 
     def __enter__(self) -> WithoutDiscrete:
         self.met = False
-        entered: WithoutDiscrete = super().__enter__()
-        return entered
+        return super().__enter__()
 
     def process_message(self, msg: Site) -> None:
         """Hide a site."""

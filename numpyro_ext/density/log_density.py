@@ -335,8 +335,7 @@ class LogDensity(LogDensityShell[Array, Data]):
             return make()
         if name not in self._remembered:
             self._remembered[name] = make()
-        found: Kept = self._remembered[name]
-        return found
+        return self._remembered[name]
 
     def _run(self, name: Any, function: Callable[..., Any], *, rarely: bool = False) -> Program:
         if name not in self._programs:

@@ -75,10 +75,7 @@ class ObserveMissing(Missing, Messenger):
         if not latent or msg["value"] is not None or not self.meets(msg, is_enumerated):
             return None
         msg["infer"] = {**msg["infer"], STANDS_IN: True}
-        value: Array = msg["fn"].sample(
-            random.key(self._seed), msg["kwargs"].get("sample_shape", ())
-        )
-        return value
+        return msg["fn"].sample(random.key(self._seed), msg["kwargs"].get("sample_shape", ()))
 
 
 def _steps(f: Any, init: Any, xs: Any, length: int | None, *_: Any) -> int:
@@ -97,8 +94,7 @@ def _goes_on(given: Sequence[Mapping[str, Any]], steps: int, site: Site) -> None
 
 
 def _log_prob(site: Site) -> Array:
-    density: Array = site["fn"].log_prob(site["value"])
-    return density
+    return site["fn"].log_prob(site["value"])
 
 
 def run_at(

@@ -190,14 +190,13 @@ def _is_outside(site: Site) -> jax.Array:
     if site.get("_control_flow_done", False) or _is_real(site["fn"].support):
         return ~finite.all()
     transform = transform_of(site)
-    found: jax.Array = is_outside(
+    return is_outside(
         value,
         finite,
         site["fn"].support,
         lambda value: transform(transform.inv(value)),
         jnp,
     )
-    return found
 
 
 def _is_real(support: Any) -> bool:
@@ -258,10 +257,7 @@ def _model_at(
     held = handlers.substitute(FixedKey(target.model), data=target.held)
     sizes = {name: plate.size for name, plate in target.plates.items()}
     model = _FirstRows(PlateControl(held, indices, sizes))
-    set_model: Callable[..., Any] = handlers.substitute(
-        model, substitute_fn=_setting(values, indices, enumerated)
-    )
-    return set_model
+    return handlers.substitute(model, substitute_fn=_setting(values, indices, enumerated))
 
 
 def _kind(site: Site) -> str | None:

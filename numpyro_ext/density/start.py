@@ -127,8 +127,7 @@ class StartingPositions:
 
         if self._prior is None:
             self._prior = Program(drawn, rarely=True)
-        found: Array = self._prior(_splitting(num)(rng_key), data)
-        return found
+        return self._prior(_splitting(num)(rng_key), data)
 
     def check(self, rng_key: Array, data: Data, judge: Callable[[Attempt], None]) -> None:
         """See that there is a finite position; the last attempt of many is shown to ``judge``.

@@ -306,8 +306,7 @@ class HostFit(shared.HostFit):
                 return target.constrain(theta, data)
 
             program = Program(draw, rarely=True)
-            drawn: dict[str, Array] = program(self.fitted.parameters, key, self._data)
-            return drawn
+            return program(self.fitted.parameters, key, self._data)
         predictive = Predictive(self.guide, params=dict(params), num_samples=num_samples)
         drawn = predictive(key, *self._data.args, **self._data.kwargs)
         return sites_of_guide(self.target.layout.names, drawn)

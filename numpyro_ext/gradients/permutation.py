@@ -123,6 +123,3 @@ def _hash(value: Array, key: Array) -> Array:
     mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(0x85EBCA6B)
     mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE35)
     return mixed ^ (mixed >> 16)
-
-
-__all__ = ["draw_order", "next_rows", "permuted"]

@@ -163,8 +163,7 @@ class FlatDensity(shared.FlatDensityShell):
         """Unconstrained parameters of the host's: inverse of :meth:`to_host`."""
         # One program: JAX would compile each operation of the transforms by itself.
         own = {name: params[name] for name in self._transforms}
-        found: Parameters = Program(self._from_host, rarely=True)(own)
-        return found
+        return Program(self._from_host, rarely=True)(own)
 
     def _from_host(self, params: Parameters) -> Parameters:
         parameters = {

@@ -346,8 +346,7 @@ class _Rewriting(WeightUses):
     def _linear(self, weight: _Weight, use: LinearUse) -> Array:
         if not weight.is_normal:
             raise self._no_normal(weight.site, weight.kind)
-        found: Array = self._replace(use)
-        return found
+        return self._replace(use)
 
     def check(
         self,

@@ -172,8 +172,7 @@ class GaussianMixtureDensity(shared.MixtureDensity, FlatDensity):
         """The closed forms can always be evaluated."""
 
     def _mixture(self, parameters: Parameters) -> GaussianMixture:
-        mixture: GaussianMixture = self.guide.get_posterior(self.to_host(parameters))
-        return mixture
+        return self.guide.get_posterior(self.to_host(parameters))
 
     def set_components(self, parameters: Parameters, components: Components) -> Parameters:
         self._check_full()

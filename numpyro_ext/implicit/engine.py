@@ -199,8 +199,7 @@ class SteinDiscrepancyVI(Shell, Engine):
 
         key = key_or(rng_key, key_of_draws(state))
         state = state._replace(batches=None)
-        drawn: Array = Program(draw, rarely=True)(state, key, self.data)
-        return drawn
+        return Program(draw, rarely=True)(state, key, self.data)
 
 
 def _noise(rng_key: Array, shapes: Mapping[str, tuple[int, ...]], dtype: Any) -> dict[str, Array]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +13,15 @@ import numpy as np
 from jax import Array, lax, random
 from jaxtyping import Bool, Float
 
-from numpyro_ext.curvature import Curvature, GaussNewton, row_structure
+from numpyro_ext.curvature import Curvature, GaussNewton, PriorStructure, row_structure
 from numpyro_ext.curvature.coordinates import Coordinates
+from numpyro_ext.curvature.prior import prior_curvature_of_one, prior_structure
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import place
 from numpyro_ext.draws import key_or, same_normal, standard_normal
 from numpyro_ext.engine import EngineState, Plan, key_of_draws
-from numpyro_ext.laplace.gaussian import Precision, precision_of
+from numpyro_ext.laplace.gaussian import Algebra, Precision, precision_of
 from numpyro_ext.laplace.likelihood import LikelihoodCurvature
-from numpyro_ext.laplace.prior import ConditionalPrior
 from numpyro_ext.programs import Program, concretely
 from numpyro_ext.stein import ParticleEngine
 from ppl_ext.arguments import entry
@@ -38,6 +38,9 @@ from ppl_ext.laplace.laplace_ggn import (
     sites_of_gaussian,
     structure_for,
 )
+
+#: From a position (D,) and the data to the curvature of the prior.
+Prior: TypeAlias = Callable[[Array, Data], Curvature]
 
 
 @dataclass(frozen=True)
@@ -224,8 +227,8 @@ class _Posterior(PosteriorShell):
     ) -> _Posterior:
         chosen = sites_of_gaussian(target, options, hyperparameters)
         # Anywhere will do: rows that depend on each other do so at a position of no symmetry.
-        uniform = np.random.default_rng(0).uniform(-1.0, 1.0, target.dim)
-        position = jax.device_put(uniform.astype(target.dtype))
+        uniform = np.random.default_rng(0).uniform(-1.0, 1.0, (2, target.dim)).astype(target.dtype)
+        positions, position = jax.device_put((uniform, uniform[0]))
         factors: list[str] = []
 
         def look(position: Array, data: Data) -> None:
@@ -236,13 +239,13 @@ class _Posterior(PosteriorShell):
         coordinates = Coordinates(target, chosen)
 
         def outputs() -> dict[str, Any]:
-            found: dict[str, Any] = jax.eval_shape(
+            return jax.eval_shape(
                 lambda z, data: target.outputs(z, data, target.first_rows()), position, data
             )
-            return found
 
         options = structure_for(options, len(coordinates), outputs, target.plates)
-        prior = ConditionalPrior(target, data, coordinates, options)
+        of_prior = prior_structure(target, positions, data, options.prior_form, chosen)
+        prior = partial(_prior_at, target, of_prior)
         structure = row_structure(target, position, data, target.first_rows())
         likelihood = LikelihoodCurvature(target, coordinates, options, structure)
         drawn = likelihood.drawn_sites(position, data)
@@ -304,7 +307,7 @@ def _moved(precision: Precision, mode: Array, noise: Array, coordinates: Coordin
 
 
 def _factorised(
-    prior: ConditionalPrior, likelihood: LikelihoodCurvature, position: Array, data: Data
+    prior: Prior, likelihood: LikelihoodCurvature, position: Array, data: Data
 ) -> _Factorised:
     curvature = _curvature(prior, likelihood, position, data)
     found = precision_of(curvature)
@@ -313,10 +316,19 @@ def _factorised(
 
 
 def _curvature(
-    prior: ConditionalPrior, likelihood: LikelihoodCurvature, position: Array, data: Data
+    prior: Prior, likelihood: LikelihoodCurvature, position: Array, data: Data
 ) -> Curvature:
     """H at a position (D,), of one position."""
     # One key, so that the curvature of a state is the same whenever it is taken.
     of_likelihood = likelihood.at(position, data, random.PRNGKey(0))
-    found: Curvature = added(prior.at(position, data), of_likelihood)
-    return found
+    return added(prior(position, data), of_likelihood)
+
+
+def _prior_at(
+    target: LogDensity, structure: PriorStructure, position: Array, data: Data
+) -> Curvature:
+    """Curvature of the log prior at a position (D,), without what is negative."""
+    found = prior_curvature_of_one(target, structure, position, data)
+    if structure.form == "hessian":
+        return Curvature.of_prior(Algebra.without_negative(found)[None])
+    return Curvature.of_prior(jnp.maximum(found, 0.0)[None])

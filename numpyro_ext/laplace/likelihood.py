@@ -59,8 +59,7 @@ class LikelihoodCurvature(LikelihoodShell):
         nothing = jnp.zeros(len(self.coordinates), position.dtype)
         if self.options.structure == "low_rank":
             return self._low_rank(rows, nothing)
-        found: Curvature = self._summed(rows, nothing, Curvature)
-        return found
+        return self._summed(rows, nothing, Curvature)
 
     def _low_rank(self, rows: _Rows, nothing: Array) -> Curvature:
         rank = min(self.options.rank, rows.count, len(nothing))
@@ -78,8 +77,7 @@ class LikelihoodCurvature(LikelihoodShell):
         else:
             start = jnp.zeros((rank, len(nothing)), nothing.dtype), nothing
             kept, total = rows.fold(merge, start)
-        found: Curvature = self._leading_terms(rows, kept, total, Curvature, jnp)
-        return found
+        return self._leading_terms(rows, kept, total, Curvature, jnp)
 
     def rows_of_batch(
         self, position: Float[Array, " D"], data: Data, indices: Indices, rng_key: Array

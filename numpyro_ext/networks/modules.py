@@ -196,10 +196,7 @@ def _equinox(module: Any) -> Apart:
 
     def with_values(values: Mapping[str, Any]) -> Callable[..., Any]:
         given = [values.get(name, value) for name, (_, value) in zip(names, leaves, strict=True)]
-        net: Callable[..., Any] = equinox.combine(
-            jax.tree_util.tree_unflatten(structure, given), rest
-        )
-        return net
+        return equinox.combine(jax.tree_util.tree_unflatten(structure, given), rest)
 
     return found, with_values
 

@@ -61,10 +61,7 @@ def random_module(
     [ 1. -1.]
     """
     parameters, with_values = take_apart(module, input_shape, variables)
-    found: Callable[..., Any] = with_values(
-        draw_parameters(name, parameters, prior, Host(), _is_distribution)
-    )
-    return found
+    return with_values(draw_parameters(name, parameters, prior, Host(), _is_distribution))
 
 
 def _is_distribution(value: Any) -> bool:
@@ -79,13 +76,11 @@ class Host:
     def sample(self, name: str, distribution: Any, shape: tuple[int, ...]) -> Array:
         """See :class:`ppl_ext.networks.priors.Host`."""
         expanded = distribution.expand(expandable(distribution, shape, name))
-        value: Array = numpyro.sample(name, expanded.to_event(len(expanded.batch_shape)))
-        return value
+        return numpyro.sample(name, expanded.to_event(len(expanded.batch_shape)))
 
     def deterministic(self, name: str, value: Array) -> Array:
         """See :class:`ppl_ext.networks.priors.Host`."""
-        site: Array = numpyro.deterministic(name, value)
-        return site
+        return numpyro.deterministic(name, value)
 
     def filled(self, parameter: Parameter, number: Any) -> Array:
         """See :class:`ppl_ext.networks.priors.Host`."""

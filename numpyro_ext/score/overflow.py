@@ -27,8 +27,7 @@ class Verdict(overflow.Verdict):
         def chosen(wild: Array, spoilt: Array, sound: Array) -> Array:
             return jnp.where(self.wild, wild, jnp.where(self.spoilt, spoilt, sound))
 
-        found: T = jax.tree.map(chosen, before(), fresh(), after())
-        return found
+        return jax.tree.map(chosen, before(), fresh(), after())
 
 
 def judged(seen: Float[Array, "*K"], latest: Float[Array, "*K"]) -> Verdict:

@@ -83,6 +83,3 @@ def hamiltonian_step(
     momentum = decay * momentum + jnp.sqrt(mass * (1.0 - decay**2)) * noise
     z = z + 0.5 * step_size * momentum / mass
     return z, momentum
-
-
-__all__ = ["hamiltonian_step", "langevin_step"]

@@ -116,7 +116,6 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         score: Array,
         noise: Array,
         step_size: Array,
-        step: Array,
         warmup: Array,
     ) -> tuple[Array, Any]:
         """Positions (C, D) after one step, and the dynamics' arrays."""
@@ -361,7 +360,6 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             estimate.score,
             noise.reshape(z.shape),
             step_size,
-            state.step,
             state.step < state.num_warmup,
         )
         # The sum is not finite where a part is not.

@@ -54,7 +54,6 @@ class SGLD(SGLDShell, StochasticGradientKernel):
         score: Array,
         noise: Array,
         step_size: Array,
-        step: Array,
         warmup: Array,
     ) -> tuple[Array, Any]:
         return langevin_step(z, score, noise, step_size), dynamics
@@ -118,7 +117,6 @@ class PSGLD(PSGLDShell, StochasticGradientKernel):
         score: Array,
         noise: Array,
         step_size: Array,
-        step: Array,
         warmup: Array,
     ) -> tuple[Array, Any]:
         adapted = dynamics.with_score(score, self.decay)
@@ -171,7 +169,6 @@ class SGHMC(SGHMCShell, StochasticGradientKernel):
         score: Array,
         noise: Array,
         step_size: Array,
-        step: Array,
         warmup: Array,
     ) -> tuple[Array, Any]:
         moved, momentum = hamiltonian_step(

@@ -40,8 +40,7 @@ class StanProgram(StanProgramShell[Array]):
             numpyro.deterministic(name, value)
 
     def log_density(self, z: ArrayLike) -> Float[Array, "*P"]:
-        found: Array = self._log_density(jnp.asarray(z))
-        return found
+        return self._log_density(jnp.asarray(z))
 
     def constrain(self, z: ArrayLike) -> dict[str, Array]:
         return super().constrain(jax.lax.stop_gradient(jnp.asarray(z)))
@@ -92,8 +91,7 @@ def _differentiable(density: StanDensity) -> Callable[[Array], Array]:
 
     @jax.custom_jvp
     def log_density(z: Array) -> Array:
-        found: Array = _callback(density.value, (z,), z.shape[:-1])
-        return found
+        return _callback(density.value, (z,), z.shape[:-1])
 
     # Value and gradient come from one call, and second derivatives are looked for only where the
     # gradient itself is differentiated.
@@ -116,8 +114,7 @@ _product = Primitive("stan_hessian_product")
 
 @_product.def_impl
 def _evaluated(z: Array, vector: Array, *, density: StanDensity) -> Array:
-    found: Array = _callback(density.hessian_product, (z, vector), z.shape)
-    return found
+    return _callback(density.hessian_product, (z, vector), z.shape)
 
 
 @_product.def_abstract_eval

@@ -155,8 +155,7 @@ class ParticleEngine(ParticlePart, Engine):
         return self.sharding.exchanged(tree) if split else tree
 
     def _start(self, plan: Any, rng_key: Array, data: Data) -> Array:
-        positions: Array = plan.target.initial_positions(self.num_particles, rng_key, data)
-        return positions
+        return plan.target.initial_positions(self.num_particles, rng_key, data)
 
     def _num_positions(self, plan: Plan) -> int:
         return self.num_particles

@@ -105,11 +105,6 @@ class Calibration:
         -------
         arviz.InferenceData or xarray.DataTree
             The former with ArviZ 0.23, the latter with ArviZ 1 and later.
-
-        Raises
-        ------
-        ImportError
-            ArviZ is not installed.
         """
         shares = {name: (each + 0.5) / (self.num_draws + 1) for name, each in self.ranks.items()}
         groups = {
@@ -256,6 +251,3 @@ def _panels(number: int) -> Any:
         figsize=(2.6 * columns + 0.6, 2.4 * rows),
         layout="constrained",
     )[1]
-
-
-__all__ = ["LEVEL", "LIKELIHOOD", "Calibration"]

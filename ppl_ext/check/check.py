@@ -488,8 +488,7 @@ def _fixed_by_supports(program: Program) -> Bool[np.ndarray, " K"]:
     """Entries that are the same wherever the program's positions lie."""
     values = program.written.numbers(points_around(program.written.dim))
     found = flat_columns(values, program.shapes()).values
-    fixed: np.ndarray = (np.abs(found - found[0]) <= SHARE_OFF * OFF).all(0)
-    return fixed
+    return (np.abs(found - found[0]) <= SHARE_OFF * OFF).all(0)
 
 
 def _varying(program: Program, columns: Columns) -> Columns:
@@ -843,6 +842,3 @@ def _agreed(
     if unsure:
         told.insert(0, unsure)
     return hearing.verdict(sites.by_site, *told, confirmed=not unsure, cost=cost)
-
-
-__all__ = ["CHECK_DOCUMENTATION", "CHECK_ESS", "Program", "check"]

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_ext.curvature.program_curvature import RepeatedComponent, merged_output
 from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError
 
@@ -90,6 +91,66 @@ class FisherRoots(abc.ABC):
     @abc.abstractmethod
     def is_floating(self, value: Any) -> bool:
         """Whether an array holds numbers in floating point."""
+
+    # -- whitened outputs ---------------------------------------------------------------------
+
+    def no_changes(self, output: Any) -> dict[str, Any]:
+        """Changes of a site's parameters that are all zero, in floating point."""
+        floating = (each.dtype for each in output.parameters.values() if self.is_floating(each))
+        kind = next(floating, None)
+        zeros = self.functions.zeros_like
+        return {name: zeros(value, dtype=kind) for name, value in output.parameters.items()}
+
+    def whitened(
+        self,
+        point: Any,
+        output: Any,
+        temperature: float,
+        root: Callable[[Parameters], Any],
+        left_out: Sequence[RepeatedComponent],
+    ) -> Any:
+        """A site's outputs (R,) at a position, whitened at another, without some components.
+
+        Parameters
+        ----------
+        point, output : Output
+            The site where it is whitened, and at the position.
+        temperature : float
+        root : callable
+            The root at ``point``, from changes of the parameters.
+        left_out : sequence of RepeatedComponent
+        """
+        # The root is linear in the changes, so that of the parameters themselves has the Jacobian
+        # that is wanted; parameters that are whole numbers do not change.
+        values = output.parameters.items()
+        found = root({n: each if self.is_floating(each) else 0.0 * each for n, each in values})
+        if left_out:
+            skipped = {each.component for each in left_out}
+            kept = [found[..., k] for k in range(found.shape[-1]) if k not in skipped]
+            found = self.functions.stack(kept, -1) if kept else found[..., :0]
+        factor = self.functions.sqrt(point.weight / temperature)
+        own = (1,) * (found.ndim - factor.ndim)
+        return (found * factor.reshape((*factor.shape, *own))).reshape(-1)
+
+    def merged(
+        self,
+        point: Any,
+        output: Any,
+        weight: Any,
+        root: Callable[[Parameters], Any],
+        repeated: Sequence[RepeatedComponent],
+    ) -> list[Any]:
+        """A site's merged whitened outputs, a vector (n,) for each repeated component.
+
+        ``weight`` is the factor on each element, in the shape of the batch; the rest is as in
+        :meth:`whitened`.
+        """
+        found, nothing = [], self.no_changes(point)
+        for component, name, axes in repeated:
+            change = {**nothing, name: self.functions.ones_like(nothing[name])}
+            value, of_change = output.parameters[name], root(change)[..., component]
+            found.append(merged_output(self.functions, of_change, weight, value, axes))
+        return found
 
     # -- registry -----------------------------------------------------------------------------
 

@@ -114,8 +114,6 @@ ARVIZ_DOCUMENTATION = """
         the engine was set up with, or hold only some rows of a plate.
     RuntimeError
         The engine has not seen the model's arguments yet.
-    ImportError
-        ArviZ is not installed.
 """
 
 _NOTES = {

@@ -319,5 +319,4 @@ def smoothed_weights(ratios: LogRatios) -> Float[np.ndarray, " S"]:
             exponent = shape if abs(shape) > 1e-6 else 1e-6
             quantiles = scale / exponent * np.expm1(-exponent * np.log1p(-points))
             weights[order[-tail:]] = np.minimum(cutoff + quantiles, 1.0)
-    found: Float[np.ndarray, " S"] = weights / weights.sum()
-    return found
+    return weights / weights.sum()

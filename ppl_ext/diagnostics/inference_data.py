@@ -215,19 +215,12 @@ def inference_data(
 
     Raises
     ------
-    ImportError
-        ArviZ is not installed.
     ArgumentError
         ``dims`` or ``coords`` do not fit the arrays, ``dims`` names nothing, or an axis has two
         lengths.
     """
-    try:
-        import arviz
-        import xarray
-    except ImportError as error:
-        raise ImportError(
-            "to_arviz needs ArviZ, which is not installed. Install it with `pip install arviz`."
-        ) from error
+    import arviz
+    import xarray
 
     named, safe = named_groups(
         groups,

@@ -27,17 +27,11 @@ Shape = tuple[int, ...]
 #: Plate that each axis of an array belongs to.
 Plates = tuple[str | None, ...]
 
+#: What a replay can compute with a value for each draw, and which of these are densities.
+DENSITIES = ("log_likelihood", "log_prior")
+OF_DRAWS = ("deterministic", "discrete", "predictive", "alongside", *DENSITIES)
 #: What a replay can compute.
-GROUPS = (
-    "deterministic",
-    "discrete",
-    "predictive",
-    "alongside",
-    "log_likelihood",
-    "log_prior",
-    "observed",
-    "prediction",
-)
+GROUPS = (*OF_DRAWS, "observed", "prediction")
 #: Which values of the discrete latent sites, given each draw of the others.
 DISCRETE = ("sample", "most probable")
 #: What the distributions of observed sites may say of values that are yet to be seen.
@@ -231,17 +225,11 @@ class Replay:
         def of_each(arrays: Mapping[str, Array]) -> dict[str, Array]:
             return {name: function(value) for name, value in arrays.items()}
 
-        return replace(
-            self,
-            deterministic=of_each(self.deterministic),
-            discrete=of_each(self.discrete),
-            predictive=of_each(self.predictive),
-            alongside=of_each(self.alongside),
-            log_likelihood=of_each(self.log_likelihood),
-            log_prior=of_each(self.log_prior),
-            outside=of_each(self.outside),
-            prediction={term: of_each(each) for term, each in self.prediction.items()},
-        )
+        changed: dict[str, Any] = {
+            group: of_each(getattr(self, group)) for group in (*OF_DRAWS, "outside")
+        }
+        prediction = {term: of_each(each) for term, each in self.prediction.items()}
+        return replace(self, **changed, prediction=prediction)
 
 
 def joined(replays: Sequence[Replay], plates: Mapping[str, int]) -> Replay:
@@ -252,21 +240,13 @@ def joined(replays: Sequence[Replay], plates: Mapping[str, int]) -> Replay:
     """
     first = replays[0]
 
-    def of_values(site: SiteDescription) -> Plates:
-        return site.plates
-
-    def of_likelihoods(site: SiteDescription) -> Plates:
-        return site.likelihood[1]
-
-    def along(name: str, axes: Callable[[SiteDescription], Plates]) -> int | None:
-        of_site = axes(first.sites[name]) if name in first.sites else ()
-        return next((axis for axis, plate in enumerate(of_site) if plate in plates), None)
-
-    def together(group: str, lead: int, axes: Callable[[SiteDescription], Plates]) -> Any:
+    def together(group: str) -> dict[str, Array]:
         found = {}
         for name, array in getattr(first, group).items():
-            axis = along(name, axes)
-            parts = [getattr(each, group)[name] for each in replays]
+            site, parts = first.sites[name], [getattr(each, group)[name] for each in replays]
+            axes = site.likelihood[1] if group in DENSITIES else site.plates
+            axis = next((axis for axis, plate in enumerate(axes) if plate in plates), None)
+            lead = 1 if group in OF_DRAWS else 0
             found[name] = array if axis is None else np.concatenate(parts, axis=lead + axis)
         return found
 
@@ -284,18 +264,9 @@ def joined(replays: Sequence[Replay], plates: Mapping[str, int]) -> Replay:
         )
         for name, site in first.sites.items()
     }
-    return replace(
-        first,
-        sites=sites,
-        plate_sizes={**first.plate_sizes, **plates},
-        deterministic=together("deterministic", 1, of_values),
-        discrete=together("discrete", 1, of_values),
-        predictive=together("predictive", 1, of_values),
-        alongside=together("alongside", 1, of_values),
-        log_likelihood=together("log_likelihood", 1, of_likelihoods),
-        log_prior=together("log_prior", 1, of_likelihoods),
-        observed=together("observed", 0, of_values),
-    )
+    whole_groups: dict[str, Any] = {group: together(group) for group in (*OF_DRAWS, "observed")}
+    sizes = {**first.plate_sizes, **plates}
+    return replace(first, sites=sites, plate_sizes=sizes, **whole_groups)
 
 
 # -- sites and their axes -------------------------------------------------------------------------
@@ -658,7 +629,7 @@ def check_room(
     }
     numbers = {}
     for group in kinds.keys() & groups:
-        densities = group in ("log_likelihood", "log_prior")
+        densities = group in DENSITIES
         shapes = [
             site.likelihood[0] if densities else site.shape
             for site in sites.values()
@@ -810,7 +781,7 @@ class Recorder:
         shape, plates = site.shape, site.plates
         if group == "discrete":
             values = values.astype(np.int64)  # Pyro's Bernoulli has values in floating point
-        if group in ("log_likelihood", "log_prior"):
+        if group in DENSITIES:
             shape, plates = site.likelihood
         elif group == "probabilities":
             shape, plates = (*shape, values.shape[-1]), (*plates, None)

@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+
 from ppl_ext.arguments import check_callable, nonfinite_arguments
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.stream import Stream
@@ -400,20 +402,28 @@ class EngineShell:
         plan: Any,
         data: Any,
         stream: Stream | None,
-        rows: Callable[[], Rows],
-        of_batch: Callable[[Batch], Any],
+        kwargs: Mapping[str, Any],
+        pieces: Callable[[Any, dict[str, np.ndarray] | None], Any],
         evaluations: float,
         **found: Any,
     ) -> Judgement | None:
         """What speaks for and against the answer of a run that has ended; warns where it must.
 
-        ``rows`` are those of the arguments, and ``of_batch`` evaluates with a batch of a
-        ``stream``; ``found`` are other fields of :class:`~ppl_ext.engines.judgement.Run` that a
-        package knows.
+        ``kwargs`` are the model's beside those of a ``stream``'s batches, and ``pieces`` evaluate
+        with arguments and some of their rows, or all; ``found`` are other fields of
+        :class:`~ppl_ext.engines.judgement.Run` that a package knows.
         """
         if not self._judges:
             return None
         target = plan.target
+
+        def of_batch(batch: Batch) -> Any:
+            return pieces(target.bind(*batch.args, **{**kwargs, **batch.kwargs}), None)
+
+        def of_plates() -> Rows:
+            return Rows.of_plates(target.plates, partial(pieces, data), np.random.default_rng(0))
+
+        rows: Callable[[], Rows] = of_plates
         has_rows = not target.partial_plates(data)
         if not has_rows and stream is not None and stream.size and self.sharding is None:
             batches, size = stream.sample(), stream.size
@@ -425,6 +435,7 @@ class EngineShell:
                 target.dim,
                 target.layout.slices,
                 rows=rows,
+                epsilon=target.epsilon,
                 has_rows=has_rows,
                 evaluations=evaluations * self._scores_of_a_step(plan),
                 draws_take_all_rows=self._draws_take_all_rows,

@@ -119,8 +119,7 @@ class Looks:
         engine = self.ran.engine
         # An engine that holds its state itself takes the number in the place of a state.
         held = hasattr(engine, "num_steps_taken")
-        draws: dict[str, Any] = engine.get_samples(*(() if held else (self,)), **options)
-        return draws
+        return engine.get_samples(*(() if held else (self,)), **options)
 
     def to_arviz(self, *args: Any, **options: Any) -> Any:
         """The draws as an ArviZ object, with the arguments of the run unless others are given.

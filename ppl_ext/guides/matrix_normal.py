@@ -166,8 +166,7 @@ class MatrixDensity(FlatDensityShell):
 
     def blocks(self) -> Blocks:
         """Which parts of the flat vector are matrices and which are the rest."""
-        found: Blocks = self.guide.blocks
-        return found
+        return self.guide.blocks
 
     def factors(self, parameters: Any) -> Factors:
         """Mean, factors of each matrix, and standard deviations of the rest.

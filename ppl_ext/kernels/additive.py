@@ -51,8 +51,7 @@ class Bumps:
         # The smaller of both middle matrices; the first holds products of coordinates, of which
         # other processes may have some.
         if flat.shape[1] < num and dim == self.frame.arrays.num_coordinates(vectors):
-            product: Float[Any, "P D"] = flat @ (flat.T @ vectors)
-            return product
+            return flat @ (flat.T @ vectors)
         return self.gram @ vectors
 
 

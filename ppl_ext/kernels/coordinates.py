@@ -110,8 +110,7 @@ class CoordinatesByMetric:
         """What ``make`` finds for these particles, found once under a name."""
         if name not in self._made:
             self._made[name] = make()
-        found: T = self._made[name]
-        return found
+        return self._made[name]
 
 
 def coordinates(arrays: KernelArrays, metric: Any, particles: Float[Any, "P D"]) -> Coordinates:

@@ -35,8 +35,7 @@ class MetricKernel(Kernel):
     def with_curvature(self, metric: ProductMetric) -> Self:
         if not (isinstance(self.metric, str) and self.metric == "curvature"):
             return self
-        found: Self = dataclasses.replace(cast(Any, self), metric=metric)
-        return found
+        return dataclasses.replace(cast(Any, self), metric=metric)
 
     @abstractmethod
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions: ...

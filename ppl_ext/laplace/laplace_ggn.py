@@ -305,7 +305,8 @@ class PosteriorShell(ABC):
     target : LogDensity
     coordinates : Coordinates
         The D' of the Gaussian.
-    prior : ConditionalPrior
+    prior : callable
+        From a position (D,) and the data to the prior's curvature.
     likelihood : LikelihoodCurvature
     held : array of int
         The K coordinates of the hyperparameters.
@@ -405,8 +406,19 @@ def structure_for(
         number of rows decides.
     plates : dict of str to DataPlate
         Those that the minibatch is of.
+
+    Raises
+    ------
+    ArgumentError
+        A matrix is asked for of the prior, with a structure that is to do without matrices.
     """
     if options is not None:
+        if options.prior == "hessian" and options.structure != "full":
+            raise ArgumentError(
+                'Expected prior="hessian" with curvature="full" alone, found curvature='
+                f"{options.structure!r}: a matrix of all coordinates would undo the structure. Use "
+                'prior="diagonal".'
+            )
         return options
     if not FULL_UP_TO < dim <= 2 * FULL_UP_TO:
         return GaussNewton("full" if dim <= FULL_UP_TO else "kfac")

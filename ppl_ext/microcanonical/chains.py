@@ -469,6 +469,3 @@ class Microcanonical:
 
     def _joined(self, z: Float[Any, "C D"], spare: Float[Any, "C S"]) -> Float[Any, "C E"]:
         return self.functions.xp.concatenate((z, spare), -1) if self.spare else z
-
-
-__all__ = ["Dynamics", "Microcanonical"]

@@ -75,6 +75,3 @@ class Eager(Functions):
     def select(self, accepted: Any, after: Arrays, before: Callable[[], Arrays]) -> Arrays:
         # Most of the time all are.
         return after if accepted.all() else super().select(accepted, after, before)
-
-
-__all__ = ["Eager", "Functions"]

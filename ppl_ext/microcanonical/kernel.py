@@ -304,6 +304,3 @@ class MCLMCShell(StochasticGradientShell):
             # The noise of their densities hides how far chains are apart, unless they are far.
             told.append("Whether the chains agree is not judged: look at the R-hat of their draws.")
         return Judgement(name, tuple(reasons), tuple(told), energies.size, of_chains=True)
-
-
-__all__ = ["MCLMCShell"]

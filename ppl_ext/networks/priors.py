@@ -383,5 +383,4 @@ def group_scales(draws: Mapping[str, Any], parameter: str) -> NDArray[Any]:
         return local
     along = (len(local),) + (1,) * (local.ndim - 1)
     spread, slab = (np.asarray(found[name]).reshape(along) for name in ("global", "slab"))
-    scales: NDArray[Any] = regularised(spread * local, slab)
-    return scales
+    return regularised(spread * local, slab)

@@ -139,5 +139,4 @@ def _square_error(window: Float[np.ndarray, "n M"]) -> Float[np.ndarray, " M"]:
     """Squared standard error of a window's mean."""
     length = len(window) // PARTS
     parts = window[-PARTS * length :].reshape(PARTS, length, -1).mean(1)
-    square: np.ndarray = 0.5 * np.square(np.diff(parts, axis=0)).mean(0) / PARTS
-    return square
+    return 0.5 * np.square(np.diff(parts, axis=0)).mean(0) / PARTS

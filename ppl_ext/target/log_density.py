@@ -337,8 +337,7 @@ class LogDensityShell(ABC, Generic[Array, Data]):
         self, z: Float[Array, "P D"], data: Data, indices: Mapping[str, Array] | None = None
     ) -> Float[Array, " P"]:
         """Log prior + log likelihood / temperature of a (mini)batch."""
-        found: Array = self._batch("log_density", z, data, indices)
-        return found
+        return self._batch("log_density", z, data, indices)
 
     def score(
         self, z: Float[Array, "P D"], data: Data, indices: Mapping[str, Array] | None = None
@@ -371,8 +370,7 @@ class LogDensityShell(ABC, Generic[Array, Data]):
 
     def full_log_density(self, z: Float[Array, "P D"], data: Data) -> Float[Array, " P"]:
         """Exact log prior + log likelihood / temperature over all rows."""
-        found: Array = self._full("log_density", z, data)
-        return found
+        return self._full("log_density", z, data)
 
     def sweep(self, chunk: int | None = None) -> list[tuple[float, dict[str, Int[Array, " rows"]]]]:
         """The chunks of a full-data sweep: weights (summing to 1) and row indices.

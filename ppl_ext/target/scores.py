@@ -62,8 +62,7 @@ def tempered(
     """Log prior + log likelihood / temperature, or the gradients of these."""
     prior: Any = log_prior
     likelihood: Any = log_likelihood
-    joint: Array = prior + (likelihood if temperature == 1.0 else likelihood / temperature)
-    return joint
+    return prior + (likelihood if temperature == 1.0 else likelihood / temperature)
 
 
 def check_subsample_size(name: str, size: int, subsample_size: int) -> None:

@@ -42,6 +42,7 @@ _FISHER = _PyroRoots()
 _ROOTS = _FISHER.roots
 register_output_fisher, root_for = _FISHER.register, _FISHER.root_for
 needs_draws = _FISHER.needs_draws
+no_changes, whitened_site, merged = _FISHER.no_changes, _FISHER.whitened, _FISHER.merged
 
 
 def fisher_root(

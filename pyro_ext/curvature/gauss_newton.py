@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -18,8 +19,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.curvature.program_curvature import NO_STRUCTURE, RepeatedComponent, RowStructure
-from pyro_ext.curvature.fisher import drawn_at_each, drawn_values, fisher_root, needs_draws
-from pyro_ext.curvature.row_structure import merged, rows_of, with_row
+from pyro_ext.curvature.fisher import (
+    drawn_at_each,
+    drawn_values,
+    fisher_root,
+    merged,
+    needs_draws,
+    whitened_site,
+)
+from pyro_ext.curvature.row_structure import rows_of, with_row
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.layout import Indices
 from pyro_ext.density.outputs import Output
@@ -53,23 +61,20 @@ def whitened_outputs(
     names = [name for name in point if sites is None or name in sites]
     if drawn is None:
         drawn = {n: drawn_values(point[n]) for n in names if needs_draws(point[n])}
+    roots = {n: partial(fisher_root, each, values=drawn.get(n)) for n, each in point.items()}
 
     def whitened(position: Position) -> Tensor:
         outputs = target.outputs(position, data, indices)
         temperature = target.likelihood_temperature
         parts = [
-            _whitened(
-                point[name],
-                outputs[name],
-                temperature,
-                drawn.get(name),
-                repeated.get(name, ()),
+            whitened_site(
+                point[name], outputs[name], temperature, roots[name], repeated.get(name, ())
             )
             for name in names
         ]
         for name in repeated if merge else ():
             weight = point[name].weight / temperature
-            parts += merged(point[name], outputs[name], weight, repeated[name])
+            parts += merged(point[name], outputs[name], weight, roots[name], repeated[name])
         return torch.cat(parts) if parts else z[:0]
 
     return whitened
@@ -91,32 +96,6 @@ def drawn_at(outputs: Mapping[str, Output], parameters: Parameters) -> Drawn:
 def drawn_from(outputs: Mapping[str, Output]) -> Parameters:
     """The parameters of the sites without a known Fisher information."""
     return {name: output.parameters for name, output in outputs.items() if needs_draws(output)}
-
-
-def _whitened(
-    point: Output,
-    output: Output,
-    temperature: float,
-    values: Tensor | None,
-    left_out: tuple[RepeatedComponent, ...],
-) -> Tensor:
-    # The root is linear in the changes, so that of the parameters themselves has the Jacobian
-    # that is wanted; parameters that are whole numbers do not change.
-    changes = {
-        name: value if value.is_floating_point() else torch.zeros(value.shape, device=value.device)
-        for name, value in output.parameters.items()
-    }
-    root = fisher_root(point, changes, values)
-    if left_out:
-        skipped = {each.component for each in left_out}
-        kept = [component for component in range(root.shape[-1]) if component not in skipped]
-        root = (
-            torch.stack([root[..., component] for component in kept], dim=-1)
-            if kept
-            else (root[..., :0])
-        )
-    factor = torch.sqrt(point.weight / temperature)
-    return (root * factor.reshape(factor.shape + (1,) * (root.dim() - factor.dim()))).reshape(-1)
 
 
 def jacobian_rows(
@@ -142,8 +121,7 @@ def jacobian_rows(
     def rows(position: Tensor, drawn: Drawn) -> Tensor:
         return rows_of_one(target, position, data, indices, found, structure, latents, drawn)
 
-    result: Tensor = torch.func.vmap(rows)(z, _drawn(target, z, data, indices))
-    return result
+    return torch.func.vmap(rows)(z, _drawn(target, z, data, indices))
 
 
 def rows_of_one(
@@ -205,8 +183,7 @@ def _linearised(
     value, backward = torch.func.vjp(function, position)[:2]
 
     def transposed(u: Tensor) -> Tensor:
-        result: Tensor = backward(u)[0]
-        return result
+        return backward(u)[0]
 
     forward = torch.func.vjp(transposed, torch.zeros_like(value))[1]
     return value, lambda vector: forward(vector)[0], transposed
@@ -231,8 +208,7 @@ def _reverse_jacobian(function: Callable[[Tensor], Tensor], position: Tensor) ->
         one: Tensor = backward(torch.ones_like(value))[0]
         return one[None]
     basis = torch.eye(len(value), dtype=value.dtype, device=value.device)
-    found: Tensor = torch.func.vmap(backward)(basis)[0]
-    return found
+    return torch.func.vmap(backward)(basis)[0]
 
 
 def _row_by_row(

@@ -19,7 +19,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.curvature.program_curvature import DENSE_PRIOR_UP_TO, PriorForm, PriorStructure
+from ppl_ext.curvature.prior import structure_of_prior
+from ppl_ext.curvature.program_curvature import PriorForm, PriorStructure
+from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.solvers import symmetric_eigen
 from pyro_ext.density import Data, LogDensity
 
@@ -41,49 +43,33 @@ def prior_structure(
     sites : collection of str, optional
         Latent sites that have curvature; default all.
     """
-    product = torch.func.vmap(_products(target, data), (0, None))
-    slices = {n: s for n, s in target.layout.slices.items() if sites is None or n in sites}
-    inside = torch.zeros(target.dim, dtype=z.dtype, device=z.device)
-    for where in slices.values():
-        inside[where] = 1.0
-    # Not signs: in two dimensions every second pair of these would be a multiple of ones.
-    drawn = torch.from_numpy(np.random.default_rng(0).normal(size=target.dim)).to(z)
+    where = Coordinates(target, target.layout.names if sites is None else sites)
+    products = [_product(target, where, position, data) for position in z]
 
-    def is_diagonal(mask: Tensor) -> bool:
-        """Whether H M v = (H M 1) * v on the mask, for a random v."""
-        diagonal, crossed = product(z, mask), product(z, drawn * mask)
-        expected = diagonal * drawn
-        size = torch.maximum(expected.abs(), crossed.abs())
-        # By coordinate: one narrow prior must not hide the couplings of the others.
-        near = (crossed - expected).abs() <= 1e3 * torch.finfo(z.dtype).eps * size
-        return bool((near | (mask == 0.0)).all())
+    def product(vector: np.ndarray) -> np.ndarray:
+        given = torch.as_tensor(vector).to(z)
+        return torch.stack([each(given) for each in products]).detach().cpu().numpy()
 
-    apart = []
-    for name, where in slices.items():
-        mask = torch.zeros_like(inside)
-        mask[where] = 1.0
-        if is_diagonal(mask):
-            apart.append(name)
-    whole = len(apart) == len(slices) and is_diagonal(inside)
-    found = product(z, inside) * inside
-    constant = whole and len(z) > 1 and bool((found == found[0]).all())
-    if form is None:
-        form = "hessian" if not whole and inside.sum() <= DENSE_PRIOR_UP_TO else "diagonal"
-    exact = whole or form == "hessian"
-    return PriorStructure(tuple(slices), form, exact, tuple(apart), constant and form == "diagonal")
+    return structure_of_prior(product, where.slices, form)
 
 
-def _products(target: LogDensity, data: Data) -> Callable[[Tensor, Tensor], Tensor]:
-    """Products of minus the Hessian of the log prior at a position (D,) with a vector (D,)."""
-    # The prior does not depend on which rows are seen.
-    indices = target.first_rows()
+def _product(
+    target: LogDensity, where: Coordinates, position: Tensor, data: Data
+) -> Callable[[Tensor], Tensor]:
+    """Products of minus the Hessian of the log prior at a position (D,) with vectors (D',)."""
 
-    def log_prior(position: Tensor) -> Tensor:
-        return target.evaluate(position, data, indices)[0]
+    def log_prior(part: Tensor) -> Tensor:
+        z = where.placed(position, part)
+        if not target.local_sites:
+            return target.evaluate(z, data, target.first_rows())[0]
+        # The rows' own latents: each row has some.
+        terms = [weight * target.evaluate(z, data, rows)[0] for weight, rows in target.sweep()]
+        return torch.stack(terms).sum()
 
-    def product(position: Tensor, vector: Tensor) -> Tensor:
-        # The Hessian is its own transpose; forward mode fails on some models in float32.
-        pull = torch.func.vjp(torch.func.grad(log_prior), position)[1]
+    # The Hessian is its own transpose; forward mode fails on some models in float32.
+    pull = torch.func.vjp(torch.func.grad(log_prior), where.part(position))[1]
+
+    def product(vector: Tensor) -> Tensor:
         result: Tensor = pull(vector)[0]
         return -result
 
@@ -95,35 +81,27 @@ def prior_curvature_of_one(
 ) -> Float[Tensor, "d ..."]:
     """Curvature of the log prior at one position (D,): its diagonal (D',), or (D', D'), as it is.
 
-    Negative curvature is still in it.
+    Negative curvature is still in it. It is differentiable in all coordinates.
     """
-    product, size = _products(target, data), len(position)
-    slices = [target.layout.slices[name] for name in structure.sites]
-    numbers = torch.arange(size, device=position.device)
-
-    def inside(vector: Tensor) -> Tensor:
-        return torch.cat([vector[where] for where in slices])
-
-    def ones_at(*places: slice) -> Tensor:
-        found = torch.zeros_like(numbers, dtype=torch.bool)
-        for where in places:
-            found = found | ((numbers >= where.start) & (numbers < where.stop))
-        return found.to(position.dtype)
-
-    def columns(where: slice) -> Tensor:
-        basis = torch.eye(size, dtype=position.dtype, device=position.device)[where]
-        return torch.stack([product(position, vector) for vector in basis])
-
+    where = Coordinates(target, structure.sites)
+    product = _product(target, where, position, data)
+    ones = torch.ones(len(where), dtype=position.dtype, device=position.device)
     if structure.form == "hessian":
-        return torch.stack([inside(row) for where in slices for row in columns(where)])
+        return torch.func.vmap(product)(ones.diag())
     if structure.exact:
-        return inside(product(position, ones_at(*slices)))
+        return product(ones)
+    numbers = torch.arange(len(where), device=position.device)
+
+    def ones_at(first: int, last: int) -> Tensor:
+        return ((numbers >= first) & (numbers < last)).to(position.dtype)
+
     parts = []
-    for name, where in zip(structure.sites, slices, strict=True):
+    for name, place in where.slices.items():
         if name in structure.apart:
-            parts.append(product(position, ones_at(where))[where])
+            parts.append(product(ones_at(place.start, place.stop))[place])
         else:
-            parts.append(columns(where)[:, where].diagonal())
+            each = range(place.start, place.stop)
+            parts.append(torch.stack([product(ones_at(i, i + 1))[i] for i in each]))
     return torch.cat(parts)
 
 
@@ -132,8 +110,7 @@ def without_negative(found: Float[Tensor, "P d ..."]) -> Float[Tensor, "P d ..."
     if found.dim() == 2:
         return found.clamp_min(0.0)
     values, vectors = symmetric_eigen(0.5 * (found + found.mT))
-    result: Tensor = (vectors * values.clamp_min(0.0)[:, None]) @ vectors.mT
-    return result
+    return (vectors * values.clamp_min(0.0)[:, None]) @ vectors.mT
 
 
 def prior_curvature(

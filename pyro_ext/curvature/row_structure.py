@@ -24,12 +24,11 @@ from ppl_ext.curvature.program_curvature import (
     RepeatedComponent,
     RowStructure,
     change_of_rows,
-    merged_output,
     repeated_components,
     structure_of_rows,
 )
 from ppl_ext.curvature.rows_alone import Alone
-from pyro_ext.curvature.fisher import fisher_root, needs_draws, root_for
+from pyro_ext.curvature.fisher import fisher_root, needs_draws, no_changes, root_for
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.layout import Indices
 from pyro_ext.density.outputs import Output
@@ -169,7 +168,7 @@ def _repeated(output: Output) -> tuple[RepeatedComponent, ...]:
     axes = {name: output.repeated_along(name) for name in values}
     if not any(axes.values()):
         return ()
-    nothing = _no_changes(output)
+    nothing = no_changes(output)
     generator = torch.Generator().manual_seed(0)
     depends = {}
     for name, value in values.items():
@@ -178,38 +177,3 @@ def _repeated(output: Output) -> tuple[RepeatedComponent, ...]:
         depends[name] = (root != 0.0).reshape(-1, root.shape[-1]).any(dim=0).tolist()
     shapes = {name: value.shape for name, value in values.items()}
     return repeated_components(depends, shapes, output.batch, axes)
-
-
-def _no_changes(output: Output) -> dict[str, Tensor]:
-    dtype = next(value.dtype for value in output.parameters.values() if value.is_floating_point())
-    return {
-        name: torch.zeros(value.shape, dtype=dtype, device=value.device)
-        for name, value in output.parameters.items()
-    }
-
-
-def merged(
-    point: Output,
-    output: Output,
-    weight: Tensor,
-    repeated: tuple[RepeatedComponent, ...],
-) -> list[Float[Tensor, " n"]]:
-    """The merged whitened outputs of a site, one vector for each repeated component.
-
-    Parameters
-    ----------
-    point : Output
-        The site where it is whitened.
-    output : Output
-        The site at the position.
-    weight : Tensor
-        Factor on each element, in the shape of the batch.
-    repeated : tuple of RepeatedComponent
-    """
-    found = []
-    nothing = _no_changes(point)
-    for component, name, axes in repeated:
-        change = {**nothing, name: torch.ones_like(nothing[name])}
-        root = fisher_root(point, change)[..., component]
-        found.append(merged_output(torch, root, weight, output.parameters[name], axes))
-    return found

@@ -1,8 +1,8 @@
-"""Batches of a loader: as tensors, and sums over all of them."""
+"""Batches of a loader, as tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -41,20 +41,3 @@ def batches_of(
             weight *= share
         kwargs = {**data.kwargs, **batch.kwargs}
         yield weight, as_data(bound.model, batch.args, kwargs), {}
-
-
-def sum_over_batches(
-    batches: Iterable[tuple[float, Data, Indices]],
-    function: Callable[[Data, Indices], tuple[Tensor, ...]],
-) -> list[Tensor]:
-    """Weighted sum of a function of arguments over batches that hold all rows once."""
-    total: list[Tensor] = []
-    for weight, data, indices in batches:
-        parts = function(data, indices)
-        if total:
-            total = [
-                so_far.add(part, alpha=weight) for so_far, part in zip(total, parts, strict=True)
-            ]
-        else:
-            total = [part if weight == 1.0 else weight * part for part in parts]
-    return total

@@ -98,8 +98,7 @@ class Evaluation:
         self, z: Float[Tensor, " D"], arguments: Any
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Log prior and log likelihood at one position."""
-        found: tuple[Tensor, Tensor] = self._value(z, arguments)
-        return found
+        return self._value(z, arguments)
 
     def _run(self, z: Tensor, arguments: Any) -> tuple[Tensor, Tensor]:
         handler = SiteHandler(self.bound.layout.split(z), arguments[2])

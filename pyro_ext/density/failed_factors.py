@@ -49,8 +49,7 @@ def _not_finite(A: Tensor) -> Tensor:
 
 
 def _singular(A: Tensor) -> Tensor:
-    failed: Tensor = _linalg.lu_factor_ex(A).info != 0
-    return failed
+    return _linalg.lu_factor_ex(A).info != 0
 
 
 def _without_entries_on_the_diagonal(A: Tensor) -> Tensor:
@@ -105,8 +104,7 @@ def _either_norm(
 def _matrix_power(A: Tensor, n: int) -> Tensor:
     if n >= 0:
         return _linalg.matrix_power(A, n)
-    found: Tensor = _where_it_can(_singular, _linalg.matrix_power)(A, n)
-    return found
+    return _where_it_can(_singular, _linalg.matrix_power)(A, n)
 
 
 _WITH_NAN: dict[Callable[..., Any], Callable[..., Any]] = {

@@ -762,8 +762,7 @@ def _inside(support: Any, like: Tensor) -> Tensor | None:
     except NotImplementedError:  # the host has no map of the real line to it
         return None
     shape = transform.inverse_shape(like.shape)
-    found: Tensor = transform(like.new_zeros(shape))
-    return found
+    return transform(like.new_zeros(shape))
 
 
 _missing_rows = MissingRows(pyro.primitives, _WithoutMask, torch.as_tensor, _filled)

@@ -50,8 +50,7 @@ def with_own_containers(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tup
     """
     if not any(isinstance(each, dict | list) for each in (*args, *kwargs.values())):
         return args, kwargs
-    found: tuple[Any, Any] = pytree.tree_map(lambda leaf: leaf, (args, dict(kwargs)))
-    return found
+    return pytree.tree_map(lambda leaf: leaf, (args, dict(kwargs)))
 
 
 @dataclass(frozen=True)

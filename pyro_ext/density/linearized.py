@@ -58,8 +58,7 @@ def linearized(
     outputs = Outputs(target, data, indices, scale_of)
 
     def slope(move: Tensor) -> dict[str, dict[str, Tensor]]:
-        found: dict[str, dict[str, Tensor]] = torch.func.jvp(outputs.natural, (around,), (move,))[1]
-        return found
+        return torch.func.jvp(outputs.natural, (around,), (move,))[1]
 
     # Outside of the derivative, for what has none: counts, masks and the kinds of distributions.
     sites = outputs.at(around)

@@ -37,7 +37,7 @@ from ppl_ext.target.fingerprint import Fingerprint, digest_of
 from ppl_ext.target.log_density import LogDensityShell, warn_of_held_parameters
 from ppl_ext.target.scores import tempered
 from pyro_ext.density.arguments import as_data, partial_plates
-from pyro_ext.density.batches import batches_of, sum_over_batches
+from pyro_ext.density.batches import batches_of
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.check import check_enumeration, check_model
 from pyro_ext.density.evaluation import Evaluation, differentiated
@@ -375,17 +375,17 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             ]
             return self._sharded(what, z, chunks, split)
         z, function = self.bound.check_positions(z), self._evaluation.functions[what]
-        if self.passes is not None:
-            return sum_over_batches(
-                batches_of(self.passes, self.bound, data),
-                lambda data, rows: function(z, as_arguments(data.args, data.kwargs, rows)),
-            )
-        if not self.plates:
+        if self.passes is None and not self.plates:
             if self._whole is None or self._whole[0] is not data:
                 self._whole = data, as_arguments(data.args, data.kwargs, {})
             return function(z, self._whole[1])
+        parts: Iterable[tuple[float, Data, Indices]] = (
+            ((weight, data, rows) for weight, rows in self.sweep())
+            if self.passes is None
+            else batches_of(self.passes, self.bound, data)
+        )
         return sum_over_rows(
-            self.sweep(), lambda rows: function(z, as_arguments(data.args, data.kwargs, rows))
+            parts, lambda data, rows: function(z, as_arguments(data.args, data.kwargs, rows))
         )
 
     def _sharded(
@@ -398,7 +398,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         """What is wanted at all positions, from those and the rows of each process."""
         assert self.sharding is not None
         own = self.sharding.own(self.bound.check_positions(z))
-        found = sum_over_batches(
+        found = sum_over_rows(
             chunks, lambda data, rows: self._evaluation.batch(what, own, data, rows)
         )
         if split:

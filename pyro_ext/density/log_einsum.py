@@ -37,8 +37,7 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         return total.clone() if len(operands) == 1 else total
     how = getattr(_PICKING, "how", None)
     if how is not None:
-        picked: Tensor = _Picked.apply(total.flatten(len(output)), how == "largest")
-        return picked
+        return _Picked.apply(total.flatten(len(output)), how == "largest")
     return torch.logsumexp(total, tuple(range(len(output), len(output + summed))))
 
 

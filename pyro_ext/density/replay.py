@@ -217,10 +217,9 @@ def _is_outside(site: Mapping[str, Any]) -> Tensor:
     except RuntimeError:  # at many draws at once, of which there is no one truth
         pass
     transform = transform_to_support(site)
-    found: Tensor = is_outside(
+    return is_outside(
         value, finite, support.check, lambda value: transform(transform.inv(value)), torch
     )
-    return found
 
 
 def _run(
@@ -420,8 +419,7 @@ def _positions(target: LogDensity, data: Data, values: Mapping[str, Any]) -> Flo
         return unconstrain(target.bound, values, (layout, arguments))
 
     # Observations that are missing are drawn; what they are does not matter.
-    found: Tensor = torch.func.vmap(position, randomness="different", chunk_size=MOVES)(flat)
-    return found
+    return torch.func.vmap(position, randomness="different", chunk_size=MOVES)(flat)
 
 
 #: Seconds from which on it is said that a model is run draw by draw.

@@ -133,11 +133,9 @@ def _drawn_as_batch(family: type[Any], parameters: _Parameters) -> Callable[...,
 
         def draw(sample_shape: torch.Size, *tensors: Tensor) -> Tensor:
             named = dict(zip(shapes, tensors, strict=True))
-            value: Tensor = family(**named, **options, validate_args=False).sample(sample_shape)
-            return value
+            return family(**named, **options, validate_args=False).sample(sample_shape)
 
-        found: Tensor = _Batch.apply(draw, torch.Size(sample_shape), *tensors)
-        return found
+        return _Batch.apply(draw, torch.Size(sample_shape), *tensors)
 
     return sample
 
@@ -193,8 +191,7 @@ def sampled(distribution: Any) -> Tensor:
     while type(inner).__module__.partition(".")[0] in ("torch", "pyro"):
         inner = getattr(inner, "base_dist", None)
     if inner is not None:
-        value: Tensor = distribution.sample()
-        return value
+        return distribution.sample()
     with _OutOfPlace():
         try:
             value = distribution.sample()

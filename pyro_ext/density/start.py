@@ -143,8 +143,7 @@ class StartingPositions:
 
 def _drawn(site: Any) -> Tensor:
     """A value of a site from its own distribution."""
-    value: Tensor = site["fn"].sample()
-    return value
+    return site["fn"].sample()
 
 
 def _uniform_radius(strategy: Any) -> float | None:

@@ -402,8 +402,7 @@ class _Values:
 
     def of(self, node: Node) -> Tensor:
         """The value of one node."""
-        value: Tensor = self.found[id(node.alike)][node.place]
-        return value
+        return self.found[id(node.alike)][node.place]
 
     def compute(self, kind: Alike) -> None:
         """Find the values of nodes, whose arguments have been found."""

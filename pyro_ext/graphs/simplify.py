@@ -572,5 +572,4 @@ def replayed(
     inputs = ", ".join(names[node] for node in module.graph.nodes if node.op == "placeholder")
     source = "\n    ".join([f"def replay({inputs}):", *lines])
     exec(compile(source, "<traced graph>", "exec"), values)
-    replay: Callable[..., Any] = values["replay"]
-    return replay
+    return values["replay"]

@@ -135,15 +135,10 @@ class FlatDensity(shared.FlatDensityShell):
     def mean_square_residual(
         self, parameters: Parameters, theta: Float[Tensor, "S D"], target: Float[Tensor, "S D"]
     ) -> tuple[Float[Tensor, ""], Parameters]:
-        leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-        with torch.enable_grad():
-            residual = self.score(leaves, theta) - target
-            value = residual.square().sum(-1).mean()
-            gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-        return value.detach(), {
-            name: torch.zeros_like(leaf) if gradient is None else gradient
-            for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True)
-        }
+        def value(leaves: Parameters) -> Tensor:
+            return (self.score(leaves, theta) - target).square().sum(-1).mean()
+
+        return value_and_gradient(value, parameters)
 
     @torch.no_grad()
     def write_back(self, parameters: Mapping[str, Tensor]) -> None:
@@ -159,6 +154,17 @@ class FlatDensity(shared.FlatDensityShell):
         access = _PosteriorAccess(self.guide)
         replaced = {f"guide.{name}": value for name, value in parameters.items()}
         return torch.func.functional_call(access, replaced, (function,))
+
+
+def value_and_gradient(
+    function: Callable[[Parameters], Float[Tensor, ""]], parameters: Mapping[str, Tensor]
+) -> tuple[Float[Tensor, ""], Parameters]:
+    """A function's value at parameters, and its gradient in all of them."""
+    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    with torch.enable_grad():
+        value = function(leaves)
+        gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+    return value.detach(), dict(zip(leaves, gradients, strict=True))
 
 
 class _PosteriorAccess(nn.Module):

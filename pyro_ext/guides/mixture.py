@@ -188,14 +188,13 @@ class GaussianMixtureDensity(shared.MixtureDensity, FlatDensity):
 
     def _mixture(self, parameters: Parameters) -> GaussianMixture:
         guide, unit = self.guide, parameters.get("scale_tril_unconstrained")
-        mixture: GaussianMixture = guide._mixture(
+        return guide._mixture(
             parameters["logits"],
             parameters["loc"],
             transform_to(guide.scale_constraint)(parameters["scale_unconstrained"]),
             None if unit is None else transform_to(guide.scale_tril_constraint)(unit),
             parameters.get("cov_factor"),
         )
-        return mixture
 
     def set_components(self, parameters: Parameters, components: Components) -> Parameters:
         self._check_full()

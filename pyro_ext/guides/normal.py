@@ -106,8 +106,8 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
         score = (parameters["loc"] - theta).mul_(inverse).mul_(inverse)
         residual = score - target
         scaled = (residual * inverse).mul_(2.0 / len(theta))
-        loc_gradient = _sum_draws(scaled).mul(inverse)
-        scale_gradient = _sum_draws(scaled.mul_(score)).mul_(-2.0)
+        loc_gradient = sum_draws(scaled).mul(inverse)
+        scale_gradient = sum_draws(scaled.mul_(score)).mul_(-2.0)
         gradient = self._pull_back(parameters["scale_unconstrained"], scale, scale_gradient)
         value = residual.square_().sum(-1).mean()
         return value, {"loc": loc_gradient, "scale_unconstrained": gradient}
@@ -238,7 +238,7 @@ def _seed(generator: Generator) -> int:
     return int(torch.randint(2**62, (), generator=generator, device=generator.device))
 
 
-def _sum_draws(values: Tensor) -> Tensor:
+def sum_draws(values: Tensor) -> Tensor:
     """Sum over the rows (S, D); of a single row a view."""
     return values[0] if len(values) == 1 else values.sum(0)
 

@@ -18,7 +18,13 @@ from torch.distributions.transforms import AffineTransform, ComposeTransform, Tr
 from ppl_ext.guides import planar_flow as shared
 from ppl_ext.guides.planar_flow import INITIAL_DIRECTION
 from pyro_ext.guides.arrays import TensorFunctions
-from pyro_ext.guides.flat_density import Draws, FlatDensity, Parameters, register_flat_density
+from pyro_ext.guides.flat_density import (
+    Draws,
+    FlatDensity,
+    Parameters,
+    register_flat_density,
+    value_and_gradient,
+)
 
 
 class PlanarTransform(shared.PlanarMap, Transform):
@@ -126,13 +132,12 @@ class PlanarFlowDensity(shared.PlanarDensity, FlatDensity):
     def mean_square_residual(
         self, parameters: Parameters, theta: Float[Tensor, "S D"], target: Float[Tensor, "S D"]
     ) -> tuple[Float[Tensor, ""], Parameters]:
-        leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-        with torch.enable_grad():
+        def value(leaves: Parameters) -> Tensor:
             # The score is differentiated once, for which one Newton step is enough.
             residual = self._score(leaves, theta, newton_steps=1) - target
-            value = residual.square().sum(-1).mean()
-            gradients = torch.autograd.grad(value, list(leaves.values()))
-        return value.detach(), dict(zip(leaves, gradients, strict=True))
+            return residual.square().sum(-1).mean()
+
+        return value_and_gradient(value, parameters)
 
     @torch.no_grad()
     def _find_roots(self, shifted: Tensor, slope: Tensor, later: Tensor) -> Tensor:

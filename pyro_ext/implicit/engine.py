@@ -23,6 +23,7 @@ from pyro_ext.density.differentiable import DifferentiableTarget
 from pyro_ext.descent import check_shapes, checked_optimizer, descend, run_length
 from pyro_ext.engine import Engine, Plan, Update
 from pyro_ext.guides.arrays import TensorFunctions
+from pyro_ext.guides.flat_density import value_and_gradient
 from pyro_ext.networks.modules import take_apart
 from pyro_ext.optim import EngineOptimizer
 
@@ -156,25 +157,20 @@ class SteinDiscrepancyVI(Shell, Engine):
         return {name: value.detach().clone() for name, value in found.items()}
 
     def _update(self, plan: SamplerPlan, state: SamplerState, data: Data) -> Update:
-        target = plan.target
-        own = state.optimizer.parameters
-        leaves = {name: value.detach().requires_grad_() for name, value in own.items()}
+        found: Any = None
 
         def scores(memory: Any, z: Tensor) -> tuple[Tensor, Any]:
             return self._score(z, data, plan.differentiable, cost=2.0).score, memory
 
-        with torch.enable_grad():
+        def discrepancy(leaves: dict[str, Tensor]) -> Tensor:
+            nonlocal found
             z = self._drawn(plan, state, leaves, plan.num_samples, self._generator, scores)
             found = self._score(z, data, plan.differentiable, cost=2.0)
             scales = z.detach().std(0, correction=0)
-            loss = stein_discrepancy(TensorFunctions, z, found.score, scales, self.lengths)
-            slopes = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        gradient = {
-            name: torch.zeros_like(leaf) if slope is None else slope
-            for (name, leaf), slope in zip(leaves.items(), slopes, strict=True)
-        }
-        log_p = float(found.log_density(target.likelihood_temperature).mean())
-        loss = loss.detach()
+            return stein_discrepancy(TensorFunctions, z, found.score, scales, self.lengths)
+
+        loss, gradient = value_and_gradient(discrepancy, state.optimizer.parameters)
+        log_p = float(found.log_density(plan.target.likelihood_temperature).mean())
         value = float(loss)
         finite = math.isfinite(value) and math.isfinite(log_p)
         if finite:
@@ -189,8 +185,9 @@ class SteinDiscrepancyVI(Shell, Engine):
         number: int,
         generator: Generator,
         scores: Any,
+        memory: Any = None,
     ) -> Float[Tensor, "S D"]:
-        context = Context(TensorFunctions, state.normals, scores, None, plan.networks)
+        context = Context(TensorFunctions, state.normals, scores, memory, plan.networks)
         shapes = self.sampler.noise_shapes(number, plan.target.dim)
         noise = self._noise(plan, shapes, generator)
         return self.sampler.draw(context, parameters, noise)[0]
@@ -207,18 +204,15 @@ class SteinDiscrepancyVI(Shell, Engine):
     @torch.no_grad()
     def _draw(self, plan: SamplerPlan, state: SamplerState, num_samples: int | None) -> Tensor:
         number = draws_asked(num_samples)
-        data, memory = self.data, self._estimator_state
+        data = self.data
 
         # Asking for draws must not change how a run goes on.
         def scores(memory: Any, z: Tensor) -> tuple[Tensor, Any]:
             found, memory = plan.estimator.estimate(plan.target, memory, z, data, self._draws)
             return found.score, memory
 
-        context = Context(TensorFunctions, state.normals, scores, memory, plan.networks)
-        shapes = self.sampler.noise_shapes(number, plan.target.dim)
-        noise = self._noise(plan, shapes, self._draws)
         own = {name: value.detach() for name, value in state.optimizer.parameters.items()}
-        return self.sampler.draw(context, own, noise)[0]
+        return self._drawn(plan, state, own, number, self._draws, scores, self._estimator_state)
 
 
 def _apart(module: Any) -> Network:

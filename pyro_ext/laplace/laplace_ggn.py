@@ -26,15 +26,15 @@ from ppl_ext.laplace.laplace_ggn import (
     sites_of_gaussian,
     structure_for,
 )
-from pyro_ext.curvature import Curvature, GaussNewton, row_structure
+from pyro_ext.curvature import Curvature, GaussNewton, PriorStructure, row_structure
 from pyro_ext.curvature.coordinates import Coordinates
+from pyro_ext.curvature.prior import prior_curvature_of_one, prior_structure
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.arguments import placing
 from pyro_ext.density.handlers import global_generator
 from pyro_ext.engine import Plan, on_host
-from pyro_ext.laplace.gaussian import Precision, precision_of
+from pyro_ext.laplace.gaussian import Algebra, Precision, precision_of
 from pyro_ext.laplace.likelihood import LikelihoodCurvature
-from pyro_ext.laplace.prior import ConditionalPrior
 from pyro_ext.stein import ParticleEngine
 from pyro_ext.stein.particles import DirectionState
 
@@ -160,14 +160,16 @@ class _Posterior(PosteriorShell):
         chosen = sites_of_gaussian(target, options, hyperparameters)
         # Anywhere will do: rows that depend on each other do so at a position of no symmetry.
         generator = torch.Generator().manual_seed(0)
-        uniform = torch.rand(target.dim, generator=generator, dtype=target.dtype)
-        position = (2.0 * uniform - 1.0).to(target.device)
+        uniform = torch.rand(2, target.dim, generator=generator, dtype=target.dtype)
+        positions = (2.0 * uniform - 1.0).to(target.device)
+        position = positions[0]
         rows = target.first_rows()
         check_no_factors(target.likelihood_factors(position, data, rows), "pyro")
         coordinates = Coordinates(target, chosen)
         outputs = partial(target.outputs, position, data, rows)
         options = structure_for(options, len(coordinates), outputs, target.plates)
-        prior = ConditionalPrior(target, data, coordinates, options)
+        of_prior = prior_structure(target, positions, data, options.prior_form, chosen)
+        prior = partial(_prior_at, target, of_prior)
         structure = row_structure(target, position, data, rows)
         likelihood = LikelihoodCurvature(target, coordinates, options, structure)
         drawn = likelihood.drawn_sites(position, data)
@@ -188,8 +190,7 @@ class _Posterior(PosteriorShell):
 
     def at(self, position: Tensor, data: Data) -> Curvature:
         """H at a position (D,), of one position."""
-        found: Curvature = added(self.prior.at(position, data), self.likelihood.at(position, data))
-        return found
+        return added(self.prior(position, data), self.likelihood.at(position, data))
 
     def precision_at(self, position: Tensor, data: Data) -> Precision:
         # One seed, so that the curvature of a state is the same whenever it is taken.
@@ -210,3 +211,13 @@ class _Posterior(PosteriorShell):
             # Hyperparameters that H does not depend on have no slope.
             (slope,) = torch.autograd.grad(log_determinant, values, materialize_grads=True)
         return slope
+
+
+def _prior_at(
+    target: LogDensity, structure: PriorStructure, position: Tensor, data: Data
+) -> Curvature:
+    """Curvature of the log prior at a position (D,), without what is negative."""
+    found = prior_curvature_of_one(target, structure, position, data)
+    if structure.form == "hessian":
+        return Curvature.of_prior(Algebra.without_negative(found)[None])
+    return Curvature.of_prior(found.clamp_min(0.0)[None])

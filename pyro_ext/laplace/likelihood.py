@@ -55,8 +55,7 @@ class LikelihoodCurvature(LikelihoodShell):
         if self.options.structure == "low_rank":
             return self._low_rank(rows)
         nothing = position.new_zeros(len(self.coordinates))
-        found: Curvature = self._summed(rows, nothing, Curvature)
-        return found
+        return self._summed(rows, nothing, Curvature)
 
     def _low_rank(self, rows: _Rows) -> Curvature:
         rank = min(self.options.rank, rows.count, len(self.coordinates))
@@ -69,10 +68,7 @@ class LikelihoodCurvature(LikelihoodShell):
             return {"kept": merged, "total": carry["total"] + squares}
 
         found = rows.fold(merge, {})
-        terms: Curvature = self._leading_terms(
-            rows, found["kept"], found["total"], Curvature, torch
-        )
-        return terms
+        return self._leading_terms(rows, found["kept"], found["total"], Curvature, torch)
 
     def rows_of_batch(
         self, position: Float[Tensor, " D"], data: Data, indices: Indices

@@ -49,8 +49,7 @@ def random_module(name: str, module: torch.nn.Module, prior: Any) -> Callable[..
     parameters, with_values = take_apart(module)
     values = draw_parameters(name, parameters, prior, Host(), _is_distribution)
     _warn_of_frozen(name, module, values)
-    found: Callable[..., Any] = with_values(values)
-    return found
+    return with_values(values)
 
 
 #: Modules of which it was said that they have frozen parameters: a model is run many times.
@@ -86,13 +85,11 @@ class Host:
         """See :class:`ppl_ext.networks.priors.Host`."""
         expanded = distribution.expand(expandable(distribution, shape, name))
         # Without a number, to_event() would leave a site without dimensions as it is as well.
-        value: Tensor = pyro.sample(name, expanded.to_event(len(expanded.batch_shape)))
-        return value
+        return pyro.sample(name, expanded.to_event(len(expanded.batch_shape)))
 
     def deterministic(self, name: str, value: Tensor) -> Tensor:
         """See :class:`ppl_ext.networks.priors.Host`."""
-        site: Tensor = pyro.deterministic(name, value, event_dim=value.dim())
-        return site
+        return pyro.deterministic(name, value, event_dim=value.dim())
 
     def filled(self, parameter: Parameter, number: Any) -> Tensor:
         """See :class:`ppl_ext.networks.priors.Host`."""

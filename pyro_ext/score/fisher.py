@@ -22,7 +22,7 @@ from pyro_ext.density.handlers import global_generator
 from pyro_ext.descent import descend
 from pyro_ext.engine import Update
 from pyro_ext.gradients import ScoreEstimate
-from pyro_ext.guides.flat_density import FlatDensity, Parameters
+from pyro_ext.guides.flat_density import FlatDensity, Parameters, value_and_gradient
 from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState
 
 
@@ -39,14 +39,16 @@ def fisher_gradient(
     gives the target's scores (S, D) there, differentiable once more, and anything else, which is
     the rest. ``norm`` is one of :data:`~ppl_ext.score_matching.fisher_divergence.NORMS`.
     """
-    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-    with torch.enable_grad():
+    rest: Any = None
+
+    def value(leaves: Parameters) -> Tensor:
+        nonlocal rest
         # A new tensor: the host's flows remember the inverse of the last value they drew.
         theta = draw(leaves).clone()
         log_q = density.log_prob(leaves, theta).sum()
         # Partial derivatives in theta, although theta depends on the parameters.
         (present,) = torch.autograd.grad(log_q, theta, create_graph=True)
-        target, other = score(theta)
+        target, rest = score(theta)
         if not target.requires_grad:
             raise ArgumentError(
                 "Expected an estimator whose scores can be differentiated, found one that "
@@ -56,16 +58,9 @@ def fisher_gradient(
         if norm == "covariance":
             scale = density.moments(leaves).scale
             residual = residual * scale if scale.dim() == 1 else residual @ scale
-        value = residual.square().sum(-1).mean()
-        gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-    return (
-        value.detach(),
-        {
-            name: torch.zeros_like(leaf) if gradient is None else gradient
-            for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True)
-        },
-        other,
-    )
+        return residual.square().sum(-1).mean()
+
+    return *value_and_gradient(value, parameters), rest
 
 
 @dataclass(frozen=True)

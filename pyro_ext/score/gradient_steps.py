@@ -7,7 +7,6 @@ Networks" (https://arxiv.org/abs/2602.05873), equation 8 and Algorithm 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +25,7 @@ from pyro_ext.guides.normal import DiagonalNormalDensity
 from pyro_ext.guides.planar_flow import AutoPlanarFlow
 from pyro_ext.optim import EngineOptimizer, PlannedSteps
 from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState
-from pyro_ext.score.long_vectors import steps_by_part
+from pyro_ext.score.long_vectors import joined, steps_by_part
 from pyro_ext.score.objective import blended_target, proximal_gradient
 
 
@@ -125,7 +124,7 @@ class GradientSolver(GradientExecutor):
             assert isinstance(density, DiagonalNormalDensity)
             steps = self._inner_steps
             return *steps_by_part(density, optimizer, draws, weight, planned, steps), True
-        theta, score = (_joined(each) for each in zip(*draws, strict=True))
+        theta, score = (joined(each) for each in zip(*draws, strict=True))
         present = density.score(plan.parameters, theta)
         log_q = float(density.log_prob(plan.parameters, present_draws).mean())
         residual = (present - score)[: len(present_draws)]
@@ -159,7 +158,3 @@ def _cannot_break(
     # Adam keeps squares of gradients.
     limit = 1e-4 * math.sqrt(torch.finfo(draws[0][0].dtype).max)
     return (1.0 + weight) * largest < limit
-
-
-def _joined(pieces: Sequence[Tensor]) -> Tensor:
-    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions.transforms import ExpTransform
 
-from pyro_ext.guides.normal import DiagonalNormalDensity
+from pyro_ext.guides.normal import DiagonalNormalDensity, sum_draws
 from pyro_ext.optim import AdamStep, EngineOptimizer, PlannedSteps
 from pyro_ext.pieces import of_vector, side_by_side
 
@@ -111,7 +111,7 @@ def _worker(
         (loc, *loc_moments), (unconstrained, *scale_moments) = piece.loc, piece.unconstrained
         scale, slope, inverse, present, target, residual = space(loc)
         theta, score = (
-            _joined([each[:, piece.where] for each in kind]) for kind in zip(*draws, strict=True)
+            joined([each[:, piece.where] for each in kind]) for kind in zip(*draws, strict=True)
         )
         loss = log_q = 0.0
         for k, adam in enumerate(piece.steps):
@@ -136,8 +136,8 @@ def _worker(
                 torch.sub(present, target, out=residual)
                 residual.mul_(inverse).mul_(2.0 * (1.0 + weight) / count)
             # With g = (loc - theta) / scale^2: dg/dloc = 1 / scale^2, dg/dscale = -2 g / scale.
-            of_scale = _sum_draws(present.mul_(residual)).mul_(slope.mul_(-2.0))
-            of_loc = _sum_draws(residual).mul_(inverse)
+            of_scale = sum_draws(present.mul_(residual)).mul_(slope.mul_(-2.0))
+            of_loc = sum_draws(residual).mul_(inverse)
             _adam(adam, (loc, of_loc, *loc_moments), (unconstrained, of_scale, *scale_moments))
         return loss, log_q
 
@@ -180,13 +180,9 @@ def _sum_of_squares(rows: Tensor) -> float:
     return math.fsum(float(torch.dot(row, row)) for row in rows)
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors end to end; one alone is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _sum_draws(values: Tensor) -> Tensor:
-    """Sum over the rows (S, n); of a single row a view."""
-    return values[0] if len(values) == 1 else values.sum(0)
 
 
 def _sum_of_logarithms(values: Tensor) -> float:

@@ -89,6 +89,3 @@ def hamiltonian_step(
     momentum = decay * momentum + (mass * (1.0 - decay**2)).sqrt() * noise
     z = torch.addcdiv(z, momentum, mass, value=0.5 * step_size)
     return z, momentum
-
-
-__all__ = ["hamiltonian_step", "langevin_step"]

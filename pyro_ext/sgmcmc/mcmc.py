@@ -155,6 +155,3 @@ class MCMC(infer.MCMC):
         divergences = sorted({number // every for number in figures.pop("divergences")})
         kept = {name: values[every - 1 :: every] for name, values in figures.items()}
         return {"divergences": divergences, **kept}
-
-
-__all__ = ["MCMC"]

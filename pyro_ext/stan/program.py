@@ -49,8 +49,7 @@ class StanProgram(StanProgramShell[Tensor]):
         return log_density
 
     def _constrained(self, z: Tensor) -> Tensor:
-        flat: Tensor = _Parameters.apply(z, self._number, self.density.num_constrained)
-        return flat
+        return _Parameters.apply(z, self._number, self.density.num_constrained)
 
     def unconstrain(self, values: Mapping[str, ArrayLike]) -> Float[Tensor, " D"]:
         """Position (D,) of values of the program's parameters, in torch's default type."""

@@ -785,16 +785,12 @@ def _stein() -> Iterator[Mutation]:
 
 
 def _curvature() -> Iterator[Mutation]:
-    yield from both(
+    yield from neutral(
         "temperature left out of the curvature",
-        "curvature/gauss_newton.py",
-        "factor = jnp.sqrt(point.weight / temperature)",
-        "factor = jnp.sqrt(point.weight / 1.0)",
+        "curvature/fisher_information.py",
+        "factor = self.functions.sqrt(point.weight / temperature)",
+        "factor = self.functions.sqrt(point.weight / 1.0)",
         "curvature newton",
-        pyro=(
-            "factor = torch.sqrt(point.weight / temperature)",
-            "factor = torch.sqrt(point.weight / 1.0)",
-        ),
     )
     yield from both(
         "rows one by one: N/B counted twice",
@@ -836,6 +832,13 @@ def _curvature() -> Iterator[Mutation]:
         "curvature/prior.py",
         "return -result",
         "return result",
+        "curvature newton",
+    )
+    yield from neutral(
+        "couplings within the prior are not looked for",
+        "curvature/prior.py",
+        "product(vector * mask)",
+        "ones * vector",
         "curvature newton",
     )
     yield from neutral(

@@ -35,5 +35,4 @@ class FormJaxArrays(FormArrays, JaxFunctions):
 
     @staticmethod
     def where_ready(condition: Bool[Array, ""], function: Callable[[T], T], value: T) -> T:
-        found: T = lax.cond(condition, function, lambda same: same, value)
-        return found
+        return lax.cond(condition, function, lambda same: same, value)

@@ -52,8 +52,7 @@ class MixtureForm(mixture.MixtureForm):
 
     @staticmethod
     def either(condition: Bool[Array, ""], one: Callable[[], T], other: Callable[[], T]) -> T:
-        found: T = lax.cond(condition, one, other)
-        return found
+        return lax.cond(condition, one, other)
 
 
 __all__ = ["MixtureForm", "MixtureRegression"]
