@@ -23,6 +23,8 @@ ENDLESS = 0.4
 #: own distance the two places lie out: farther than any prior with units is wide, and not so far
 #: that squares overflow in single precision.
 WAYS, FEWEST, NEAR, FAR = 16, 4, 2.0**30, 2.0**40
+#: Places on each way at which the density is evaluated: the draw, two far out, two for the level.
+PLACES = 5
 #: Where the level is read off, and again twice as far out: there log Jacobians are not yet so large
 #: that a level beside them is lost in single precision.
 LEVEL = 2.0**10
@@ -95,6 +97,11 @@ def endless(values: Mapping[str, np.ndarray]) -> tuple[str, ...]:
         # Stan's generated quantities may be NaN in some draws, and no other values are.
         and not np.nanmax(np.abs(each), initial=0.0) < np.finfo(each.dtype).max ** ENDLESS
     )
+
+
+def cost_far_out(problem: Problem) -> int:
+    """Evaluations that :func:`flat_far_out` takes at most, which chains have to leave."""
+    return PLACES * WAYS if problem.target.layout.improper else 0
 
 
 def flat_far_out(

@@ -26,7 +26,7 @@ from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import labels, policy
 from ppl_ext.fit.centring import centring_of, has_neck
-from ppl_ext.fit.chain_figures import chained_of, endless, flat_far_out
+from ppl_ext.fit.chain_figures import chained_of, cost_far_out, endless, flat_far_out
 from ppl_ext.fit.modes import LEAST_MASS, LEAST_WEIGHT, MORE, Search, Watched, masses, unexplained
 from ppl_ext.fit.problem import Meter, Positions, Problem, timed
 from ppl_ext.fit.verdict import STAGES, Stage, Verdict
@@ -231,7 +231,8 @@ def climb(
         evidence = replace(evidence, correction=begun.correction, left=meter.left)
         if policy.next_rung(evidence) != "chains":
             break
-        watched = Watched.beside(evaluate, search, start.modes)
+        limited = meter.of(problem.evaluate, leaves=cost_far_out(problem))
+        watched = Watched.beside(limited, search, start.modes)
         sampled, coupled = _by_chains(
             problem, begun, symmetry, watched, wanted, generator, meter, stage
         )
@@ -251,6 +252,7 @@ def climb(
     rows = begun.drawn.positions[resampled(begun.weights, policy.DRAWS, generator)][:, None]
     if symmetry is not None:
         rows = symmetry.shuffled(rows)
+    evidence = _far_out(evidence, problem, evaluate, rows)
     return Climbed(problem, rows, None, evidence, stages, symmetry)
 
 
@@ -392,6 +394,19 @@ def _modes(search: Search, notes: list[str], generator: np.random.Generator) -> 
     return found
 
 
+def _far_out(
+    evidence: policy.Evidence,
+    problem: Problem,
+    evaluate: Evaluate,
+    draws: Float[np.ndarray, "N M D"],
+) -> policy.Evidence:
+    """The evidence with sites along which the density does not fall far out of the draws."""
+    with suppress(SpentError):  # Then what was found before stands.
+        flat = flat_far_out(problem, evaluate, draws.reshape(-1, problem.dim))
+        evidence = replace(evidence, flat=flat)
+    return evidence
+
+
 def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
     """The same with these chains as its draws."""
     problem, symmetry = climbed.problem, climbed.symmetry
@@ -401,12 +416,8 @@ def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
     figures = convergence(sampled.kernel.ordered(sampled.draws))
     chained = chained_of(problem, sampled.window, figures, symmetry)
     chained = replace(chained, endless=endless(values))
-    with suppress(SpentError):
-        flat = flat_far_out(
-            problem, sampled.kernel.evaluate, sampled.draws.reshape(-1, problem.dim)
-        )
-        chained = replace(chained, flat=flat)
-    evidence, modes = climbed.evidence, climbed.evidence.modes
+    evidence = _far_out(climbed.evidence, problem, sampled.kernel.evaluate, sampled.draws)
+    modes = evidence.modes
     if modes is not None and modes.exchanged:
         places = dict(modes.exchanged)
         try:

@@ -157,10 +157,10 @@ class Chained:
     ``deviation_error`` is the standard error of the least certain standard deviation as a share of
     it, and ``deviation_number`` the number that has it; ``heavy`` the sites whose tails are too
     heavy for one, ``endless`` those whose draws come near the largest numbers there are,
-    ``improper`` those whose prior has no normaliser, and ``flat`` those of them along which the
-    density does not fall far out. ``has_other_form`` tells whether the worst site may be written
-    non-centred and is not, and ``draws`` how many all chains have. All these are of the sites as
-    written; ``coordinate_r_hat`` is the largest of the unconstrained coordinates.
+    and ``improper`` those whose prior has no normaliser. ``has_other_form`` tells whether the worst
+    site may be written non-centred and is not, and ``draws`` how many all chains have. All these
+    are of the sites as written; ``coordinate_r_hat`` is the largest of the unconstrained
+    coordinates.
     """
 
     r_hat: float
@@ -177,7 +177,6 @@ class Chained:
     coordinate_r_hat: float = 1.0
     coordinate_site: str = ""
     improper: tuple[str, ...] = ()
-    flat: tuple[str, ...] = ()
     draws: int = 0
     deviation_number: str = ""
 
@@ -223,7 +222,8 @@ class Evidence:
 
     ``dropped`` tells which ways to write the program were, and why; ``left`` is what is left of the
     budget, in evaluations. ``coupled`` are pairs of chains, ``rested`` tells that the chains had
-    done what was asked before they went on.
+    done what was asked before they went on. ``flat`` are sites with an improper prior along which
+    the density does not fall far out.
     """
 
     program: Program
@@ -236,6 +236,7 @@ class Evidence:
     left: float = math.inf
     coupled: Coupled | None = None
     rested: bool = False
+    flat: tuple[str, ...] = ()
 
 
 def next_rung(evidence: Evidence) -> Rung:
@@ -402,7 +403,7 @@ def words_of_search(modes: Modes | None) -> tuple[str, ...]:
 def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     if evidence.engine is not None:
         return _of_engine(evidence, evidence.engine)
-    against = [*_of_modes(evidence), *of_rounding(evidence.program)]
+    against = [*_of_modes(evidence), *_of_far_out(evidence), *of_rounding(evidence.program)]
     undefined = _of_undefined(evidence.correction)
     if evidence.chains is not None:
         found = evidence.chains
@@ -603,6 +604,16 @@ def _words_of_deviations(found: Chained) -> str:
     return f"The least certain standard deviation{of} has an error of {found.deviation_error:.1%}."
 
 
+def _of_far_out(evidence: Evidence) -> list[str]:
+    if not evidence.flat:
+        return []
+    names = ", ".join(f"'{name}'" for name in evidence.flat)
+    return [
+        f"Far out the density does not fall with {names}, whose prior is improper: the posterior "
+        "has no normaliser. Give a proper prior."
+    ]
+
+
 def of_chains(
     found: Chained,
     wanted: Wanted,
@@ -624,12 +635,6 @@ def of_chains(
         reasons.append(
             f"Draws of {names} come near the largest numbers that there are. The posterior may be "
             "unbounded there: look for a prior that is missing or improper."
-        )
-    if found.flat:
-        names = ", ".join(f"'{name}'" for name in found.flat)
-        reasons.append(
-            f"Far out the density does not fall with {names}, whose prior is improper: the "
-            "posterior has no normaliser. Give a proper prior."
         )
     if found.is_adrift:
         reasons.append(

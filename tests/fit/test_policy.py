@@ -227,7 +227,7 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
             "Draws of 'scale' come near the largest numbers",
         ),
         (
-            {"chains": replace(RESTED, flat=("mean", "scale"))},
+            {"chains": RESTED, "flat": ("mean", "scale")},
             "not trusted",
             "density does not fall with 'mean', 'scale', whose prior is improper",
         ),

@@ -159,7 +159,7 @@ SENTENCES: dict[str, Callable[[], str]] = {
         DRIFT.told
     ),
     "Far out the density does not fall with 'mean', whose prior is improper: the posterior has no "
-    "normaliser. Give a proper prior.": (lambda: reasons(chains=replace(RESTED, flat=("mean",)))),
+    "normaliser. Give a proper prior.": (lambda: reasons(chains=RESTED, flat=("mean",))),
     "By importance ratios the draws' probability that 'theta[2]' lies below a value is off by up "
     "to "
     "0.10 (0.05 is let pass).": lambda: _ratios(0.2).told_of_distance,

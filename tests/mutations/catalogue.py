@@ -2235,6 +2235,13 @@ def _fit() -> Iterator[Mutation]:
         ("levels far out with their Jacobian", "level = 2.0 * one - two", "level = far"),
     ):
         yield from neutral(name, "fit/chain_figures.py", old, new, "fit")
+    yield from neutral(
+        "chains that leave nothing for the look far out",
+        "fit/ladder.py",
+        "leaves=cost_far_out(problem)",
+        "leaves=0",
+        "fit",
+    )
     least = "own = np.minimum(own, effective_number(draws))"
     means = "np.minimum(_effective_number(bulk), of_means)"
     for name, old, new in (
