@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import logsumexp
 
+from ppl_ext.chains.bends import fitted_bend
 from ppl_ext.chains.hamiltonian import Chains, Factor, Positions
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import LogRatios, Proposal, drawn_from
@@ -97,11 +98,15 @@ def adapted(
         counts = flattened(np.concatenate(values) - logsumexp(densities, axis=0), every.shape[1])
         if counts is None:
             return
-        modes, shares, whole = fitted(every, generator, counts)
+        bend = None if symmetry is not None else fitted_bend(every, counts)
+        straight = every if bend is None else bend.straight(every)[0]
+        modes, shares, whole = fitted(straight, generator, counts)
         wide = replace(whole, factor=WIDER * whole.factor)
         proposal = Proposal(
             (*modes, wide, *first.modes),
             np.concatenate([(1.0 - WIDE - FIRST) * shares, [WIDE], FIRST * first.weights]),
+            bend,
+            len(first.modes),
         )
         drawn, log_ratios = drawn_from(proposal, len(drawn.values), evaluate, generator, symmetry)
         yield Adapted(proposal, whole.factor, drawn, log_ratios)
