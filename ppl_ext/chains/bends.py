@@ -78,13 +78,13 @@ class Bend:
     ) -> tuple[Float[np.ndarray, "S D D"], Draws, Float[np.ndarray, " S"]]:
         """Of straight positions by positions; and the log determinant's gradient and value."""
         u = (positions - self.center) / self.scale
-        straight, log_determinant = self.straight(positions)
         short = 1.0 - np.square(np.tanh(u / FARTHEST))
-        widths = np.exp(-(_shortened(u) @ self.slopes.T))[:, :, None]
+        widths = np.exp(-(_shortened(u) @ self.slopes.T))
+        straight, log_determinant = self.straight(positions)
         moved = np.eye(len(self.center)) - self.linear - 2.0 * self.squares * u[:, None]
         changed = straight[:, :, None] * self.slopes * short[:, None]
-        gradient = -(self.slopes.sum(0) * short) / self.scale
-        return (widths * moved - changed) / self.scale, gradient, log_determinant
+        gradient = -self.slopes.sum(0) * short / self.scale
+        return (widths[:, :, None] * moved - changed) / self.scale, gradient, log_determinant
 
     def straightened(self, chains: Chains) -> Chains:
         """Chains as they are in straight coordinates."""
@@ -139,15 +139,17 @@ def fitted_bend(draws: Draws, counts: Float[np.ndarray, " S"] | None = None) -> 
     u = (draws - center) / scale
     near = (np.abs(u).max(1) < OUTLYING * 1.349) & (counts > 0.0)
     u, counts = u[near], counts[near]
+    if counts.sum() <= 4 * dim:
+        return None
     left, terms = list(range(dim)), dict[int, _Terms]()
     hopeful = [j for j in left if _bent(u, counts, j, [i for i in left if i != j])]
     while hopeful and len(left) > 1:
-        found = [_bent(u, counts, j, [i for i in left if i != j]) for j in hopeful]
-        kept = [(each.gain, j) for each, j in zip(found, hopeful, strict=True) if each is not None]
+        every = [_bent(u, counts, j, [i for i in left if i != j]) for j in hopeful]
+        kept = [(each.gain, j) for each, j in zip(every, hopeful, strict=True) if each is not None]
         if not kept:
             break
         best = max(kept)[1]
-        terms[best] = found[hopeful.index(best)]  # type: ignore[assignment]
+        terms[best] = every[hopeful.index(best)]  # type: ignore[assignment]
         left.remove(best)
         hopeful = [j for _, j in kept if j != best]
     if not terms:
@@ -193,9 +195,10 @@ def _bent(
             squares = np.square(u[:, j] - features @ mean)
             slopes, slope_errors = _log_widths(widths, squares, counts, slopes, changes)
         if not is_last:
-            certain = np.abs(mean) > CERTAIN * errors
+            least = np.sqrt(max(CERTAIN**2, 2.0 * GAIN * number))
+            certain = np.abs(mean) > least * errors
             keeps[count + 1 :] = certain[count + 1 :]
-            changes[1:] = np.abs(slopes[1:]) > CERTAIN * slope_errors[1:]
+            changes[1:] = np.abs(slopes[1:]) > least * slope_errors[1:]
     logs = widths @ slopes
     after = counts @ (logs + 0.5 * squares * np.exp(-2.0 * logs)) / number - 0.5
     gain, terms = float(before - after), int(keeps[count + 1 :].sum() + changes[1:].sum())

@@ -49,7 +49,7 @@ TURNS, DOUBTFUL, SURE = 3, 0.3, 0.7
 APART, PAIRS, PAIRS_SHARE = 3.0, 32, 0.2
 #: Share of the transitions that are kept which are left out at most, for the chains to forget where
 #: they were when tuning ended.
-FORGOTTEN = 0.25
+FORGOTTEN = 0.5
 #: Nats of difference between bounds from which on a way to write the program is the better one.
 BETTER = 0.5
 #: Centring of an entry up to which a program that could stay as written has too few data for it.
