@@ -1,9 +1,9 @@
 """Coordinates in which curved ridges are straight and funnels are even, fitted to draws.
 
 A triangular map, as in Y. Marzouk, T. Moselhy, M. Parno and A. Spantini, "Sampling via measure
-transport" (2016), with few terms: of some coordinates a quadratic in others is taken off, and they
-are divided by a width that depends on others. Its inverse and its Jacobian are closed forms, so
-that densities on either side are exact, however wrong the terms are.
+transport" (2016), with few terms: of some coordinates a quadratic in others is taken off, and what
+is left is divided by a width that depends on others. The map's inverse and its determinant are
+closed forms, so that densities are exact on either side, however wrong the terms are.
 """
 
 from __future__ import annotations
@@ -12,38 +12,46 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
+from scipy.special import ndtri
 
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.start.paths import Evaluate
 
-#: Nats by which terms have to make a coordinate's logarithmic density larger, on average over the
-#: draws, and together for each term: a quarter of a nat makes no weight uneven.
-GAIN, GAIN_PER_TERM = 0.05, 5.0
-#: Standard errors from 0 from which on a term is kept.
+#: Nats by which the terms of a coordinate, and each of them by itself, have to raise its log
+#: density, on average over the draws; and nats over all draws together for each term. Terms of less
+#: are chance, or bend far out what is straight.
+GAIN, ALL_GAIN = 0.05, 5.0
+#: Standard errors from 0 that a term has to be away at least.
 CERTAIN = 3.0
-#: Standard deviations beyond which widths no longer change.
+#: Standard deviations of a coordinate at which others' widths come to rest: beyond the draws that
+#: they were fitted to nothing tells them.
 FARTHEST = 6.0
-#: Interquartile ranges from the median beyond which draws are not looked at.
+#: Interquartile ranges from the median beyond which draws are not looked at, as of heavy tails.
 OUTLYING = 10.0
-#: Rounds in which centres and widths are fitted in turn, and the largest change of a log width for
-#: a standard deviation in one.
+#: Rounds in which centres and widths are fitted in turn, and the most that a log width changes in
+#: one for a standard deviation of another coordinate.
 ROUNDS, MOST_CHANGE = 6, 1.0
+#: What is added to a diagonal, as a share of it, and by itself.
+RIDGE, LEAST = 1e-6, 1e-12
 
 Draws = Float[np.ndarray, "S D"]
+Values = Float[np.ndarray, " S"]
 
 
 @dataclass(frozen=True)
 class Bend:
-    """A map from positions x to straight ones w, and back.
+    """A map from positions x (S, D) to straight ones w, and back.
 
-    With u = (x - center) / scale, w is ``(u - constants - linear u - squares u^2) exp(-slopes h)``,
-    where h is u, less far out. Rows of the matrices are 0 but for the coordinates ``bent``, of
-    which each depends on others that are not bent or come before it.
+    With u = (x - center) / scale, w is u, and for the coordinates that are ``bent``
+    ``(u - constants - linear u - squares u^2) exp(-slopes h(u))``, where h is u, less far out.
 
     Attributes
     ----------
-    center, scale, constants : array (D,)
+    center, scale : array (D,)
+    constants : array (D,)
     linear, squares, slopes : array (D, D)
+        Rows of bent coordinates have numbers where those are that these depend on: such as are not
+        bent, or come before them.
     bent : tuple of int
     """
 
@@ -55,64 +63,76 @@ class Bend:
     slopes: Float[np.ndarray, "D D"]
     bent: tuple[int, ...]
 
-    def straight(self, positions: Draws) -> tuple[Draws, Float[np.ndarray, " S"]]:
-        """Straight positions (S, D), and the logarithm of the map's determinant (S,)."""
-        u = (positions - self.center) / self.scale
+    @np.errstate(all="ignore")
+    def straight(self, positions: Draws) -> tuple[Draws, Values]:
+        """Straight positions (S, D), and the log of the determinant (S,) of the map there."""
+        u = self._scaled(positions)
         log_widths = _shortened(u) @ self.slopes.T
         rest = u - self.constants - u @ self.linear.T - np.square(u) @ self.squares.T
         return rest * np.exp(-log_widths), -log_widths.sum(1) - np.log(self.scale).sum()
 
+    @np.errstate(all="ignore")
     def curved(self, straight: Draws) -> Draws:
         """The positions (S, D) of which straight ones are."""
         u = straight.copy()
         for j in self.bent:
-            others = self.linear[j].nonzero()[0]
+            # What comes later has no part in it, and may be infinite.
+            others = np.flatnonzero(np.any([self.linear[j], self.squares[j], self.slopes[j]], 0))
             near = u[:, others]
             u[:, j] *= np.exp(_shortened(near) @ self.slopes[j, others])
             u[:, j] += near @ self.linear[j, others] + np.square(near) @ self.squares[j, others]
             u[:, j] += self.constants[j]
         return self.center + self.scale * u
 
-    def _derivatives(
-        self, positions: Draws
-    ) -> tuple[Float[np.ndarray, "S D D"], Draws, Float[np.ndarray, " S"]]:
-        """Of straight positions by positions; and the log determinant's gradient and value."""
-        u = (positions - self.center) / self.scale
-        short = 1.0 - np.square(np.tanh(u / FARTHEST))
-        widths = np.exp(-(_shortened(u) @ self.slopes.T))
-        straight, log_determinant = self.straight(positions)
-        moved = np.eye(len(self.center)) - self.linear - 2.0 * self.squares * u[:, None]
-        changed = straight[:, :, None] * self.slopes * short[:, None]
-        gradient = -self.slopes.sum(0) * short / self.scale
-        return (widths[:, :, None] * moved - changed) / self.scale, gradient, log_determinant
-
+    @np.errstate(all="ignore")
     def straightened(self, chains: Chains) -> Chains:
-        """Chains as they are in straight coordinates."""
-        matrices, gradient, log_determinant = self._derivatives(chains.positions)
-        scores = np.linalg.solve(
-            matrices.transpose(0, 2, 1), (chains.scores - gradient)[:, :, None]
-        )[:, :, 0]
-        straight = self.straight(chains.positions)[0]
+        """Chains in straight coordinates, with the log density and its scores there."""
+        straight, log_determinant = self.straight(chains.positions)
+        u = self._scaled(chains.positions)
+        # Backwards through what ``curved`` does.
+        scores = self.scale * (chains.scores - self._determinant_scores(u))
+        for j in reversed(self.bent):
+            width = np.exp(_shortened(u) @ self.slopes[j])
+            slopes = self._slopes_of(u, j, straight[:, j] * width)
+            scores = scores + scores[:, j : j + 1] * slopes
+            scores[:, j] *= width
         return Chains(straight, chains.values - log_determinant, scores)
 
-    def density(self, evaluate: Evaluate) -> Evaluate:
-        """A density as one of straight positions, with its scores."""
-
-        def straight(
-            positions: Draws,
-        ) -> tuple[Float[np.ndarray, " S"], Draws]:
-            found = self.straightened(Chains.at(self.curved(positions), evaluate))
-            return found.values, found.scores
-
-        return straight
-
+    @np.errstate(all="ignore")
     def restored(self, before: Chains, straight: Chains, after: Chains) -> Chains:
-        """Chains after a trajectory in straight coordinates: those that stayed are as before."""
+        """Chains after a trajectory in straight coordinates; those that stayed are as before."""
         moved = (after.positions != straight.positions).any(1)
         positions = self.curved(after.positions)
-        matrices, gradient, log_determinant = self._derivatives(positions)
-        scores = np.einsum("sji,sj->si", matrices, after.scores) + gradient
+        u, (_, log_determinant) = self._scaled(positions), self.straight(positions)
+        scores = after.scores.copy()
+        for j in self.bent:
+            width = np.exp(_shortened(u) @ self.slopes[j])
+            scores[:, j] /= width
+            slopes = self._slopes_of(u, j, after.positions[:, j] * width)
+            scores = scores - scores[:, j : j + 1] * slopes
+        scores = scores / self.scale + self._determinant_scores(u)
         return before.where(moved, Chains(positions, after.values + log_determinant, scores))
+
+    def density(self, evaluate: Evaluate) -> Evaluate:
+        """Log densities and scores of straight positions, from those of positions."""
+
+        def of_straight(straight: Draws) -> tuple[Values, Draws]:
+            found = self.straightened(Chains.at(self.curved(straight), evaluate))
+            return found.values, found.scores
+
+        return of_straight
+
+    def _scaled(self, positions: Draws) -> Draws:
+        return (positions - self.center) / self.scale
+
+    def _slopes_of(self, u: Draws, j: int, rest: Values) -> Draws:
+        """Derivatives (S, D) of a bent coordinate by the others, its straight one held."""
+        widths = rest[:, None] * self.slopes[j] * _shortening(u)
+        return self.linear[j] + 2.0 * self.squares[j] * u + widths
+
+    def _determinant_scores(self, u: Draws) -> Draws:
+        """Derivatives (S, D) of the log determinant by positions."""
+        return -self.slopes.sum(0) * _shortening(u) / self.scale
 
 
 def _shortened(u: Draws) -> Draws:
@@ -120,9 +140,28 @@ def _shortened(u: Draws) -> Draws:
     return found
 
 
+def _shortening(u: Draws) -> Draws:
+    found: Draws = 1.0 - np.square(np.tanh(u / FARTHEST))
+    return found
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """Of one coordinate in others, and the nats for each draw that they gain."""
+
+    gain: float
+    others: list[int]
+    constant: float
+    linear: Float[np.ndarray, " K"]
+    squares: Float[np.ndarray, " K"]
+    slopes: Float[np.ndarray, " K"]
+
+
 @np.errstate(all="ignore")
-def fitted_bend(draws: Draws, counts: Float[np.ndarray, " S"] | None = None) -> Bend | None:
-    """The bend that weighted draws ask for; None where they are well without one.
+def fitted_bend(draws: Draws, counts: Values | None = None) -> Bend | None:
+    """The bend that draws ask for; None where they are well without one.
+
+    The coordinate that gains most is bent last, since it may depend on all others, and so on.
 
     Parameters
     ----------
@@ -132,126 +171,115 @@ def fitted_bend(draws: Draws, counts: Float[np.ndarray, " S"] | None = None) -> 
     """
     counts = np.ones(len(draws)) if counts is None else counts
     dim = draws.shape[1]
-    low, center, high = _quantiles(draws, counts)
-    scale = (high - low) / 1.349  # of a Normal
+    low, center, high = _quartiles(draws, counts)
+    scale = (high - low) / (ndtri(0.75) - ndtri(0.25))
     if not (scale > 0.0).all():
         return None
     u = (draws - center) / scale
-    near = (np.abs(u).max(1) < OUTLYING * 1.349) & (counts > 0.0)
+    near = (np.abs(draws - center) < OUTLYING * (high - low)).all(1)
     u, counts = u[near], counts[near]
-    if counts.sum() <= 4 * dim:
-        return None
-    left, terms = list(range(dim)), dict[int, _Terms]()
-    hopeful = [j for j in left if _bent(u, counts, j, [i for i in left if i != j])]
-    while hopeful and len(left) > 1:
-        every = [_bent(u, counts, j, [i for i in left if i != j]) for j in hopeful]
-        kept = [(each.gain, j) for each, j in zip(every, hopeful, strict=True) if each is not None]
-        if not kept:
+    left, taken = list(range(dim)), dict[int, _Terms]()
+    hopeful = left
+    while len(left) > 1:
+        found = {j: _terms(u, counts, j, [i for i in left if i != j]) for j in hopeful}
+        gains = {j: each.gain for j, each in found.items() if each is not None}
+        if not gains:
             break
-        best = max(kept)[1]
-        terms[best] = every[hopeful.index(best)]  # type: ignore[assignment]
-        left.remove(best)
-        hopeful = [j for _, j in kept if j != best]
-    if not terms:
+        best = max(gains, key=gains.__getitem__)
+        own = found[best]
+        assert own is not None
+        taken[best] = own
+        left = [j for j in left if j != best]
+        # With fewer others there is less to gain.
+        hopeful = [j for j in gains if j != best]
+    if not taken:
         return None
-    matrices = np.zeros((3, dim, dim))
-    constants = np.zeros(dim)
-    for j, own in terms.items():
+    constants, matrices = np.zeros(dim), np.zeros((3, dim, dim))
+    for j, own in taken.items():
         constants[j] = own.constant
         for matrix, row in zip(matrices, (own.linear, own.squares, own.slopes), strict=True):
             matrix[j, own.others] = row
-    # Each one depends on those that are left when it is taken: the last one is bent first.
-    return Bend(center, scale, constants, *matrices, tuple(reversed(terms)))
+    return Bend(center, scale, constants, *matrices, bent=tuple(reversed(taken)))
 
 
-@dataclass(frozen=True)
-class _Terms:
-    gain: float
-    others: list[int]
-    constant: float
-    linear: Float[np.ndarray, " K"]
-    squares: Float[np.ndarray, " K"]
-    slopes: Float[np.ndarray, " K"]
+def _terms(u: Draws, counts: Values, j: int, others: list[int]) -> _Terms | None:
+    """Terms of a coordinate in others, by maximum likelihood of a Normal; None if they gain little.
 
-
-def _bent(
-    u: Draws, counts: Float[np.ndarray, " S"], j: int, others: list[int]
-) -> _Terms | None:
-    """Terms of a coordinate in others; None where they do not pay."""
+    All are fitted first, and then once more those of them that are worth it.
+    """
     number, near, count = counts.sum(), u[:, others], len(others)
-    features = np.concatenate([np.ones((len(u), 1)), near, np.square(near)], axis=1)
-    widths = np.concatenate([np.ones((len(u), 1)), _shortened(near)], axis=1)
-    straight = _regression(features[:, : count + 1], u[:, j], counts)[0]
-    rest = u[:, j] - features[:, : count + 1] @ straight
-    before = 0.5 * np.log(counts @ np.square(rest) / number)
-    keeps = np.ones(2 * count + 1, bool)
-    changes = np.ones(count + 1, bool)
+    ones = np.ones((len(u), 1))
+    of_center = np.concatenate([ones, near, np.square(near)], axis=1)
+    of_width = np.concatenate([ones, _shortened(near)], axis=1)
+    line, _ = _regression(of_center[:, : count + 1], u[:, j], counts)
+    before = 0.5 * np.log(counts @ np.square(u[:, j] - of_center[:, : count + 1] @ line) / number)
+    least = np.sqrt(max(CERTAIN**2, 2.0 * GAIN * number))
+    in_center, in_width = np.ones(2 * count + 1, bool), np.ones(count + 1, bool)
     for is_last in (False, True):
-        slopes = np.zeros(count + 1)
+        center, slopes = np.zeros(2 * count + 1), np.zeros(count + 1)
         for _ in range(ROUNDS):
-            weights = counts * np.exp(-2.0 * widths @ slopes)
-            mean = np.zeros(len(keeps))
-            mean[keeps], errors = _regression(features[:, keeps], u[:, j], weights)
-            squares = np.square(u[:, j] - features @ mean)
-            slopes, slope_errors = _log_widths(widths, squares, counts, slopes, changes)
+            weights = counts * np.exp(-2.0 * of_width @ slopes)
+            center[in_center], errors = _regression(of_center[:, in_center], u[:, j], weights)
+            squares = np.square(u[:, j] - of_center @ center)
+            slopes, of_slopes = _log_widths(of_width, squares, counts, slopes, in_width)
         if not is_last:
-            least = np.sqrt(max(CERTAIN**2, 2.0 * GAIN * number))
-            certain = np.abs(mean) > least * errors
-            keeps[count + 1 :] = certain[count + 1 :]
-            changes[1:] = np.abs(slopes[1:]) > least * slope_errors[1:]
-    logs = widths @ slopes
+            in_center[count + 1 :] = (np.abs(center) > least * errors)[count + 1 :]
+            in_width[1:] = (np.abs(slopes) > least * of_slopes)[1:]
+    logs = of_width @ slopes
     after = counts @ (logs + 0.5 * squares * np.exp(-2.0 * logs)) / number - 0.5
-    gain, terms = float(before - after), int(keeps[count + 1 :].sum() + changes[1:].sum())
-    if not terms or not gain > max(GAIN, GAIN_PER_TERM * terms / number):
+    gain, terms = float(before - after), int(in_center[count + 1 :].sum() + in_width[1:].sum())
+    if not terms or not gain > max(GAIN, ALL_GAIN * terms / number):
         return None
-    # The width where all others are 0 belongs to the scale of the mixture that is fitted.
-    return _Terms(
-        gain, others, float(mean[0]), mean[1 : count + 1], mean[count + 1 :], slopes[1:]
-    )
+    # The width where all others are 0 is for what is fitted in straight coordinates to tell.
+    linear, curved = np.split(center[1:], 2)
+    return _Terms(gain, others, float(center[0]), linear, curved, slopes[1:])
 
 
 def _regression(
-    features: Float[np.ndarray, "S K"],
-    target: Float[np.ndarray, " S"],
-    weights: Float[np.ndarray, " S"],
+    features: Float[np.ndarray, "S K"], target: Values, weights: Values
 ) -> tuple[Float[np.ndarray, " K"], Float[np.ndarray, " K"]]:
     """Coefficients, and their standard errors where weights are inverse variances."""
-    precision = features.T @ (weights[:, None] * features)
-    precision += 1e-6 * np.diag(np.diag(precision)) + 1e-12 * np.eye(len(precision))
-    inverse = np.linalg.inv(precision)
-    return inverse @ (features.T @ (weights * target)), np.sqrt(np.diag(inverse))
+    inverse = _inverse(features, weights)
+    found: Float[np.ndarray, " K"] = inverse @ (features.T @ (weights * target))
+    return found, np.sqrt(np.diag(inverse))
 
 
 def _log_widths(
     features: Float[np.ndarray, "S K"],
-    squares: Float[np.ndarray, " S"],
-    counts: Float[np.ndarray, " S"],
+    squares: Values,
+    counts: Values,
     slopes: Float[np.ndarray, " K"],
-    changes: Bool[np.ndarray, " K"],
+    chosen: Bool[np.ndarray, " K"],
 ) -> tuple[Float[np.ndarray, " K"], Float[np.ndarray, " K"]]:
-    """One step of Fisher scoring of log widths of Normals with these squared residuals."""
-    if not slopes.any():
-        slopes = slopes.copy()
-        slopes[0] = 0.5 * np.log(counts @ squares / counts.sum())
-    own = features[:, changes]
-    ratios = squares * np.exp(-2.0 * features @ slopes)
-    information = 2.0 * own.T @ (counts[:, None] * own)
-    information += 1e-6 * np.diag(np.diag(information)) + 1e-12 * np.eye(len(information))
-    inverse = np.linalg.inv(information)
-    found = slopes * changes
-    step = inverse @ (own.T @ (counts * (ratios - 1.0)))
-    found[changes] += np.clip(step, -MOST_CHANGE, MOST_CHANGE)
+    """A step of Fisher scoring for log widths of Normals, from squared residuals; and errors."""
+    found = slopes * chosen
+    if not found.any():
+        found[0] = 0.5 * np.log(counts @ squares / counts.sum())
+    own = features[:, chosen]
+    inverse = _inverse(own, 2.0 * counts)
+    excess = squares * np.exp(-2.0 * features @ found) - 1.0
+    step = inverse @ (own.T @ (counts * excess))
+    found[chosen] += np.clip(step, -MOST_CHANGE, MOST_CHANGE)
     errors = np.full(len(slopes), np.inf)
-    errors[changes] = np.sqrt(np.diag(inverse))
+    errors[chosen] = np.sqrt(np.diag(inverse))
     return found, errors
 
 
-def _quantiles(
-    draws: Draws, counts: Float[np.ndarray, " S"]
-) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, " D"], Float[np.ndarray, " D"]]:
+def _inverse(
+    features: Float[np.ndarray, "S K"], weights: Values
+) -> Float[np.ndarray, "K K"]:
+    """Inverse of the weighted product of features; NaN where that is not finite."""
+    product = features.T @ (weights[:, None] * features)
+    if not np.isfinite(product).all():
+        return np.full(product.shape, np.nan)
+    product += np.diag(RIDGE * np.diag(product) + LEAST)
+    return np.linalg.inv(product)
+
+
+def _quartiles(draws: Draws, counts: Values) -> Float[np.ndarray, "3 D"]:
     """Quartiles of weighted draws by coordinate."""
     order = np.argsort(draws, axis=0)
     below = np.cumsum(counts[order], axis=0) / counts.sum()
     ordered = np.take_along_axis(draws, order, axis=0)
-    rows = [np.minimum((below < p).sum(0), len(draws) - 1) for p in (0.25, 0.5, 0.75)]
-    return tuple(ordered[row, np.arange(draws.shape[1])] for row in rows)  # type: ignore[return-value]
+    rows = np.stack([(below < share).sum(0) for share in (0.25, 0.5, 0.75)])
+    return np.take_along_axis(ordered, np.minimum(rows, len(draws) - 1), axis=0)

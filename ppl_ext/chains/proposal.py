@@ -35,9 +35,8 @@ class Proposal:
     modes : tuple of Mode
     weights : array (modes,)
     bend : Bend, optional
-        The modes are of its straight coordinates, but for the last ones.
+        The Normals are of its straight coordinates, but for the last ``unbent`` ones.
     unbent : int
-        So many of them.
     """
 
     modes: tuple[Mode, ...]
@@ -63,6 +62,7 @@ class Proposal:
 
     @property
     def _bent(self) -> int:
+        """How many of the Normals are of straight coordinates."""
         return 0 if self.bend is None else len(self.modes) - self.unbent
 
     def log_density(self, positions: Draws) -> Float[np.ndarray, " S"]:

@@ -455,7 +455,8 @@ def sample(
                 discarded, again = discarded + number, again + 1
                 length = max(LEAST_WINDOW, number // 4)
                 tuned, kept, left = [*tuned, joined], [], TUNING_AGAIN
-                if is_slow:
+                # What tunes anew for another reason may as well have a proposal that is better.
+                if is_slow or (number > SLOW and _can_refit(kernel, joined)):
                     _refit(kernel, joined, generator)
                 if is_bent:
                     kernel.step_size *= SHORTER
