@@ -199,7 +199,8 @@ def fitted_bend(draws: Draws, counts: Values | None = None) -> Bend | None:
         constants[j] = own.constant
         for matrix, row in zip(matrices, (own.linear, own.squares, own.slopes), strict=True):
             matrix[j, own.others] = row
-    return Bend(center, scale, constants, *matrices, bent=tuple(reversed(taken)))
+    linear, squares, slopes = matrices
+    return Bend(center, scale, constants, linear, squares, slopes, tuple(reversed(taken)))
 
 
 def _terms(u: Draws, counts: Values, j: int, others: list[int]) -> _Terms | None:
@@ -265,9 +266,7 @@ def _log_widths(
     return found, errors
 
 
-def _inverse(
-    features: Float[np.ndarray, "S K"], weights: Values
-) -> Float[np.ndarray, "K K"]:
+def _inverse(features: Float[np.ndarray, "S K"], weights: Values) -> Float[np.ndarray, "K K"]:
     """Inverse of the weighted product of features; NaN where that is not finite."""
     product = features.T @ (weights[:, None] * features)
     if not np.isfinite(product).all():
