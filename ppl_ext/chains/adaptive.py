@@ -61,6 +61,8 @@ def adapted(
     log_ratios: LogRatios,
     generator: np.random.Generator,
     symmetry: Symmetry | None = None,
+    *,
+    may_bend: bool = True,
 ) -> Iterator[Adapted]:
     """Proposals that come nearer in turn, each with as many draws of its own and their log ratios.
 
@@ -77,6 +79,8 @@ def adapted(
     generator : numpy.random.Generator
     symmetry : Symmetry, optional
         Labels that can be exchanged: draws with labels in order stand for all.
+    may_bend : bool
+        Whether mixtures may be of coordinates in which curved ridges are straight.
 
     Yields
     ------
@@ -98,7 +102,7 @@ def adapted(
         counts = flattened(np.concatenate(values) - logsumexp(densities, axis=0), every.shape[1])
         if counts is None:
             return
-        bend = None if symmetry is not None else fitted_bend(every, counts)
+        bend = fitted_bend(every, counts) if may_bend else None
         straight = every if bend is None else bend.straight(every)[0]
         modes, shares, whole = fitted(straight, generator, counts)
         wide = replace(whole, factor=WIDER * whole.factor)

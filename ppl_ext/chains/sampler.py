@@ -114,6 +114,8 @@ class Kernel:
         Draws of the proposal, which are proposed first.
     acceptance : float
         Mean acceptance of trajectories that the step size is tuned to.
+    may_bend : bool
+        Whether proposals that are fitted to draws may be of straight coordinates.
     """
 
     evaluate: Evaluate
@@ -127,6 +129,7 @@ class Kernel:
     is_mixture: bool = False
     known: Known | None = None
     acceptance: float = ACCEPTANCE
+    may_bend: bool = True
 
     def __call__(
         self, chains: Chains, generator: np.random.Generator
@@ -372,6 +375,7 @@ def sample(
     *,
     metric: Factor | None = None,
     known: Known | None = None,
+    may_bend: bool = True,
 ) -> Sampled:
     """Run chains until they have come to rest and are worth enough.
 
@@ -399,6 +403,7 @@ def sample(
     metric : array (D, D) or (D,), optional
         In place of those of the proposal's modes, where that is a mixture fitted to draws.
     known : Known, optional
+    may_bend : bool
         See :class:`Kernel`.
 
     Raises
@@ -417,6 +422,7 @@ def sample(
         symmetry=symmetry,
         is_mixture=metric is not None,
         known=known,
+        may_bend=may_bend,
     )
     chains = Chains.at(positions, evaluate)
     length, discarded, again, left = FIRST_WINDOW, 0, 0, MOST_TUNING
@@ -455,8 +461,7 @@ def sample(
                 discarded, again = discarded + number, again + 1
                 length = max(LEAST_WINDOW, number // 4)
                 tuned, kept, left = [*tuned, joined], [], TUNING_AGAIN
-                # What tunes anew for another reason may as well have a proposal that is better.
-                if is_slow or (number > SLOW and _can_refit(kernel, joined)):
+                if is_slow:
                     _refit(kernel, joined, generator)
                 if is_bent:
                     kernel.step_size *= SHORTER
@@ -563,7 +568,7 @@ def _refit(kernel: Kernel, window: Window, generator: np.random.Generator) -> No
     """Make proposal and metrics anew, from draws."""
     flat = kernel.ordered(window.draws).reshape(-1, window.draws.shape[2])
     flat = flat[generator.permutation(len(flat))[:MIXTURE_DRAWS]]
-    bend = None if kernel.symmetry is not None else fitted_bend(flat)
+    bend = fitted_bend(flat) if kernel.may_bend else None
     straight = flat if bend is None else bend.straight(flat)[0]
     modes, weights, whole = fitted(straight, generator)
     kernel.proposal, kernel.known = Proposal(modes, weights, bend), None

@@ -233,7 +233,7 @@ def climb(
             break
         watched = Watched.beside(evaluate, search, start.modes)
         sampled, coupled = _by_chains(
-            problem, begun, symmetry, watched, wanted, generator, meter, stage
+            *(problem, evidence.program, begun, symmetry, watched, wanted, generator, meter, stage)
         )
         if sampled is not None:
             sampled.kernel.evaluate = evaluate
@@ -293,7 +293,10 @@ def _adapted(
 ) -> Iterator[_Approximation]:
     """Better approximations in turn, by mixtures fitted to weighted draws."""
     best = begun.correction
-    found = adapted(evaluate, begun.proposal, begun.drawn, begun.log_ratios, generator, symmetry)
+    found = adapted(
+        *(evaluate, begun.proposal, begun.drawn, begun.log_ratios, generator, symmetry),
+        may_bend=policy.may_bend(program, has_labels=symmetry is not None),
+    )
     for number, one in enumerate(found, 1):
         correction, weights = _correction(one.drawn, one.log_ratios, program.rounding)
         if policy.is_better(correction, best):
@@ -308,6 +311,7 @@ def _adapted(
 
 def _by_chains(
     problem: Problem,
+    program: policy.Program,
     begun: _Approximation,
     symmetry: Symmetry | None,
     watched: Watched,
@@ -357,6 +361,7 @@ def _by_chains(
             symmetry=symmetry,
             known=known,
             metric=begun.metric,
+            may_bend=policy.may_bend(program, has_labels=symmetry is not None),
         )
         notes.append(f"{_told_of_draws(sampled)}, from starts at the approximation")
     if sampled is None or sampled.kernel.goes_nowhere or not may_go_on():
