@@ -1,9 +1,9 @@
 """Coordinates in which curved ridges are straight and funnels are even, fitted to draws.
 
 A triangular map, as in Y. Marzouk, T. Moselhy, M. Parno and A. Spantini, "Sampling via measure
-transport" (2016), with few terms: of some coordinates a quadratic in others is taken off, and what
-is left is divided by a width that depends on others. The map's inverse and its determinant are
-closed forms, so that densities are exact on either side, however wrong the terms are.
+transport: an introduction" (2016), with few terms: of some coordinates a quadratic in others is
+taken off, and what is left is divided by a width that depends on others. The map's inverse and its
+determinant are closed forms, so that densities are exact on either side, however wrong the terms.
 """
 
 from __future__ import annotations
