@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import logsumexp
 
+from ppl_ext.chains.bends import fitted_bend
 from ppl_ext.chains.hamiltonian import Chains, Factor, Positions
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import LogRatios, Proposal, drawn_from
@@ -60,6 +61,8 @@ def adapted(
     log_ratios: LogRatios,
     generator: np.random.Generator,
     symmetry: Symmetry | None = None,
+    *,
+    may_bend: bool = True,
 ) -> Iterator[Adapted]:
     """Proposals that come nearer in turn, each with as many draws of its own and their log ratios.
 
@@ -76,6 +79,8 @@ def adapted(
     generator : numpy.random.Generator
     symmetry : Symmetry, optional
         Labels that can be exchanged: draws with labels in order stand for all.
+    may_bend : bool
+        Whether mixtures may be of coordinates in which curved ridges are straight.
 
     Yields
     ------
@@ -97,11 +102,15 @@ def adapted(
         counts = flattened(np.concatenate(values) - logsumexp(densities, axis=0), every.shape[1])
         if counts is None:
             return
-        modes, shares, whole = fitted(every, generator, counts)
+        bend = fitted_bend(every, counts) if may_bend else None
+        straight = every if bend is None else bend.straight(every)[0]
+        modes, shares, whole = fitted(straight, generator, counts)
         wide = replace(whole, factor=WIDER * whole.factor)
         proposal = Proposal(
             (*modes, wide, *first.modes),
             np.concatenate([(1.0 - WIDE - FIRST) * shares, [WIDE], FIRST * first.weights]),
+            bend,
+            len(first.modes),
         )
         drawn, log_ratios = drawn_from(proposal, len(drawn.values), evaluate, generator, symmetry)
         yield Adapted(proposal, whole.factor, drawn, log_ratios)

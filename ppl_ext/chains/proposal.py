@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.special import gammaln, logsumexp
 
+from ppl_ext.chains.bends import Bend
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.start.paths import Evaluate
@@ -33,10 +34,15 @@ class Proposal:
     ----------
     modes : tuple of Mode
     weights : array (modes,)
+    bend : Bend, optional
+        The Normals are of its straight coordinates, but for the last ``unbent`` ones.
+    unbent : int
     """
 
     modes: tuple[Mode, ...]
     weights: Float[np.ndarray, " modes"]
+    bend: Bend | None = None
+    unbent: int = 0
 
     def draw(self, number: int, generator: np.random.Generator) -> Draws:
         """Independent draws (number, D)."""
@@ -49,7 +55,15 @@ class Proposal:
         drawn = np.empty_like(noise)
         for component in np.unique(which):
             drawn[which == component] = self.modes[component].at(noise[which == component])
+        if self.bend is not None:
+            rows = which < self._bent
+            drawn[rows] = self.bend.curved(drawn[rows])
         return drawn
+
+    @property
+    def _bent(self) -> int:
+        """How many of the Normals are of straight coordinates."""
+        return 0 if self.bend is None else len(self.modes) - self.unbent
 
     def log_density(self, positions: Draws) -> Float[np.ndarray, " S"]:
         """Log densities (S,) at positions."""
@@ -78,9 +92,12 @@ class Proposal:
 
     def log_components(self, positions: Draws) -> Float[np.ndarray, "K S"]:
         """Log density (K, S) of each component, without its weight."""
-        dim = positions.shape[1]
+        number, dim = positions.shape
         means = np.stack([mode.mean for mode in self.modes])
-        difference = positions[None] - means[:, None]
+        places, log_determinants = np.repeat(positions[None], len(means), 0), np.zeros(number)
+        if self.bend is not None:
+            places[: self._bent], log_determinants = self.bend.straight(positions)
+        difference = places - means[:, None]
         inverses = self._inverses
         if inverses.ndim == 2:
             white = difference * inverses[:, None]
@@ -97,7 +114,9 @@ class Proposal:
         log_each -= 0.5 * (FREEDOM + 1.0) * np.log1p(np.square(white) / FREEDOM).sum(-1)
         log_scales = np.array([mode.log_scale for mode in self.modes])
         log_tails = np.logaddexp(log_student, log_each) + math.log(0.5 * TAILS)
-        return np.logaddexp(math.log1p(-TAILS) + log_normal, log_tails) - log_scales[:, None]
+        found = np.logaddexp(math.log1p(-TAILS) + log_normal, log_tails) - log_scales[:, None]
+        found[: self._bent] += log_determinants
+        return found
 
 
 @np.errstate(all="ignore")

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from scipy.linalg import solve_triangular
 from scipy.special import chdtri, logsumexp
 
+from ppl_ext.chains.bends import fitted_bend
 from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.hamiltonian import LENGTH, Chains, Factor, Positions, trajectory
 from ppl_ext.chains.mixture import fitted
@@ -113,6 +114,8 @@ class Kernel:
         Draws of the proposal, which are proposed first.
     acceptance : float
         Mean acceptance of trajectories that the step size is tuned to.
+    may_bend : bool
+        Whether proposals that are fitted to draws may be of straight coordinates.
     """
 
     evaluate: Evaluate
@@ -126,6 +129,7 @@ class Kernel:
     is_mixture: bool = False
     known: Known | None = None
     acceptance: float = ACCEPTANCE
+    may_bend: bool = True
 
     def __call__(
         self, chains: Chains, generator: np.random.Generator
@@ -145,10 +149,14 @@ class Kernel:
         if not self.has_trajectories:
             chains, jumped, _ = self._jumped(chains, generator)
             return chains, jumped, 0.0, jumped, [chains]
+        bend, here, evaluate = self.proposal.bend, chains, self.evaluate
+        if bend is not None:
+            here, evaluate = bend.straightened(chains), bend.density(evaluate)
         factor, log_chance = self._chosen(chains.positions, generator)
-        chains, chance, divergent = trajectory(
-            self.evaluate, chains, factor, self.step_size, generator, log_chance=log_chance
+        there, chance, divergent = trajectory(
+            evaluate, here, factor, self.step_size, generator, log_chance=log_chance
         )
+        chains = there if bend is None else bend.restored(chains, here, there)
         before = chains
         chains, jumped, places = self._jumped(chains, generator)
         # With one jump or none the trajectory's end is no draw of its own.
@@ -367,6 +375,7 @@ def sample(
     *,
     metric: Factor | None = None,
     known: Known | None = None,
+    may_bend: bool = True,
 ) -> Sampled:
     """Run chains until they have come to rest and are worth enough.
 
@@ -394,6 +403,7 @@ def sample(
     metric : array (D, D) or (D,), optional
         In place of those of the proposal's modes, where that is a mixture fitted to draws.
     known : Known, optional
+    may_bend : bool
         See :class:`Kernel`.
 
     Raises
@@ -412,6 +422,7 @@ def sample(
         symmetry=symmetry,
         is_mixture=metric is not None,
         known=known,
+        may_bend=may_bend,
     )
     chains = Chains.at(positions, evaluate)
     length, discarded, again, left = FIRST_WINDOW, 0, 0, MOST_TUNING
@@ -556,9 +567,11 @@ def _can_refit(kernel: Kernel, window: Window) -> bool:
 def _refit(kernel: Kernel, window: Window, generator: np.random.Generator) -> None:
     """Make proposal and metrics anew, from draws."""
     flat = kernel.ordered(window.draws).reshape(-1, window.draws.shape[2])
-    rows = generator.permutation(len(flat))[:MIXTURE_DRAWS]
-    modes, weights, whole = fitted(flat[rows], generator)
-    kernel.proposal, kernel.known = Proposal(modes, weights), None
+    flat = flat[generator.permutation(len(flat))[:MIXTURE_DRAWS]]
+    bend = fitted_bend(flat) if kernel.may_bend else None
+    straight = flat if bend is None else bend.straight(flat)[0]
+    modes, weights, whole = fitted(straight, generator)
+    kernel.proposal, kernel.known = Proposal(modes, weights, bend), None
     kernel.factors, kernel.weights = [whole.factor], np.ones(1)
     kernel.jumps, kernel.is_mixture = 1, True
 

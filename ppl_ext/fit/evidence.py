@@ -153,7 +153,10 @@ def _of_trusted(climbed: Climbed, generator: np.random.Generator) -> LogEvidence
     if sampled is not None:
         own = sampled.kernel.proposal
         proposal = Proposal(
-            (*modes, *own.modes), np.concatenate([FITTED * weights, (1.0 - FITTED) * own.weights])
+            (*own.modes, *modes),
+            np.concatenate([(1.0 - FITTED) * own.weights, FITTED * weights]),
+            own.bend,
+            own.unbent + len(modes),
         )
         log_q = proposal.log_density(positions[half:].reshape(-1, dim))
         of_draws = sampled.window.values[::spacing][half:] - log_q.reshape(-1, chains)

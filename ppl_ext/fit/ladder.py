@@ -49,7 +49,7 @@ TURNS, DOUBTFUL, SURE = 3, 0.3, 0.7
 APART, PAIRS, PAIRS_SHARE = 3.0, 32, 0.2
 #: Share of the transitions that are kept which are left out at most, for the chains to forget where
 #: they were when tuning ended.
-FORGOTTEN = 0.25
+FORGOTTEN = 0.5
 #: Nats of difference between bounds from which on a way to write the program is the better one.
 BETTER = 0.5
 #: Centring of an entry up to which a program that could stay as written has too few data for it.
@@ -234,7 +234,7 @@ def climb(
         limited = meter.of(problem.evaluate, leaves=cost_far_out(problem))
         watched = Watched.beside(limited, search, start.modes)
         sampled, coupled = _by_chains(
-            problem, begun, symmetry, watched, wanted, generator, meter, stage
+            *(problem, evidence.program, begun, symmetry, watched, wanted, generator, meter, stage)
         )
         if sampled is not None:
             sampled.kernel.evaluate = evaluate
@@ -295,7 +295,10 @@ def _adapted(
 ) -> Iterator[_Approximation]:
     """Better approximations in turn, by mixtures fitted to weighted draws."""
     best = begun.correction
-    found = adapted(evaluate, begun.proposal, begun.drawn, begun.log_ratios, generator, symmetry)
+    found = adapted(
+        *(evaluate, begun.proposal, begun.drawn, begun.log_ratios, generator, symmetry),
+        may_bend=policy.may_bend(program, has_labels=symmetry is not None),
+    )
     for number, one in enumerate(found, 1):
         correction, weights = _correction(one.drawn, one.log_ratios, program.rounding)
         if policy.is_better(correction, best):
@@ -310,6 +313,7 @@ def _adapted(
 
 def _by_chains(
     problem: Problem,
+    program: policy.Program,
     begun: _Approximation,
     symmetry: Symmetry | None,
     watched: Watched,
@@ -359,6 +363,7 @@ def _by_chains(
             symmetry=symmetry,
             known=known,
             metric=begun.metric,
+            may_bend=policy.may_bend(program, has_labels=symmetry is not None),
         )
         notes.append(f"{_told_of_draws(sampled)}, from starts at the approximation")
     if sampled is None or sampled.kernel.goes_nowhere or not may_go_on():

@@ -320,6 +320,15 @@ def may_adapt(correction: Correction, dim: int) -> bool:
     return not is_near(correction) and dim <= MIXTURE_DIMENSIONS
 
 
+def may_bend(program: Program, *, has_labels: bool) -> bool:
+    """Whether approximations may be of coordinates in which curved ridges are straight.
+
+    These are fitted where draws are, and draw chains away from a neck that no draw is in. Of labels
+    in order the density has an edge, which is no ridge.
+    """
+    return not has_labels and program.strain <= STRAINED
+
+
 def is_better(correction: Correction, than: Correction) -> bool:
     """Whether one approximation is nearer than another: a good one, one with weights that are
     reliable, or one that leaves more of the draws."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_ext.chains.bends import Bend
 from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.proposal import Proposal
@@ -23,7 +24,7 @@ from ppl_ext.start.start import Mode
 _PARTS = {
     part.__name__: part
     for part in (
-        *(Mode, Proposal, Chains, Kernel, Window, Sampled, Stage),
+        *(Mode, Bend, Proposal, Chains, Kernel, Window, Sampled, Stage),
         *(policy.Program, policy.Wanted, policy.Modes, policy.Correction, policy.Chained),
         *(policy.Engine, policy.Evidence, Orders, Symmetry, Exchange, Coupled),
     )

@@ -132,9 +132,10 @@ def of_fit(fit: Fit) -> Start:
     climbed = fit.climbed
     flat = climbed.positions.reshape(-1, climbed.positions.shape[2])
     modes, sampled = climbed.evidence.modes, climbed.sampled
-    if sampled is None or modes is None or modes.number == 1:
+    if sampled is None or modes is None or modes.number == 1 or sampled.kernel.is_mixture:
         return DrawnStart((normal_of(flat),), 0, points=flat)
-    # Covariances about separate modes: that of all draws is of the distances between them.
+    # Covariances about separate modes: that of all draws is of the distances between them. A
+    # mixture has none: its components are no modes.
     kernel = sampled.kernel
     each = zip(kernel.proposal.modes, kernel.factors, np.log(kernel.weights), strict=True)
     normals = (Mode(mode.mean, factor, float(weight), 0.0) for mode, factor, weight in each)

@@ -207,6 +207,30 @@ def _at_zero(backend: Any) -> Any:
     return init_to_value(values={"level": backend.array(0.0), "other": backend.array(0.0)})
 
 
+def test_a_curved_ridge_is_fitted_in_coordinates_in_which_it_is_straight(
+    backend: Any, tmp_path: Any
+) -> None:
+    """Fits took 89,000 evaluations and more; priors alone have an evidence of 1."""
+    host, dist, array = backend.host, backend.dist, backend.array
+
+    def model() -> None:
+        x = host.sample("x", dist.Normal(array(0.0), array(1.0)))
+        host.sample("y", dist.Normal(2.0 * x**2, array(0.2)))
+
+    with pytest.warns(UserWarning, match="observe"):
+        found = fit_of(backend, model)
+    assert found.verdict.trusted and found.verdict.evaluations < 20_000
+    own = found.climbed.sampled.kernel.proposal
+    assert own.bend is not None and own.bend.bent == (1,)
+    evidence = found.log_evidence
+    assert abs(evidence.value) < 4.0 * evidence.error < 0.2
+    found.save(tmp_path / "fit")
+    again = backend.public.load_fit(tmp_path / "fit", model)
+    kept = again.climbed.sampled.kernel.proposal
+    assert kept.bend.bent == (1,) and kept.unbent == own.unbent
+    np.testing.assert_array_equal(kept.bend.squares, own.bend.squares)
+
+
 def test_there_is_none_of_draws_that_are_not_trusted(backend: Any) -> None:
     model, args, _ = gamma_poisson(backend)
     found = fit_of(backend, model, *args, budget=500).log_evidence

@@ -26,6 +26,7 @@ from ppl_ext.fit.policy import (
     is_good,
     judge,
     may_adapt,
+    may_bend,
     next_rung,
     words_of,
 )
@@ -289,6 +290,12 @@ def test_mixtures_are_fitted_until_one_is_near_or_none_comes_near() -> None:
     assert is_better(Correction(0.6, 0.4), few) and not is_better(Correction(0.9, 0.4), few)
     assert is_adapted(GOOD, 1) and not is_adapted(worse, 4) and is_adapted(worse, 5)
     assert is_adapted(BAD, 3) and not is_adapted(BAD, 2)
+
+
+def test_bends_are_left_where_they_could_draw_chains_away_from_a_neck() -> None:
+    strained = replace(PROGRAM, strain=4.0)
+    assert may_bend(PROGRAM, has_labels=False) and not may_bend(PROGRAM, has_labels=True)
+    assert not may_bend(strained, has_labels=False)
 
 
 def test_a_density_that_is_no_number_is_told_where_a_fit_is_refused() -> None:

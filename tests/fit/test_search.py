@@ -11,8 +11,9 @@ import pytest
 
 from benchmarks.trust.planted.widths import Mixture
 from ppl_ext.chains.coupling import Coupled
+from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.proposal import Proposal
-from ppl_ext.chains.sampler import Sampled
+from ppl_ext.chains.sampler import Kernel, Sampled, Window
 from ppl_ext.fit import ladder, policy
 from ppl_ext.fit.ladder import Climbed, climb
 from ppl_ext.fit.modes import ENOUGH, Search, Watched, masses, unexplained
@@ -154,6 +155,31 @@ def test_chains_are_kept_from_where_pairs_have_met(monkeypatch: pytest.MonkeyPat
     np.testing.assert_array_equal(found.draws[: len(kept)], kept)
     assert len(found.window.chances) >= len(before.window.chances) - 3
     assert len(found.window.values) == len(found.draws)
+
+
+@pytest.mark.parametrize(("slowest", "is_known"), [(20, True), (38, True), (45, False)])
+def test_pairs_that_are_late_may_meet_in_half_of_the_transitions(
+    monkeypatch: pytest.MonkeyPatch, slowest: int, *, is_known: bool
+) -> None:
+    """More of them to leave out is cheaper than all that is asked of chains without a bound."""
+    target = mixture(2, [1.0], [1.0], [1.0])
+    times = np.append(np.full(31, 2.0), slowest + 1.0)
+
+    def met(_: Any, __: Any, transitions: int, *___: Any) -> Coupled:
+        last = 2 * transitions + 1
+        reached = np.where(times <= last, times, np.inf)
+        return Coupled.of(reached, 1, int(min(transitions, reached.max() - 1.0)), last)
+
+    monkeypatch.setattr(ladder, "coupled_by", met)
+    generator = np.random.default_rng(0)
+    problem, meter = problem_of(target, generator), Meter(10**6, math.inf)
+    start = find(problem.evaluate, problem.starting_points, generator, EPSILON)
+    window = Window(*(np.ones(shape) for shape in ((80, 4, 2), (80, 4), 80, (80, 4), (80, 4))))
+    kernel = Kernel(target.evaluate, Proposal(start.modes, start.weights), [], start.weights, 1.0)
+    sampled = Sampled(window, 0, Chains.at(np.zeros((4, 2)), target.evaluate), kernel)
+    meter.evaluations = 10**5
+    found = ladder._coupled(problem, start, sampled, generator, meter)
+    assert policy.is_bounded(found) == is_known
 
 
 def test_a_normal_is_searched_by_hundreds_of_paths_of_an_evaluation_each() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from ppl_ext.chains.convergence import convergence
+from ppl_ext.chains.proposal import Proposal
+from ppl_ext.chains.sampler import Kernel
 from ppl_ext.errors import DoubtfulFitWarning
-from ppl_ext.fit.warm import Tuned, covariance_of, warn_unless_at_rest
+from ppl_ext.fit.warm import Tuned, covariance_of, of_fit, warn_unless_at_rest
 from ppl_ext.start.start import Mode, Start
 from tests.fit.test_fit import fit_of
 
@@ -301,3 +304,18 @@ def test_metrics_of_several_normals_are_local() -> None:
     np.testing.assert_allclose(found, [[7.0, 1.5], [1.5, 5.5]])
     flat = Mode(np.zeros(2), np.ones(2), 0.0, 0.0)
     np.testing.assert_allclose(covariance_of(Start((near, flat), 0)), [3.25, 1.75])
+
+
+def test_a_fit_whose_jumps_come_from_a_mixture_gives_the_covariance_of_its_draws() -> None:
+    """Components of a mixture are no modes: they are more than the metrics, which is one."""
+    modes = tuple(Mode(np.full(2, float(k)), np.eye(2), 0.0, 0.0) for k in range(3))
+    proposal = Proposal(modes, np.full(3, 1.0 / 3.0))
+    kernel = Kernel(lambda z: (z[:, 0], z), proposal, [np.eye(2)], np.ones(1), 0.5, is_mixture=True)
+    draws = np.random.default_rng(0).normal(size=(200, 4, 2)) * np.array([1.0, 3.0])
+    climbed = SimpleNamespace(
+        positions=draws,
+        sampled=SimpleNamespace(kernel=kernel),
+        evidence=SimpleNamespace(modes=SimpleNamespace(number=2)),
+    )
+    start = of_fit(cast(Any, SimpleNamespace(climbed=climbed)))
+    np.testing.assert_allclose(np.sqrt(np.diag(covariance_of(start))), [1.0, 3.0], rtol=0.15)

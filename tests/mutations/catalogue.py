@@ -1900,6 +1900,65 @@ def _fit() -> Iterator[Mutation]:
         "FIRST, WIDE, WIDER = 0.0,",
         "adaptive",
     )
+    for name, file, old, new, own in (
+        (
+            "scores of straight coordinates without the determinant's",
+            "chains/bends.py",
+            "self.scale * (chains.scores - self._determinant_scores(u))",
+            "self.scale * chains.scores",
+            "bends",
+        ),
+        (
+            "densities of straight coordinates without the determinant",
+            "chains/bends.py",
+            "return Chains(straight, chains.values - log_determinant, scores)",
+            "return Chains(straight, chains.values, scores)",
+            "bends",
+        ),
+        (
+            "chains that come back with the scores of straight coordinates",
+            "chains/bends.py",
+            "scores = scores / self.scale + self._determinant_scores(u)",
+            "scores = scores / self.scale",
+            "bends",
+        ),
+        (
+            "a bent proposal's density without the determinant",
+            "chains/proposal.py",
+            "found[: self._bent] += log_determinants",
+            "found[: self._bent] += 0.0 * log_determinants",
+            "bends",
+        ),
+        (
+            "Normals of positions drawn as of straight ones",
+            "chains/proposal.py",
+            "rows = which < self._bent",
+            "rows = which < len(self.modes)",
+            "bends",
+        ),
+        (
+            "terms kept whatever they gain",
+            "chains/bends.py",
+            "least = np.sqrt(max(CERTAIN**2, 2.0 * GAIN * number))",
+            "least = 0.0",
+            "bends",
+        ),
+        (
+            "bends where chains must find a neck",
+            "fit/policy.py",
+            "return not has_labels and program.strain <= STRAINED",
+            "return not has_labels",
+            "policy",
+        ),
+        (
+            "late pairs of chains given up after a quarter of the transitions",
+            "fit/ladder.py",
+            "FORGOTTEN = 0.5",
+            "FORGOTTEN = 0.25",
+            "test_search",
+        ),
+    ):
+        yield from neutral(name, file, old, new, own)
     yield from neutral(
         "pairs that meet where one of them jumps",
         "chains/coupling.py",
