@@ -23,6 +23,8 @@ from ppl_ext.start.paths import Evaluate
 GAIN, ALL_GAIN = 0.05, 5.0
 #: Standard errors from 0 that a term has to be away at least.
 CERTAIN = 3.0
+#: Independent draws for each number that is fitted, at least: fewer are met by any curve.
+DRAWS_PER_NUMBER = 2.0
 #: Standard deviations of a coordinate at which others' widths come to rest: beyond the draws that
 #: they were fitted to nothing tells them.
 FARTHEST = 6.0
@@ -101,7 +103,7 @@ class Bend:
     @np.errstate(all="ignore")
     def restored(self, before: Chains, straight: Chains, after: Chains) -> Chains:
         """Chains after a trajectory in straight coordinates; those that stayed are as before."""
-        moved = (after.positions != straight.positions).any(1)
+        moved = (after.positions != straight.positions).any(1) & np.isfinite(after.positions).all(1)
         positions = self.curved(after.positions)
         u, (_, log_determinant) = self._scaled(positions), self.straight(positions)
         scores = after.scores.copy()
@@ -212,6 +214,8 @@ def _terms(u: Draws, counts: Values, j: int, others: list[int]) -> _Terms | None
     ones = np.ones((len(u), 1))
     of_center = np.concatenate([ones, near, np.square(near)], axis=1)
     of_width = np.concatenate([ones, _shortened(near)], axis=1)
+    if number < DRAWS_PER_NUMBER * (of_center.shape[1] + of_width.shape[1]):
+        return None
     line, _ = _regression(of_center[:, : count + 1], u[:, j], counts)
     before = 0.5 * np.log(counts @ np.square(u[:, j] - of_center[:, : count + 1] @ line) / number)
     least = np.sqrt(max(CERTAIN**2, 2.0 * GAIN * number))

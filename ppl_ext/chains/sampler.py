@@ -18,6 +18,7 @@ from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import Proposal, drawn_from
 from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.start.paths import Evaluate, SpentError
+from ppl_ext.statistics.effective import effective_number
 
 #: Mean acceptance that a step size is searched for, and the gain of each correction.
 ACCEPTANCE, GAIN = 0.85, 1.5
@@ -566,9 +567,14 @@ def _can_refit(kernel: Kernel, window: Window) -> bool:
 
 def _refit(kernel: Kernel, window: Window, generator: np.random.Generator) -> None:
     """Make proposal and metrics anew, from draws."""
-    flat = kernel.ordered(window.draws).reshape(-1, window.draws.shape[2])
+    drawn = kernel.ordered(window.draws)
+    flat = drawn.reshape(-1, drawn.shape[2])
     flat = flat[generator.permutation(len(flat))[:MIXTURE_DRAWS]]
-    bend = fitted_bend(flat) if kernel.may_bend else None
+    bend = None
+    if kernel.may_bend:
+        # Draws of chains that move little stand for few: a bend of chance maps others far out.
+        effective = min(float(len(flat)), float(effective_number(drawn).min()))
+        bend = fitted_bend(flat, np.full(len(flat), effective / len(flat)))
     straight = flat if bend is None else bend.straight(flat)[0]
     modes, weights, whole = fitted(straight, generator)
     kernel.proposal, kernel.known = Proposal(modes, weights, bend), None

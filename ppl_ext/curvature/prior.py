@@ -25,7 +25,7 @@ def structure_of_prior(
         Where each of the sites that have curvature is among the D' coordinates.
     form : {"diagonal", "hessian"}, optional
     """
-    dim = max(where.stop for where in slices.values())
+    dim = max((where.stop for where in slices.values()), default=0)
     # Not signs: in two dimensions every second pair of these would be a multiple of ones.
     drawn = np.random.default_rng(0).normal(size=dim)
 

@@ -687,6 +687,7 @@ def _program(problem: Problem, start: Start | None, meter: Meter) -> policy.Prog
     has_engine = problem.approximate is not None
     if start is None:
         return policy.Program(problem.dim, problem.is_whole, 0.0, 0.0, has_engine=has_engine)
+    far_out = cost_far_out(problem) if problem.is_whole else 0
     value, each = timed(meter.of(problem.evaluate), start.mean, meter.clock)
     return policy.Program(
         problem.dim,
@@ -697,6 +698,7 @@ def _program(problem: Problem, start: Start | None, meter: Meter) -> policy.Prog
         problem.seconds_with_all_rows(each),
         has_engine,
         problem.strain,
+        far_out,
     )
 
 

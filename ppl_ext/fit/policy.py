@@ -98,6 +98,8 @@ class Program:
     strain : float
         Factor by which widths of sites of latent scale still change with their scales, where they
         are written partly non-centred.
+    far_out : int
+        Evaluations that tell whether the density falls far out, where a prior is improper.
     """
 
     dim: int
@@ -108,6 +110,7 @@ class Program:
     seconds_with_all_rows: float = 0.0
     has_engine: bool = True
     strain: float = 1.0
+    far_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -252,7 +255,7 @@ def next_rung(evidence: Evidence) -> Rung:
     if evidence.wanted.engine and not may_chain:
         return "engine"
     if evidence.correction is None:
-        return "correct" if evidence.left >= DRAWS else "end"
+        return "correct" if evidence.left >= DRAWS + program.far_out else "end"
     return "chains" if may_chain else "end"
 
 
@@ -451,7 +454,7 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
         why = (
             "The budget ended early: these are draws of a Normal at the mode that was found, which "
             "nothing has checked. Give a larger budget= or seconds=."
-            if evidence.left < DRAWS
+            if evidence.left < DRAWS + evidence.program.far_out
             else "Latent sites inside a subsampled plate can be fitted with all rows only, for "
             "which there was no time: these are draws of a Normal at the mode of a batch of rows. "
             "Give more seconds."

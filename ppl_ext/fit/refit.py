@@ -21,6 +21,7 @@ from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.diagnostics.importance import LogRatios, khat_in_words, pareto_khat, smoothed_weights
 from ppl_ext.fit import policy
+from ppl_ext.fit.chain_figures import flat_far_out
 from ppl_ext.fit.ladder import Climbed, climb, resampled, staged
 from ppl_ext.fit.modes import FAR, LEAST_MASS
 from ppl_ext.fit.problem import Meter, Problem
@@ -225,6 +226,8 @@ def _reweighted(
     points = meter.points(problem)
     if _has_more_modes(evaluate, points, positions, values, generator, problem.epsilon):
         return None, "a mode was found that its draws do not have"
+    if flat_far_out(problem, evaluate, positions):
+        return None, "far out the density does not fall"
     share = number / len(positions)
     told = f"{way}: {told}."
     if number < wanted.target_ess:

@@ -70,8 +70,13 @@ def _is_function(value: Any) -> bool:
 def from_tree(tree: Any, given: Mapping[str, Any]) -> Any:
     """What :func:`as_tree` was of; the fields that it left out are ``given``."""
     if isinstance(tree, dict):
-        part, own = _PARTS[tree["part"]], tree["fields"]
+        part, own = _PARTS[tree["part"]], dict(tree["fields"])
         names = {each.name for each in fields(part)}
+        if part is policy.Evidence and own.get("chains") and "flat" not in own:
+            # Files of before had these sites with the chains.
+            chains = dict(own["chains"]["fields"])
+            own["flat"] = chains.pop("flat", ())
+            own["chains"] = {**own["chains"], "fields": chains}
         missing = {name: given[name] for name in names - own.keys() if name in given}
         return part(**{name: from_tree(each, given) for name, each in own.items()}, **missing)
     if isinstance(tree, list | tuple):

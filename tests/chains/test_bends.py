@@ -10,7 +10,7 @@ import pytest
 from ppl_ext.chains.bends import Bend, fitted_bend
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.proposal import Proposal
-from ppl_ext.chains.sampler import Kernel
+from ppl_ext.chains.sampler import Kernel, Window, _refit
 from ppl_ext.start.start import Mode
 
 STRENGTH, WIDTH = 2.0, 0.2
@@ -174,3 +174,26 @@ def test_nothing_is_moved_where_nothing_is_bent() -> None:
     x = np.random.default_rng(9).normal(size=(5, 3))
     straight, log_determinant = bend.straight(x)
     assert (straight == x).all() and (log_determinant == 0.0).all()
+
+
+def test_chains_that_hardly_moved_ask_for_no_bend() -> None:
+    """Sixteen chains that stood still for twelve transitions are sixteen draws, not 192."""
+    rng = np.random.default_rng(6)
+    draws = np.repeat(rng.normal(size=(1, 16, 10)), 12, axis=0)
+    draws = draws + 1e-3 * rng.normal(size=draws.shape)
+    ones = np.ones((12, 16))
+    mode = Mode(np.zeros(10), np.eye(10), 0.0, 0.0)
+    kernel = Kernel(normal, Proposal((mode,), np.ones(1)), [np.eye(10)], np.ones(1), 0.5)
+    _refit(kernel, Window(draws, ones, 0.0 * ones[:, 0], ones, ones), rng)
+    assert kernel.proposal.bend is None
+
+
+def test_a_chain_whose_straight_position_is_no_number_stays() -> None:
+    def flat(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros(len(z)), np.zeros_like(z)
+
+    bend = arbitrary()
+    before = Chains.at(np.array([[1e200, 1e200, 1e200], [1.0, 1.0, 1.0]]), flat)
+    straight = bend.straightened(before)
+    after = bend.restored(before, straight, straight)
+    np.testing.assert_array_equal(after.positions, before.positions)

@@ -30,6 +30,7 @@ from ppl_ext.fit.policy import (
     next_rung,
     words_of,
 )
+from ppl_ext.fit.saved import as_tree, from_tree
 
 PROGRAM = Program(dim=10, is_whole=True, seconds_per_evaluation=1e-5, rounding=1e-9)
 WANTED = Wanted(target_ess=400.0, exact=True, seconds=600.0)
@@ -63,6 +64,8 @@ EVIDENCE = Evidence(PROGRAM, WANTED, MODES)
         ({"correction": GOOD, "left": 4_608}, "chains"),
         ({"left": 999}, "end"),
         ({"left": 1_000}, "correct"),
+        ({"left": 1_079, "program": replace(PROGRAM, far_out=80)}, "end"),
+        ({"left": 1_080, "program": replace(PROGRAM, far_out=80)}, "correct"),
     ],
 )
 def test_next_rung(changed: dict[str, Any], rung: str) -> None:
@@ -320,3 +323,10 @@ def test_ways_that_were_dropped_are_told_and_do_not_speak_against_a_fit() -> Non
 )
 def test_how_far_an_engine_still_moved_is_said(figure: str, told: str) -> None:
     assert told in words_of(replace(SETTLED, settled=False, figure=figure))
+
+
+def test_files_of_before_have_what_does_not_fall_with_the_chains() -> None:
+    tree = as_tree(replace(EVIDENCE, chains=RESTED, flat=("mean",)))
+    tree["fields"]["chains"]["fields"]["flat"] = tree["fields"].pop("flat")
+    read = from_tree(tree, {})
+    assert read.flat == ("mean",) and read.chains == RESTED

@@ -121,6 +121,21 @@ def test_a_large_shift_is_fitted_from_anew_and_said(backend: Any) -> None:
     check_mean(backend, fit, ROWS + 50.0)
 
 
+def test_a_density_that_no_longer_falls_far_out_is_fitted_from_anew(backend: Any) -> None:
+    host, dist, array = backend.host, backend.dist, backend.array
+
+    def model(weight: Any) -> None:
+        mean = host.sample("mean", dist.Normal(array(0.0), array(1.0)).mask(False))
+        near = backend.xp.exp(-0.5 * (mean - 1.0) ** 2)
+        host.factor("data", 20.0 * near - weight * mean**2)
+
+    before = fit_of(backend, model, array(1e-3))
+    assert before.verdict.level == "exact"
+    fit = before.refit(array(0.0), progress_bar=False)
+    assert fit.verdict.level == "not trusted"
+    assert "density does not fall with 'mean'" in str(fit.verdict)
+
+
 def test_a_mode_that_draws_lack_is_found(backend: Any) -> None:
     """Weights of two modes are an argument: draws of one look right for any."""
     host, dist, array, xp = backend.host, backend.dist, backend.array, backend.xp
