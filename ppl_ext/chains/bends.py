@@ -173,7 +173,8 @@ def fitted_bend(draws: Draws, counts: Values | None = None) -> Bend | None:
     """
     counts = np.ones(len(draws)) if counts is None else counts
     dim = draws.shape[1]
-    low, center, high = _quartiles(draws, counts)
+    quartiles = (0.25, 0.5, 0.75)
+    low, center, high = np.quantile(draws, quartiles, 0, weights=counts, method="inverted_cdf")
     scale = (high - low) / (ndtri(0.75) - ndtri(0.25))
     if not (scale > 0.0).all():
         return None
@@ -277,12 +278,3 @@ def _inverse(features: Float[np.ndarray, "S K"], weights: Values) -> Float[np.nd
         return np.full(product.shape, np.nan)
     product += np.diag(RIDGE * np.diag(product) + LEAST)
     return np.linalg.inv(product)
-
-
-def _quartiles(draws: Draws, counts: Values) -> Float[np.ndarray, "3 D"]:
-    """Quartiles of weighted draws by coordinate."""
-    order = np.argsort(draws, axis=0)
-    below = np.cumsum(counts[order], axis=0) / counts.sum()
-    ordered = np.take_along_axis(draws, order, axis=0)
-    rows = np.stack([(below < share).sum(0) for share in (0.25, 0.5, 0.75)])
-    return np.take_along_axis(ordered, np.minimum(rows, len(draws) - 1), axis=0)

@@ -231,10 +231,10 @@ def climb(
         evidence = replace(evidence, correction=begun.correction, left=meter.left)
         if policy.next_rung(evidence) != "chains":
             break
-        limited = meter.of(problem.evaluate, leaves=cost_far_out(problem))
+        limited = meter.of(problem.evaluate, leaves=evidence.program.far_out)
         watched = Watched.beside(limited, search, start.modes)
         sampled, coupled = _by_chains(
-            *(problem, evidence.program, begun, symmetry, watched, wanted, generator, meter, stage)
+            problem, evidence.program, begun, symmetry, watched, wanted, generator, meter, stage
         )
         if sampled is not None:
             sampled.kernel.evaluate = evaluate
@@ -687,7 +687,6 @@ def _program(problem: Problem, start: Start | None, meter: Meter) -> policy.Prog
     has_engine = problem.approximate is not None
     if start is None:
         return policy.Program(problem.dim, problem.is_whole, 0.0, 0.0, has_engine=has_engine)
-    far_out = cost_far_out(problem) if problem.is_whole else 0
     value, each = timed(meter.of(problem.evaluate), start.mean, meter.clock)
     return policy.Program(
         problem.dim,
@@ -698,7 +697,7 @@ def _program(problem: Problem, start: Start | None, meter: Meter) -> policy.Prog
         problem.seconds_with_all_rows(each),
         has_engine,
         problem.strain,
-        far_out,
+        cost_far_out(problem),
     )
 
 

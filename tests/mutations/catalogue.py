@@ -2297,7 +2297,7 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "chains that leave nothing for the look far out",
         "fit/ladder.py",
-        "leaves=cost_far_out(problem)",
+        "leaves=evidence.program.far_out",
         "leaves=0",
         "fit",
     )
