@@ -110,6 +110,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], str]] = {
     "soak": ("soak.jsonl", "benchmarks.process.soak:page_table"),
     "trust": ("trust.jsonl", "benchmarks.trust.report:page_table"),
     "trust, missed": ("trust.jsonl", "benchmarks.trust.report:missed_table"),
+    "trust, peers": ("trust-peers.jsonl", "benchmarks.trust.report:peers_table"),
     "trust, engines": ("trust-engines.jsonl", "benchmarks.trust.report:engines_table"),
     "check": ("check.jsonl", "benchmarks.trust.checking:page_table"),
     "warm chains": ("warm-chains.jsonl", "benchmarks.trust.report:warm_table"),

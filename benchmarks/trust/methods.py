@@ -20,6 +20,8 @@ Draws = dict[str, NDArray[Any]]
 
 #: Chains, and draws of each, of NUTS; as many of warm-up.
 CHAINS, WARM_UP, CHAIN_DRAWS = 4, 1_000, 1_000
+#: Draws of each chain whose transitions take two steps and not as many as NUTS has.
+ADJUSTED_DRAWS = 5_000
 #: Steps of the hosts' variational inference, and Adam's first step size, which falls to 0.
 STEPS, RATE = 5_000, 0.02
 #: Draws of guides.
@@ -57,6 +59,8 @@ class Fitted:
         By latent site, (draws, ...), or (chains, draws, ...) where ``chains`` says so.
     evaluations : int or None
         Score evaluations, where they can be told.
+    warm_up : int or None
+        Those of them before the first draw that is kept, of chains of a fixed length.
     chains : bool
     divergences : int
         Of chains.
@@ -74,6 +78,7 @@ class Fitted:
 
     draws: Draws
     evaluations: int | None
+    warm_up: int | None = None
     chains: bool = False
     divergences: int = 0
     trusted: bool | None = None
@@ -126,6 +131,7 @@ METHODS: dict[str, Method] = {
         f"nutpie on NumPyro's density, {CHAINS} chains, its own tuning and numbers of draws",
         ("numpyro",),
     ),
+    "nutpie-low-rank": Method("the same with its metric of low rank", ("numpyro",)),
     "warm-chains": Method(
         f"`warm_chains` from `find_start`, {CHAINS} chains of {CHAIN_DRAWS:,} after its own warm-up"
     ),
@@ -135,6 +141,16 @@ METHODS: dict[str, Method] = {
     ),
     "pathfinder-nuts": Method(
         f"BlackJAX NUTS, {CHAINS} chains of 400 + {CHAIN_DRAWS:,} with Pathfinder adaptation",
+        ("numpyro",),
+    ),
+    "window-nuts": Method(
+        f"BlackJAX NUTS, {CHAINS} chains of {WARM_UP:,} + {CHAIN_DRAWS:,} with window adaptation",
+        ("numpyro",),
+    ),
+    "mams": Method(
+        f"BlackJAX Metropolis-adjusted microcanonical dynamics, {CHAINS} chains of "
+        f"{ADJUSTED_DRAWS:,}, two steps each in the mean, tuned before by its own search, a fifth "
+        "as many",
         ("numpyro",),
     ),
     "ProximalScoreVI": Method(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import optax
+from blackjax.mcmc.adjusted_mclmc import rescale
 from blackjax.vi import multipathfinder
 from jax import Array, random
 from jax.flatten_util import ravel_pytree
@@ -22,6 +23,7 @@ from numpyro.infer.util import initialize_model
 
 import numpyro_ext as nx
 from benchmarks.trust.methods import (
+    ADJUSTED_DRAWS,
     CHAIN_DRAWS,
     CHAINS,
     DOUBTS,
@@ -44,6 +46,9 @@ from benchmarks.trust.problems import Program
 PATH_DRAWS, PATH_ITERATIONS = 200, 30
 #: Steps that adapt the step size after Pathfinder: BlackJAX's default.
 ADAPTING = 400
+#: Microcanonical dynamics: acceptance that the step is tuned to (arXiv:2503.01707 advises 0.9), and
+#: scores of a step of BlackJAX's integrator, of second order with two of them.
+ACCEPTED, STEP_SCORES = 0.9, 2
 
 
 class CountingNUTS(NUTS):
@@ -74,11 +79,17 @@ def host_nuts(
         progress_bar=False,
     )
     key = random.key(seed)
-    sampler.run(key, *program.args, extra_fields=("diverging",), **program.kwargs)
+    sampler.run(key, *program.args, extra_fields=("diverging", "num_steps"), **program.kwargs)
     found = as_arrays(sampler.get_samples(group_by_chain=True))
-    divergences = int(np.asarray(sampler.get_extra_fields()["diverging"]).sum())
-    evaluations = int(np.asarray(sampler.last_state.num_steps).sum())
-    return Fitted(found, evaluations, chains=True, divergences=divergences)
+    fields = sampler.get_extra_fields(group_by_chain=True)
+    spent = np.asarray(fields["num_steps"])
+    return Fitted(
+        found,
+        int(spent[:, -1].sum()),
+        int(spent[:, 0].sum()),
+        chains=True,
+        divergences=int(np.asarray(fields["diverging"]).sum()),
+    )
 
 
 def warm_chains(program: Program, seed: int, size: Size, *, fitted: bool = False) -> Fitted:
@@ -178,29 +189,119 @@ def pathfinder_nuts(program: Program, seed: int, size: Size) -> Fitted:
     @jax.jit
     def sample(start: Any) -> Any:
         adapted, info = warm_up.run(adapt, start, num_steps=size.of(ADAPTING))
-        metric = adapted.parameters["inverse_mass_matrix"]
-        kernel = blackjax.nuts.build_kernel()
-
-        def chain(state: Any, step_size: Any, key: Array) -> Any:
-            def step(state: Any, key: Array) -> Any:
-                state, info = kernel(key, state, density, step_size, metric)
-                return state, (state.position, info.is_divergent, info.num_integration_steps)
-
-            return jax.lax.scan(step, state, random.split(key, size.of(CHAIN_DRAWS)))[1]
-
         step_sizes = adapted.parameters["step_size"]
-        found = jax.vmap(chain)(adapted.state, step_sizes, random.split(run, CHAINS))
+        metric = adapted.parameters["inverse_mass_matrix"]
+        metrics = jnp.broadcast_to(metric, (CHAINS, *metric.shape))
+        found = nuts_chains(density, adapted.state, step_sizes, metrics, run, size)
         return *found, info.info.num_integration_steps.sum()
 
-    z, divergent, leapfrogs, before = sample(jax.tree.map(lambda x: x[0], density.starts))
+    z, divergent, steps, adapting = sample(jax.tree.map(lambda x: x[0], density.starts))
     paths = CHAINS * ((PATH_ITERATIONS + 1) * (PATH_DRAWS + 1) + PATH_DRAWS)
+    return chains_of(density, z, divergent, steps, paths + adapting)
+
+
+def window_nuts(program: Program, seed: int, size: Size) -> Fitted:
+    """NUTS with BlackJAX's window adaptation, each chain by itself."""
+    begin, adapt, run = random.split(random.key(seed), 3)
+    density = Density(program, begin, CHAINS)
+    warm_up = blackjax.window_adaptation(blackjax.nuts, density)
+
+    @jax.jit
+    def sample(starts: Any) -> Any:
+        adapted, info = jax.vmap(lambda key, z: warm_up.run(key, z, size.of(WARM_UP)))(
+            random.split(adapt, CHAINS), starts
+        )
+        found = nuts_chains(
+            density,
+            adapted.state,
+            adapted.parameters["step_size"],
+            adapted.parameters["inverse_mass_matrix"],
+            run,
+            size,
+        )
+        return *found, info.info.num_integration_steps.sum()
+
+    return chains_of(density, *sample(density.starts))
+
+
+def nuts_chains(
+    density: Density, states: Any, step_sizes: Any, metrics: Any, key: Array, size: Size
+) -> Any:
+    """Positions, divergences and leapfrog steps (chains, draws) of BlackJAX's NUTS."""
+    kernel = blackjax.nuts.build_kernel()
+
+    def chain(state: Any, step_size: Any, metric: Any, key: Array) -> Any:
+        def step(state: Any, key: Array) -> Any:
+            state, info = kernel(key, state, density, step_size, metric)
+            return state, (state.position, info.is_divergent, info.num_integration_steps)
+
+        return jax.lax.scan(step, state, random.split(key, size.of(CHAIN_DRAWS)))[1]
+
+    return jax.vmap(chain)(states, step_sizes, metrics, random.split(key, CHAINS))
+
+
+def chains_of(density: Density, z: Any, divergent: Any, steps: Any, warm_up: Any) -> Fitted:
+    """Chains at positions, with the evaluations of each draw and those of the warm-up."""
     flat = density.draws(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), z))
     draws = {name: value.reshape(CHAINS, -1, *value.shape[1:]) for name, value in flat.items()}
-    evaluations = paths + int(before) + int(jnp.sum(leapfrogs))
-    return Fitted(draws, evaluations, chains=True, divergences=int(jnp.sum(divergent)))
+    spent = int(warm_up) + int(jnp.sum(steps))
+    return Fitted(draws, spent, int(warm_up), chains=True, divergences=int(jnp.sum(divergent)))
 
 
-def nutpie(program: Program, seed: int, size: Size) -> Fitted:
+def mams(program: Program, seed: int, size: Size) -> Fitted:
+    """Metropolis-adjusted microcanonical dynamics, tuned by BlackJAX's own search."""
+    begin, adapt, run = random.split(random.key(seed), 3)
+    density = Density(program, begin, CHAINS)
+    _, unravel = ravel_pytree(jax.tree.map(lambda x: x[0], density.starts))
+    number = size.of(ADJUSTED_DRAWS)
+    algorithm = blackjax.adjusted_mclmc_dynamic
+    build = algorithm.build_kernel(
+        integration_steps_fn=lambda key, mean: jnp.ceil(random.uniform(key) * rescale(mean))
+    )
+
+    def log_density(z: Array) -> Array:
+        return density(unravel(z))
+
+    # Called by BlackJAX's search with these names.
+    def kernel(
+        rng_key: Array,
+        state: Any,
+        logdensity_fn: Any,
+        step_size: Any,
+        inverse_mass_matrix: Any,
+        integration_steps_params: Any,
+    ) -> Any:
+        return build(
+            rng_key,
+            state,
+            logdensity_fn,
+            step_size,
+            inverse_mass_matrix=inverse_mass_matrix,
+            integration_steps_params=integration_steps_params,
+        )
+
+    def chain(z: Array, keys: Array) -> Any:
+        state = algorithm.init(z, log_density, keys[0])
+        state, tuned, spent = blackjax.adjusted_mclmc_find_L_and_step_size(
+            kernel, log_density, number, state, keys[1], target=ACCEPTED
+        )
+        metric, mean = tuned.inverse_mass_matrix, (tuned.L / tuned.step_size,)
+
+        def step(state: Any, key: Array) -> Any:
+            state, info = kernel(key, state, log_density, tuned.step_size, metric, mean)
+            return state, (state.position, info.is_divergent, info.num_integration_steps)
+
+        return *jax.lax.scan(step, state, random.split(keys[2], number))[1], spent
+
+    starts = jax.vmap(lambda z: ravel_pytree(z)[0])(density.starts)
+    keys = jnp.stack([random.split(adapt, CHAINS), random.split(run, CHAINS)], 1)
+    keys = jnp.concatenate([random.split(begin, CHAINS)[:, None], keys], 1)
+    z, divergent, steps, spent = jax.jit(jax.vmap(chain))(starts, keys)
+    positions = jax.vmap(jax.vmap(unravel))(z)
+    return chains_of(density, positions, divergent, STEP_SCORES * steps, STEP_SCORES * spent.sum())
+
+
+def nutpie(program: Program, seed: int, size: Size, *, low_rank: bool = False) -> Fitted:
     """nutpie on NumPyro's own density, with its defaults for all but the number of chains."""
     # Not imported with the module: of all methods this one alone needs it.
     import nutpie
@@ -225,13 +326,15 @@ def nutpie(program: Program, seed: int, size: Size) -> Fitted:
         ["z"],
     )
     length = {} if size.share == 1.0 else {"draws": size.of(CHAIN_DRAWS), "tune": size.of(400)}
-    found = nutpie.sample(compiled, chains=CHAINS, seed=seed, progress_bar=False, **length)
+    options: Any = {"chains": CHAINS, "seed": seed, "progress_bar": False, **length}
+    found = nutpie.sample(compiled, low_rank_modified_mass_matrix=low_rank, **options)
     z = found.posterior["z"].values
     flat = density.draws(jax.vmap(unravel)(jnp.asarray(z.reshape(-1, dim))))
     draws = {name: value.reshape(*z.shape[:2], *value.shape[1:]) for name, value in flat.items()}
-    spent = [found[group]["n_steps"].sum() for group in ("warmup_sample_stats", "sample_stats")]
+    before = int(found.warmup_sample_stats["n_steps"].sum())
+    spent = before + int(found.sample_stats["n_steps"].sum())
     divergences = int(found.sample_stats["diverging"].sum())
-    return Fitted(draws, int(sum(spent)), chains=True, divergences=divergences)
+    return Fitted(draws, spent, before, chains=True, divergences=divergences)
 
 
 RIVALS: dict[str, Callable[[Program, int, Size], Fitted]] = {
@@ -239,10 +342,13 @@ RIVALS: dict[str, Callable[[Program, int, Size], Fitted]] = {
     "nuts": nuts,
     "nuts-dense": lambda program, seed, size: nuts(program, seed, size, dense=True),
     "nutpie": nutpie,
+    "nutpie-low-rank": partial(nutpie, low_rank=True),
     "warm-chains": warm_chains,
     "warm-chains-fit": partial(warm_chains, fitted=True),
     "pathfinder": pathfinder,
     "pathfinder-nuts": pathfinder_nuts,
+    "window-nuts": window_nuts,
+    "mams": mams,
 }
 
 

@@ -146,32 +146,78 @@ def two_by_two(runs: Sequence[Record]) -> str:
 
 TRUST = ("trusted", "not trusted")
 
-#: Chains that others are held against, and what is compared.
-RIVAL = "nuts"
-PER_EVALUATION = """Effective draws in bulk or tail, whichever are fewer, of the worst scalar \
-marginal, over all evaluations of the score, as a multiple of what the rival has on the same \
-problem: median and quartiles over the problems that both have run.
+#: Effective draws that costs are counted to, those that `fit` is asked for.
+WANTED = 400.0
+TO_DRAWS = f"""Evaluations from construction to {WANTED:.0f} effective draws, of runs that are \
+right: of `fit` all, since it ends there by itself; of chains those of the warm-up and, of those \
+after it, a share that leaves so many in bulk in the worst scalar marginal, constrained and \
+unconstrained, whether they would have known it or not. *Of fit* are median and quartiles of \
+what `fit` takes over that, on the problems on which both are right.
 """
 
 
-def per_evaluation(found: Iterable[Record]) -> list[dict[str, Any]]:
-    """A row for each method with chains: effective draws per evaluation beside the rival's."""
-    key = grouped(found, lambda run: (*_case(run)[:2], run.model, str(run.seed)))
-    shares: dict[tuple[str, ...], list[float]] = {}
-    for runs in key.values():
-        worth = {run.method: _worth(run) for run in runs}
-        own = worth.pop(RIVAL, None)
-        for run in runs:
-            found_here = worth.get(run.method)
-            if own and found_here is not None:
-                shares.setdefault(_case(run), []).append(found_here / own)
+def cost(run: Record) -> float | None:
+    """Evaluations to the effective draws that are wanted.
+
+    None of a run that is not right, and of a method whose evaluations after its warm-up are not
+    told.
+    """
+    figures = run.figures
+    if run.failed or not figures.get("right"):
+        return None
+    if run.method == "fit":
+        return float(figures["evaluations"])
+    before = figures.get("warm-up")
+    if before is None:
+        return None
+    share = WANTED / float(figures["bulk ESS"])
+    return float(before) + share * float(figures["evaluations"] - before)
+
+
+def costs(found: Iterable[Record]) -> list[dict[str, Any]]:
+    """A row for each method whose cost can be told: what it takes, and `fit` beside it."""
+    cases = grouped(found, _case)
+    spent = {
+        case: {(run.model, run.seed): each for run in runs if (each := cost(run)) is not None}
+        for case, runs in cases.items()
+    }
     rows = []
-    for (backend, precision, method), ratios in shares.items():
-        low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
-        row: dict[str, Any] = {"backend": backend, "precision": precision, "method": method}
-        row |= {"problems": len(ratios), "lower quartile": float(low), "median": float(middle)}
-        rows.append(row | {"upper quartile": float(high)})
+    for (package, precision, method), own in spent.items():
+        if not own:
+            continue
+        row: dict[str, Any] = {"package": package, "precision": precision, "method": method}
+        row["right"] = f"{len(own)} of {len(cases[package, precision, method])}"
+        row[f"evaluations to {WANTED:.0f}"] = float(np.median(list(own.values())))
+        fit = spent.get((package, precision, "fit"), {})
+        if method != "fit" and (ratios := [fit[key] / own[key] for key in own if key in fit]):
+            low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
+            row["of fit"] = f"{middle:.2g} [{low:.2g} {high:.2g}]"
+            row["fit dearer"] = f"{sum(each > 1.0 for each in ratios)} of {len(ratios)}"
+        rows.append(row)
     return rows
+
+
+def peers_table(found: Sequence[Record]) -> str:
+    """What `fit` and its peers take to as many effective draws, for the page."""
+    rows = [row | {"method": PEERS[row["method"]]} for row in costs(found)]
+    columns = ["method", "right", f"evaluations to {WANTED:.0f}", "of fit", "fit dearer"]
+    return records.markdown_table(rows, columns)
+
+
+#: Names of the peers on pages.
+PEERS = {
+    "fit": "`fit`",
+    "nuts": "NUTS, NumPyro",
+    "nutpie": "nutpie",
+    "nutpie-low-rank": "nutpie, low rank",
+    "window-nuts": "NUTS, BlackJAX",
+    "pathfinder-nuts": "Pathfinder and NUTS, BlackJAX",
+    "mams": "MAMS, BlackJAX",
+}
+
+
+#: Chains that warm ones are held against.
+RIVAL = "nuts"
 
 
 def warm_table(found: Sequence[Record]) -> str:
@@ -257,9 +303,8 @@ def write(found: Sequence[Record], out: Path) -> None:
     for (backend, precision, method), runs in grouped(found, _case).items():
         parts.append(f"## {method}, {backend}, {precision} precision\n\n{METHODS[method].about}\n")
         parts.append(two_by_two(runs))
-    rows = per_evaluation(found)
-    if rows:
-        parts.append(f"## Effective draws per evaluation, beside {RIVAL}\n\n{PER_EVALUATION}\n")
+    if rows := costs(found):
+        parts.append(f"## Cost of effective draws\n\n{TO_DRAWS}\n")
         parts.append(records.markdown_table(rows))
     parts.append("## Problems\n")
     problems = grouped(found, lambda run: (run.model,))

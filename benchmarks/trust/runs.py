@@ -62,6 +62,7 @@ def figures_of(case: Case, problem: Problem) -> dict[str, Any]:
             "seconds to draws": seconds,
             "processor seconds": worked,
             "evaluations": fitted.evaluations,
+            "warm-up": fitted.warm_up,
             "stages": list(fitted.stages),
         }
     return found | judged(problem, fitted)

@@ -67,6 +67,21 @@ def test_outcomes_are_counted_by_hand(tmp_path: Path) -> None:
     assert "ValueError: no" in (tmp_path / "trust" / "planted-x.md").read_text()
 
 
+def test_cost_of_effective_draws_by_hand() -> None:
+    chains = {"warm-up": 1_000, "bulk ESS": 800.0}
+    found = [
+        made_up("fit", evaluations=2_000),
+        made_up("nuts", evaluations=7_000, **chains),
+        made_up("nutpie", evaluations=7_000, right=False, **chains),
+        made_up("svi"),
+    ]
+    assert [report.cost(run) for run in found] == [2_000.0, 4_000.0, None, None]
+    fit, nuts = report.costs(found)
+    assert fit["right"] == nuts["right"] == "1 of 1" and "of fit" not in fit
+    assert nuts["of fit"].startswith("0.5 [") and nuts["fit dearer"] == "0 of 1"
+    assert "| NUTS, NumPyro | 1 of 1 |" in report.peers_table(found)
+
+
 def test_chains_are_asked_what_the_field_asks() -> None:
     generator = np.random.default_rng(0)
     good = generator.normal(size=(4, 500))
@@ -176,11 +191,12 @@ def test_methods_run(package: str, method: str) -> None:
     assert found["right"] in (True, False) and found["trusted"] in (True, False)
 
 
-@pytest.mark.parametrize("method", ["pathfinder", "pathfinder-nuts"])
-def test_paths_run(method: str) -> None:
+@pytest.mark.parametrize("method", ["pathfinder", "pathfinder-nuts", "window-nuts", "mams"])
+def test_methods_of_blackjax_run(method: str) -> None:
     problem = all_problems("embedded")["zoo/gaussian_five"]
     found = figures_of(Case(problem.name, "numpyro", method, 0, share=0.02), problem)
     assert found["evaluations"] > 1_000 and found["dimension"] == 5
+    assert method == "pathfinder" or 0 < found["warm-up"] < found["evaluations"]
 
 
 def test_nutpie_is_right() -> None:
