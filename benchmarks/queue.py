@@ -27,6 +27,7 @@ from pathlib import Path
 
 from benchmarks import records
 from benchmarks.arguments import count
+from benchmarks.network_truth import REFERENCES
 from benchmarks.records import Record
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -159,16 +160,20 @@ def _parts() -> Iterator[Part]:
     for name, minutes in sets.items():
         options = f"--sets {name} --splits 5 --methods SGLD MFVI"
         yield from _both("bnn", options, 2.0 * minutes, "Chen et al., section 2.1")
-    # References go to the folder of the study, and are committed from there.
-    networks = {"curve": 10, "moons": 10, "curve-spread": 15, "curve-deep": 15, "wine": 15}
-    networks |= {"yacht": 30, "digits-convolution": 30, "breast-cancer": 30, "diabetes": 40}
+    networks = {"curve": 10, "moons": 10, "curve-spread": 15, "curve-deep": 15, "moons-deep": 15}
+    networks |= {"wine": 15, "digits-convolution": 30, "breast-cancer": 30, "diabetes": 40}
     networks |= {"diabetes-spread": 60, "digits": 120, "wine-red": 240}
-    for name, minutes in networks.items():
+    # References go to the folder of the study, and are committed from there. Runs need them. Yacht
+    # has none: its chains disagree.
+    made = [name for name in networks if (REFERENCES / f"{name}.npz").exists()]
+    for name in (name for name in networks if name not in made):
         making = ("--references", "--networks", name, "--backend", "numpyro")
-        yield Part("network-truth", making, 2.0 * minutes, "references of networks")
-    for name, minutes in networks.items():
+        minutes = 2.0 * networks[name]
+        yield Part("network-truth", making, minutes, "references of networks")
+    for name in made:
         options = f"--networks {name} --seeds 3"
-        yield from _both("network-truth", options, 3.0 * minutes, "networks by their outputs")
+        minutes = 3.0 * networks[name]
+        yield from _both("network-truth", options, minutes, "networks by their outputs")
     options = "--parts fits --images 2000 --test-images 500 --first 120 --steps 40 --draws 5 "
     options += "--methods ADVI proximal --seeds 3"
     yield from _both("vision", options, 30.0, f"{kim}, Table 1 in its structure")
