@@ -157,14 +157,7 @@ def meetings(
     return times
 
 
-@np.errstate(all="ignore")
-def coupled(
-    kernel: Kernel,
-    positions: tuple[Positions, Positions],
-    transitions: int,
-    generator: np.random.Generator,
-    has_budget: Callable[[], bool],
-) -> Coupled:
+class Pairs:
     """Pairs of chains with any kernel, which meet where both take the same jump; their lag is 1.
 
     Parameters
@@ -173,34 +166,59 @@ def coupled(
         Stays as it is.
     positions : tuple of array (P, D)
         Where the chains of pairs start.
-    transitions : int
-        After which the distance is bounded at the latest: sooner where all pairs have met before.
-        The pairs run twice as long at most.
     generator : numpy.random.Generator
-    has_budget : callable
-        Whether there may be another transition.
     """
-    recalled = _Recalled(kernel.evaluate)
-    own = replace(kernel, evaluate=recalled)
-    number = len(positions[0])
-    times, made = np.full(number, np.inf), 0
-    try:
-        ahead, behind = (Chains.at(kernel.ordered(each), recalled) for each in positions)
-        ahead, made = own(ahead, generator)[0], 1
-        apart = np.arange(number)
-        while len(apart) and made < 2 * transitions + 1 and has_budget():
-            recalled.forget()
-            seed = generator.integers(2**32, size=4)
-            ahead, behind = (own(each, np.random.default_rng(seed))[0] for each in (ahead, behind))
-            made += 1
-            one, other = (own.ordered(each.positions) for each in (ahead, behind))
-            met = (one == other).all(1)
-            times[apart[met]] = made
-            apart, ahead, behind = apart[~met], ahead.rows(~met), behind.rows(~met)
-    except SpentError:
-        pass
-    slowest = times.max() - 1.0
-    return Coupled.of(times, 1, int(min(transitions, slowest)), made)
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        positions: tuple[Positions, Positions],
+        generator: np.random.Generator,
+    ) -> None:
+        self._recalled = _Recalled(kernel.evaluate)
+        self._kernel, self._generator = replace(kernel, evaluate=self._recalled), generator
+        self._positions, self._made = positions, 0
+        self._times = np.full(len(positions[0]), np.inf)
+        self._apart = np.arange(len(positions[0]))
+        self._chains: tuple[Chains, Chains] | None = None
+
+    @np.errstate(all="ignore")
+    def go_on(self, transitions: int, has_budget: Callable[[], bool]) -> Coupled:
+        """Run until all have met, and say so.
+
+        Parameters
+        ----------
+        transitions : int
+            After which the distance is bounded at the latest: sooner where all pairs have met
+            before. The pairs have made twice as many at most.
+        has_budget : callable
+            Whether there may be another transition.
+        """
+        try:
+            if self._chains is None:
+                self._start()
+            while len(self._apart) and self._made < 2 * transitions + 1 and has_budget():
+                self._move()
+        except SpentError:
+            pass
+        slowest = self._times.max() - 1.0
+        return Coupled.of(self._times, 1, int(min(transitions, slowest)), self._made)
+
+    def _start(self) -> None:
+        own = self._kernel
+        ahead, behind = (Chains.at(own.ordered(one), self._recalled) for one in self._positions)
+        self._chains, self._made = (own(ahead, self._generator)[0], behind), 1
+
+    def _move(self) -> None:
+        assert self._chains is not None
+        self._recalled.forget()
+        seed = self._generator.integers(2**32, size=4)
+        ahead, behind = (self._kernel(one, np.random.default_rng(seed))[0] for one in self._chains)
+        self._made += 1
+        one, other = (self._kernel.ordered(each.positions) for each in (ahead, behind))
+        met = (one == other).all(1)
+        self._times[self._apart[met]] = self._made
+        self._apart, self._chains = self._apart[~met], (ahead.rows(~met), behind.rows(~met))
 
 
 class _Recalled:

@@ -14,8 +14,7 @@ from jaxtyping import Float
 
 from ppl_ext.chains.adaptive import adapted
 from ppl_ext.chains.convergence import Convergence, convergence
-from ppl_ext.chains.coupling import Coupled
-from ppl_ext.chains.coupling import coupled as coupled_by
+from ppl_ext.chains.coupling import Coupled, Pairs
 from ppl_ext.chains.hamiltonian import Chains, Factor
 from ppl_ext.chains.jumps import PAIRS as JUMP_PAIRS
 from ppl_ext.chains.jumps import jump, jumps_from
@@ -368,21 +367,37 @@ def _by_chains(
         notes.append(f"{_told_of_draws(sampled)}, from starts at the approximation")
     if sampled is None or sampled.kernel.goes_nowhere or not may_go_on():
         return sampled, coupled
-    with stage("pairs of chains") as notes:
-        coupled = _coupled(problem, begun.start, sampled, generator, meter)
-        notes.append(coupled.note)
+    pairs, before = None, meter.evaluations
+    while True:
+        most = min(meter.budget, meter.evaluations + int(PAIRS_SHARE * before))
+        with stage("pairs of chains") as notes:
+            pairs, coupled = _coupled(problem, begun.start, sampled, generator, meter, most, pairs)
+            notes.append(coupled.note)
+        is_bounded = policy.is_bounded(coupled)
+        is_sure = partial(is_enough, is_sure=not is_bounded)
+        if is_bounded or pairs is None or _are(is_sure, sampled) or not may_go_on():
+            break
+        # Pairs that are late meet sooner than chains agree so closely.
+        before = meter.evaluations
+        with stage("more chains") as notes:
+            sampled = go_on(sampled, len(sampled.draws) // 2, generator, meter.allows)
+            notes.append(_told_of_draws(sampled))
+        before = meter.evaluations - before
     number = len(sampled.draws)
     if coupled.bound is not None:
         sampled = sampled.after(coupled.transitions)
-    is_bounded = policy.is_bounded(coupled)
-    is_sure = partial(is_enough, is_sure=not is_bounded)
-    if not is_sure(convergence(sampled.kernel.ordered(sampled.draws)), sampled.window):
+    if not _are(is_sure, sampled):
         # Of chains that were enough little more than what was left out is missing.
         missing = max(number - len(sampled.draws), number // 8) if is_bounded else None
         with stage("more chains") as notes:
             sampled = _longer(sampled, is_sure, None, generator, meter, missing)
             notes.append(_told_of_draws(sampled))
     return sampled, coupled
+
+
+def _are(is_enough: Callable[[Convergence, Window], bool], sampled: Sampled) -> bool:
+    """Whether chains are enough."""
+    return is_enough(convergence(sampled.kernel.ordered(sampled.draws)), sampled.window)
 
 
 def _told_of_draws(sampled: Sampled) -> str:
@@ -473,7 +488,7 @@ def _longer(
 
     They go on for a ``step`` of so many draws each time, or for half as many as there are.
     """
-    while not is_enough(convergence(sampled.kernel.ordered(sampled.draws)), sampled.window):
+    while not _are(is_enough, sampled):
         number = len(sampled.draws)
         if (most is not None and CHAINS * number > most) or not meter.allows():
             break
@@ -489,23 +504,27 @@ def _coupled(
     sampled: Sampled,
     generator: np.random.Generator,
     meter: Meter,
-) -> Coupled:
-    """Pairs of chains with the kernel that was tuned."""
-    accepted = float(sampled.window.jumped.mean())
-    if accepted < policy.LEAST_JUMPS:
-        told = f"jumps, in which chains meet, are seldom taken ({accepted:.1%})"
-        return Coupled(0, reason=told)
-    most = min(meter.budget, int((1.0 + PAIRS_SHARE) * meter.evaluations))
-    if most - meter.evaluations < 4 * PAIRS or not meter.allows():
-        return Coupled(0, reason="the budget ended before there were pairs of chains")
-    starts = _apart(meter.points(problem), start, PAIRS, generator, sampled.kernel.symmetry)
+    most: int,
+    pairs: Pairs | None = None,
+) -> tuple[Pairs | None, Coupled]:
+    """Pairs of chains with the kernel that was tuned, new ones or those that go on.
+
+    They end where so many evaluations were made in all. None where there can be no pairs.
+    """
+    if pairs is None:
+        accepted = float(sampled.window.jumped.mean())
+        if accepted < policy.LEAST_JUMPS:
+            told = f"jumps, in which chains meet, are seldom taken ({accepted:.1%})"
+            return None, Coupled(0, reason=told)
+        if most - meter.evaluations < 4 * PAIRS or not meter.allows():
+            told = "the budget ended before there were pairs of chains"
+            return None, Coupled(0, reason=told)
+        starts = _apart(meter.points(problem), start, PAIRS, generator, sampled.kernel.symmetry)
+        pairs = Pairs(sampled.kernel, starts, generator)
     # Chains are so far from their limit after as many transitions with the kernel that does not
     # change any more: those before, which tuned it, do not count.
-    return coupled_by(
-        sampled.kernel,
-        starts,
+    return pairs, pairs.go_on(
         max(1, int(FORGOTTEN * sampled.window.transitions)),
-        generator,
         lambda: meter.evaluations < most and meter.allows(),
     )
 

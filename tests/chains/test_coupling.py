@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ppl_ext.chains.coupling import Coupled, coupled, meetings, upper_bound
+from ppl_ext.chains.coupling import Coupled, Pairs, meetings, upper_bound
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.jumps import FIRST, jump, jumps_from
 from ppl_ext.chains.proposal import Proposal, drawn_from
@@ -144,7 +144,7 @@ def test_pairs_of_trajectories_and_jumps_meet_and_cost_a_proposal_once() -> None
 
     kernel = Kernel(counted, proposal_of(0.4, 0.9), [0.8 * np.eye(2)], np.ones(1), 0.7)
     starts = tuple(3.0 * generator.normal(size=(2, 32, 2)))
-    found = coupled(kernel, starts, 20, generator, lambda: True)
+    found = Pairs(kernel, starts, generator).go_on(20, lambda: True)
     assert found.bound == pytest.approx(1.0 - 0.05 ** (1.0 / 32.0))
     # All have met after so many, and no more are left out of what is kept.
     assert 1 <= found.slowest < 20 and found.transitions == found.slowest
@@ -153,12 +153,17 @@ def test_pairs_of_trajectories_and_jumps_meet_and_cost_a_proposal_once() -> None
     jumping = Kernel(
         counted, kernel.proposal, kernel.factors, np.ones(1), 0.7, has_trajectories=False
     )
-    found = coupled(jumping, starts, 1, generator, lambda: spent < 1)
+    found = Pairs(jumping, starts, generator).go_on(1, lambda: spent < 1)
     assert spent == 3 * 32
     # Without jumps that are taken there is nothing to meet at.
     far = Kernel(counted, proposal_of(80.0, 0.1), [0.8 * np.eye(2)], np.ones(1), 0.7)
-    found = coupled(far, starts, 4, generator, lambda: True)
+    found = Pairs(far, starts, generator).go_on(4, lambda: True)
     assert found.bound is None and found.apart == 32 and found.slowest == 9
+    # Those that go on are the same as those that were not stopped.
+    at_once = Pairs(kernel, starts, np.random.default_rng(5)).go_on(20, lambda: True)
+    in_turn = Pairs(kernel, starts, np.random.default_rng(5))
+    assert in_turn.go_on(20, lambda: False).apart == 32
+    assert in_turn.go_on(1, lambda: True).apart > 0 and in_turn.go_on(20, lambda: True) == at_once
 
 
 def test_known_draws_are_proposed_first_and_once_each() -> None:

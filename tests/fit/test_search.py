@@ -140,9 +140,9 @@ def test_chains_are_kept_from_where_pairs_have_met(monkeypatch: pytest.MonkeyPat
     """The bound counts transitions after tuning, which the draws leave out."""
     target, seen = mixture(2, [1.0], [1.0], [1.0]), list[Sampled]()
 
-    def met(problem: Any, start: Any, sampled: Sampled, *_: Any) -> Coupled:
+    def met(problem: Any, start: Any, sampled: Sampled, *_: Any) -> tuple[None, Coupled]:
         seen.append(sampled)
-        return Coupled(32, transitions=3, slowest=3, bound=0.09)
+        return None, Coupled(32, transitions=3, slowest=3, bound=0.09)
 
     monkeypatch.setattr(policy, "is_good", lambda _: False)
     monkeypatch.setattr(policy, "may_adapt", lambda *_: False)
@@ -157,6 +157,24 @@ def test_chains_are_kept_from_where_pairs_have_met(monkeypatch: pytest.MonkeyPat
     assert len(found.window.values) == len(found.draws)
 
 
+def test_pairs_that_are_late_go_on_while_chains_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than that chains have to agree as closely as is asked where nothing is known."""
+    target, rounds = mixture(2, [1.0], [1.0], [1.0]), list[int]()
+
+    class Late(ladder.Pairs):
+        def go_on(self, transitions: int, has_budget: Any) -> Coupled:
+            rounds.append(transitions)
+            return super().go_on(transitions, has_budget if len(rounds) > 2 else lambda: False)
+
+    monkeypatch.setattr(policy, "is_good", lambda _: False)
+    monkeypatch.setattr(policy, "may_adapt", lambda *_: False)
+    monkeypatch.setattr(policy, "SURE_R_HAT", 1.0)
+    monkeypatch.setattr(ladder, "Pairs", Late)
+    found = climbed(target)
+    assert len(rounds) == 3 and rounds[0] < rounds[1] < rounds[2]
+    assert found.evidence.coupled is not None and policy.is_bounded(found.evidence.coupled)
+
+
 @pytest.mark.parametrize(("slowest", "is_known"), [(20, True), (38, True), (45, False)])
 def test_pairs_that_are_late_may_meet_in_half_of_the_transitions(
     monkeypatch: pytest.MonkeyPatch, slowest: int, *, is_known: bool
@@ -165,12 +183,16 @@ def test_pairs_that_are_late_may_meet_in_half_of_the_transitions(
     target = mixture(2, [1.0], [1.0], [1.0])
     times = np.append(np.full(31, 2.0), slowest + 1.0)
 
-    def met(_: Any, __: Any, transitions: int, *___: Any) -> Coupled:
-        last = 2 * transitions + 1
-        reached = np.where(times <= last, times, np.inf)
-        return Coupled.of(reached, 1, int(min(transitions, reached.max() - 1.0)), last)
+    class Late:
+        def __init__(self, *_: Any) -> None:
+            """Their kernel and starts do not matter here."""
 
-    monkeypatch.setattr(ladder, "coupled_by", met)
+        def go_on(self, transitions: int, _: Any) -> Coupled:
+            last = 2 * transitions + 1
+            reached = np.where(times <= last, times, np.inf)
+            return Coupled.of(reached, 1, int(min(transitions, reached.max() - 1.0)), last)
+
+    monkeypatch.setattr(ladder, "Pairs", Late)
     generator = np.random.default_rng(0)
     problem, meter = problem_of(target, generator), Meter(10**6, math.inf)
     start = find(problem.evaluate, problem.starting_points, generator, EPSILON)
@@ -178,7 +200,7 @@ def test_pairs_that_are_late_may_meet_in_half_of_the_transitions(
     kernel = Kernel(target.evaluate, Proposal(start.modes, start.weights), [], start.weights, 1.0)
     sampled = Sampled(window, 0, Chains.at(np.zeros((4, 2)), target.evaluate), kernel)
     meter.evaluations = 10**5
-    found = ladder._coupled(problem, start, sampled, generator, meter)
+    _, found = ladder._coupled(problem, start, sampled, generator, meter, 10**6)
     assert policy.is_bounded(found) == is_known
 
 

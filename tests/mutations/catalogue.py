@@ -1967,6 +1967,13 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "pairs that do not go on while chains do",
+        "fit/ladder.py",
+        "or pairs is None or _are(is_sure, sampled)",
+        "or True or _are(is_sure, sampled)",
+        "test_search",
+    )
+    yield from neutral(
         "a lag that the bound does not count",
         "chains/coupling.py",
         "np.ceil((times - lag - transitions) / lag)",
