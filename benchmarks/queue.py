@@ -168,12 +168,12 @@ def _parts() -> Iterator[Part]:
     made = [name for name in networks if (REFERENCES / f"{name}.npz").exists()]
     for name in (name for name in networks if name not in made):
         making = ("--references", "--networks", name, "--backend", "numpyro")
-        minutes = 2.0 * networks[name]
-        yield Part("network-truth", making, minutes, "references of networks")
+        length = 2.0 * networks[name]
+        yield Part("network-truth", making, length, "references of networks")
     for name in made:
         options = f"--networks {name} --seeds 3"
-        minutes = 3.0 * networks[name]
-        yield from _both("network-truth", options, minutes, "networks by their outputs")
+        length = 3.0 * networks[name]
+        yield from _both("network-truth", options, length, "networks by their outputs")
     options = "--parts fits --images 2000 --test-images 500 --first 120 --steps 40 --draws 5 "
     options += "--methods ADVI proximal --seeds 3"
     yield from _both("vision", options, 30.0, f"{kim}, Table 1 in its structure")

@@ -23,6 +23,7 @@ from ppl_ext.check.own_chains import OwnChains, own_chains
 from ppl_ext.check.source import Source
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, ModelCheckError
 from ppl_ext.fit import policy
+from ppl_ext.fit.climbed import staged
 from ppl_ext.fit.comparison import (
     MORE_DRAWS,
     Columns,
@@ -33,7 +34,6 @@ from ppl_ext.fit.comparison import (
     with_further,
 )
 from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
-from ppl_ext.fit.ladder import staged
 from ppl_ext.fit.modes import OF_MODE
 from ppl_ext.fit.observed import Observed
 from ppl_ext.fit.problem import Meter, Positions, Problem, timed

@@ -27,7 +27,7 @@ from ppl_ext.fit.verdict import Verdict
 from ppl_ext.statistics.effective import effective_number
 
 if TYPE_CHECKING:
-    from ppl_ext.fit.ladder import Climbed
+    from ppl_ext.fit.climbed import Climbed
 
 #: Draws of the fit that are looked at, at most: more would take much memory and tell little.
 DRAWS = 8_000

@@ -22,10 +22,11 @@ from ppl_ext.diagnostics.fit import evenly_spaced
 from ppl_ext.diagnostics.habits import OF_DRAWS, OF_MORE, OF_SUMMARY, answers, no_attribute
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import networks, outputs, policy
+from ppl_ext.fit.climbed import Climbed, staged
 from ppl_ext.fit.comparison import compared, flat_columns
 from ppl_ext.fit.evidence import LogEvidence, log_evidence
 from ppl_ext.fit.figures import site_figures
-from ppl_ext.fit.ladder import Climbed, climb, staged, with_chains
+from ppl_ext.fit.ladder import climb, with_chains
 from ppl_ext.fit.looks import as_arviz, check_options, fit_page, plot, predicted, summary, values_of
 from ppl_ext.fit.naming import (
     Describe,

@@ -21,12 +21,14 @@ from jaxtyping import Float
 from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit import policy
+from ppl_ext.fit.by_chains import CHAINS
+from ppl_ext.fit.climbed import Climbed, staged
 from ppl_ext.fit.figures import site_figures
-from ppl_ext.fit.ladder import CHAINS, Climbed, look_at_slopes, staged
 from ppl_ext.fit.outputs import Calibration, Columns, Outputs, Positions
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.rows_seen import Anchor, RowsSeen
 from ppl_ext.fit.verdict import Level, Stage, Verdict
+from ppl_ext.fit.written import look_at_slopes
 from ppl_ext.microcanonical.chains import QUARTER, Dynamics, Microcanonical
 from ppl_ext.microcanonical.functions import Eager
 from ppl_ext.microcanonical.tuning import DOUBTFUL_VARIANCE, ENERGY_VARIANCE, HEAT, Schedule

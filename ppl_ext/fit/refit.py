@@ -22,7 +22,9 @@ from ppl_ext.chains.proposal import Proposal
 from ppl_ext.diagnostics.importance import LogRatios, khat_in_words, pareto_khat, smoothed_weights
 from ppl_ext.fit import policy
 from ppl_ext.fit.chain_figures import flat_far_out
-from ppl_ext.fit.ladder import Climbed, climb, resampled, staged
+from ppl_ext.fit.climbed import Climbed, staged
+from ppl_ext.fit.corrected import resampled
+from ppl_ext.fit.ladder import climb
 from ppl_ext.fit.modes import FAR, LEAST_MASS
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.verdict import Stage, Verdict

@@ -23,9 +23,9 @@ from ppl_ext.check.source import Source, source_of
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.comparison import compared, flat_columns
 from ppl_ext.fit.fit import Fit
-from ppl_ext.fit.ladder import _best
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.verdict import SiteFigures, Verdict
+from ppl_ext.fit.written import best_written
 from ppl_ext.start.search import InPieces
 from ppl_ext.witnesses.drift import drift
 from ppl_ext.witnesses.ratios import importance_ratios
@@ -585,5 +585,5 @@ def test_sites_that_another_way_to_write_a_program_has_otherwise() -> None:
     ).written
     for others, names in (([moved], ("x",)), ([], ())):
         meter = Meter(10_000, 60.0)
-        found, _ = _best(written, iter(others), np.random.default_rng(0), meter, [])
+        found, _ = best_written(written, iter(others), np.random.default_rng(0), meter, [])
         assert found.name == written.name and found.other_forms == names

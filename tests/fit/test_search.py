@@ -14,8 +14,9 @@ from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Kernel, Sampled, Window
-from ppl_ext.fit import ladder, policy
-from ppl_ext.fit.ladder import Climbed, climb
+from ppl_ext.fit import by_chains, policy
+from ppl_ext.fit.climbed import Climbed
+from ppl_ext.fit.ladder import climb
 from ppl_ext.fit.modes import ENOUGH, Search, Watched, masses, unexplained
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.start.find import explains, find, gain, more_modes
@@ -146,7 +147,7 @@ def test_chains_are_kept_from_where_pairs_have_met(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(policy, "is_good", lambda _: False)
     monkeypatch.setattr(policy, "may_adapt", lambda *_: False)
-    monkeypatch.setattr(ladder, "_coupled", met)
+    monkeypatch.setattr(by_chains, "_coupled", met)
     found = climbed(target).sampled
     (before,) = seen
     assert found is not None and found.discarded == before.discarded + 3
@@ -161,7 +162,7 @@ def test_pairs_that_are_late_go_on_while_chains_do(monkeypatch: pytest.MonkeyPat
     """Rather than that chains have to agree as closely as is asked where nothing is known."""
     target, rounds = mixture(2, [1.0], [1.0], [1.0]), list[int]()
 
-    class Late(ladder.Pairs):
+    class Late(by_chains.Pairs):
         def go_on(self, transitions: int, has_budget: Any) -> Coupled:
             rounds.append(transitions)
             return super().go_on(transitions, has_budget if len(rounds) > 2 else lambda: False)
@@ -169,7 +170,7 @@ def test_pairs_that_are_late_go_on_while_chains_do(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(policy, "is_good", lambda _: False)
     monkeypatch.setattr(policy, "may_adapt", lambda *_: False)
     monkeypatch.setattr(policy, "SURE_R_HAT", 1.0)
-    monkeypatch.setattr(ladder, "Pairs", Late)
+    monkeypatch.setattr(by_chains, "Pairs", Late)
     found = climbed(target)
     assert len(rounds) == 3 and rounds[0] < rounds[1] < rounds[2]
     assert found.evidence.coupled is not None and policy.is_bounded(found.evidence.coupled)
@@ -192,7 +193,7 @@ def test_pairs_that_are_late_may_meet_in_half_of_the_transitions(
             reached = np.where(times <= last, times, np.inf)
             return Coupled.of(reached, 1, int(min(transitions, reached.max() - 1.0)), last)
 
-    monkeypatch.setattr(ladder, "Pairs", Late)
+    monkeypatch.setattr(by_chains, "Pairs", Late)
     generator = np.random.default_rng(0)
     problem, meter = problem_of(target, generator), Meter(10**6, math.inf)
     start = find(problem.evaluate, problem.starting_points, generator, EPSILON)
@@ -200,7 +201,7 @@ def test_pairs_that_are_late_may_meet_in_half_of_the_transitions(
     kernel = Kernel(target.evaluate, Proposal(start.modes, start.weights), [], start.weights, 1.0)
     sampled = Sampled(window, 0, Chains.at(np.zeros((4, 2)), target.evaluate), kernel)
     meter.evaluations = 10**5
-    _, found = ladder._coupled(problem, start, sampled, generator, meter, 10**6)
+    _, found = by_chains._coupled(problem, start, sampled, generator, meter, 10**6)
     assert policy.is_bounded(found) == is_known
 
 

@@ -19,7 +19,6 @@ from ppl_ext.check.check import _conclusion
 from ppl_ext.diagnostics.importance import ParetoKHat
 from ppl_ext.fit import policy
 from ppl_ext.fit.comparison import Comparison, Off
-from ppl_ext.fit.ladder import _counted
 from ppl_ext.fit.policy import (
     Chained,
     Correction,
@@ -32,6 +31,7 @@ from ppl_ext.fit.policy import (
     judge_engine,
 )
 from ppl_ext.fit.verdict import STAGES, Verdict
+from ppl_ext.fit.written import modes_in_words
 from ppl_ext.witnesses.drift import Drift
 from ppl_ext.witnesses.ratios import Ratios
 from ppl_ext.witnesses.stein import Stein
@@ -190,7 +190,7 @@ SENTENCES: dict[str, Callable[[], str]] = {
     "or seconds=; or fit by fit.": (lambda: _conclusion(Verdict("approximate", ()))),
     "finding a mode": lambda: STAGES["start"],
     "sampling": lambda: STAGES["chains"],
-    "1 mode found": lambda: _counted(1),
+    "1 mode found": lambda: modes_in_words(1),
 }
 #: What readers did not understand.
 GONE = (

@@ -1811,7 +1811,7 @@ def _fit() -> Iterator[Mutation]:
         yield from neutral(name, file, old, new, "centring policy in_between")
     yield from neutral(
         "another program taken for another way to write it",
-        "fit/ladder.py",
+        "fit/written.py",
         "if told := _difference(written, other, of_other.modes[0], meter):",
         "if told := '':",
         "reparameterise " + tests,
@@ -1952,7 +1952,7 @@ def _fit() -> Iterator[Mutation]:
         ),
         (
             "late pairs of chains given up after a quarter of the transitions",
-            "fit/ladder.py",
+            "fit/by_chains.py",
             "FORGOTTEN = 0.5",
             "FORGOTTEN = 0.25",
             "test_search",
@@ -1968,7 +1968,7 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "pairs that do not go on while chains do",
-        "fit/ladder.py",
+        "fit/by_chains.py",
         "or pairs is None or _are(is_sure, sampled)",
         "or True or _are(is_sure, sampled)",
         "test_search",
@@ -1982,7 +1982,7 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "a bound on draws that are kept from before it holds",
-        "fit/ladder.py",
+        "fit/by_chains.py",
         "sampled = sampled.after(coupled.transitions)",
         "sampled = sampled.after(0)",
         tests,
