@@ -18,12 +18,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_ext.curvature.curvature import Curvature
+from ppl_ext.curvature.curvature import Sums
 from ppl_ext.curvature.outer_products import KroneckerSums, OuterProducts
 from ppl_ext.curvature.program_curvature import KRONECKER_STEPS
 
-#: Sums over rows, by site.
-Sums = dict[str, Array]
-
+#: Takes rows (P, r, D'), and arrays that are held, to their sums.
+OfRows = Callable[[Array, Sums], Sums]
 
 _ROWS = OuterProducts(
     jnp, lambda direction, like: jnp.asarray(direction, like.dtype), lax.stop_gradient
@@ -32,7 +32,7 @@ outer_vectors, rank_one_sites = _ROWS.vectors, _ROWS.sites
 
 
 def kronecker_factors(
-    total: Callable[[Callable[[Array], Sums]], Sums],
+    total: Callable[[OfRows, Sums], Sums],
     slices: Mapping[str, slice],
     shapes: Mapping[str, Collection[int]],
     like: Array,
@@ -46,8 +46,9 @@ def kronecker_factors(
     Parameters
     ----------
     total : callable
-        Takes a function of rows (P, r, D') to its sum over all chunks of rows. It is called for
-        every half step, and once for all sites that are not matrices.
+        Takes a function of rows (P, r, D') and of held arrays, and these, to its sum over all
+        chunks of rows. It is called for every half step, and once for all sites that are not
+        matrices. Held are the arrays of the function that may have a derivative.
     slices : dict of str to slice
         Where each site is among the D' coordinates.
     shapes : dict of str to tuple of int
@@ -71,10 +72,10 @@ def kronecker_factors(
         return of_all if of_all is not None and chunk is rows else sites.matrices(chunk)
 
     def half(side: int, other: Sums, quick: Collection[str]) -> Sums:
-        def part(rows: Array) -> Sums:
-            return sites.half(side, rows, matrices_of(rows), other, quick)
+        def part(rows: Array, held: Sums) -> Sums:
+            return sites.half(side, rows, matrices_of(rows), held, quick)
 
-        return sites.scaled(total(part), other)
+        return sites.scaled(total(part, other), other)
 
     def found_by(quick: Collection[str], start: tuple[Sums, Sums]) -> tuple[Sums, Sums]:
         found: dict[str, tuple[Array, Array]] = {}
@@ -93,14 +94,14 @@ def kronecker_factors(
         left, right = ({name: found[name][side] for name in factored} for side in (0, 1))
         return left, right
 
-    sums = total(sites.plain) if len(factored) < len(slices) else {}
+    sums = total(lambda rows, _: sites.plain(rows), {}) if len(factored) < len(slices) else {}
     left = {name: jnp.zeros((number, rows, rows), dtype) for name, (rows, _) in factored.items()}
     right = {
         name: jnp.broadcast_to(jnp.eye(columns, dtype=dtype), (number, columns, columns))
         for name, (_, columns) in factored.items()
     }
     if rank_one:
-        beyond = total(lambda rows: sites.beyond(rows, matrices_of(rows)))
+        beyond = total(lambda rows, _: sites.beyond(rows, matrices_of(rows)), {})
         left, right = lax.cond(
             sum(beyond.values()) == 0.0,
             partial(found_by, rank_one),

@@ -98,20 +98,6 @@ class Algebra(ABC):
         change = vectors.T @ (matrix - constant) @ vectors
         return vectors @ (xp.diag(kept) + slopes * change) @ vectors.T
 
-    @classmethod
-    def leading(cls, rows: Any, rank: int) -> Any:
-        """Rows (rank, D) with the leading terms of R' R, and their derivative up to rotations."""
-        gram = rows @ rows.T
-        constant = cls.detached(gram)
-        values, vectors = cls.eigen(constant)
-        kept, dropped = vectors[:, -rank:], vectors[:, :-rank]
-        # First-order change of the leading eigenspace, into the other one.
-        gaps = values[-rank:] - values[:-rank, None]
-        apart = gaps > len(values) * cls.xp.finfo(rows.dtype).eps * values[-1]
-        slopes = cls.xp.where(apart, 1.0 / cls.xp.where(apart, gaps, 1.0), 0.0)
-        kept = kept + dropped @ (slopes * (dropped.T @ (gram - constant) @ kept))
-        return kept.T @ rows
-
 
 class Precision(Algebra):
     """A positive definite precision matrix H of D coordinates, factorised."""

@@ -14,15 +14,13 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
+from ppl_ext.curvature.curvature import Sums
 from ppl_ext.curvature.outer_products import KroneckerSums, OuterProducts
 from ppl_ext.curvature.program_curvature import KRONECKER_STEPS
 from pyro_ext.curvature.curvature import Curvature
 
-#: Sums over rows, by site.
-Sums = dict[str, Tensor]
 #: Takes rows (P, r, D'), and tensors that are held, to their sums.
 OfRows = Callable[[Tensor, Sums], Sums]
-
 
 _ROWS = OuterProducts(
     torch, lambda direction, like: torch.from_numpy(direction).to(like), Tensor.detach
