@@ -80,9 +80,14 @@ class Algebra(ABC):
         return cls.xp.where(values <= rounding, 0.0, values + moved), vectors
 
     @classmethod
-    def without_negative(cls, matrix: Any) -> Any:
-        """A symmetric matrix (D, D) with negative eigenvalues set to 0, and its derivative."""
-        xp, matrix = cls.xp, 0.5 * (matrix + matrix.T)
+    def without_negative(cls, found: Any) -> Any:
+        """A symmetric matrix (D, D) with negative eigenvalues set to 0, and its derivative.
+
+        Of a diagonal (D,) negative entries are.
+        """
+        if found.ndim == 1:
+            return cls.xp.clip(found, 0.0)
+        xp, matrix = cls.xp, 0.5 * (found + found.T)
         constant = cls.detached(matrix)
         values, vectors = cls.eigen(constant)
         positive = values > 0.0

@@ -213,6 +213,4 @@ def _prior_at(
 ) -> Curvature:
     """Curvature of the log prior at a position (D,), without what is negative."""
     found = prior_curvature_of_one(target, structure, position, data)
-    if structure.form == "hessian":
-        return Curvature.of_prior(Algebra.without_negative(found)[None])
-    return Curvature.of_prior(found.clamp_min(0.0)[None])
+    return Curvature.of_prior(Algebra.without_negative(found)[None])
