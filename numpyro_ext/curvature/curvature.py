@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from ppl_ext.curvature import curvature
 from ppl_ext.curvature.curvature import KroneckerBlock
@@ -33,6 +33,7 @@ class Curvature(curvature.Curvature):
 
     xp: ClassVar[Any] = jnp
     eigen = staticmethod(jnp.linalg.eigh)
+    detached = staticmethod(lax.stop_gradient)
 
     def _with_blocks(self, total: Array, part: Callable[[KroneckerBlock], Array]) -> Array:
         # Piece by piece: of additions at coordinates each would write the whole array.

@@ -7,27 +7,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, random
+from jax import Array, lax, random
 from jaxtyping import Float
 
 from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.curvature import Curvature
-from numpyro_ext.curvature.fisher import needs_draws
+from numpyro_ext.curvature.fisher import drawn_values, needs_draws
 from numpyro_ext.curvature.gauss_newton import jacobian_rows
-from numpyro_ext.curvature.kronecker import Sums, kronecker_factors, rank_one_sites
+from numpyro_ext.curvature.kronecker import kronecker_factors, rank_one_sites
 from numpyro_ext.curvature.prior import prior_curvature, prior_structure
 from numpyro_ext.curvature.row_structure import row_structure
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.batches import place, scan_over_batches
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import is_tracing
+from ppl_ext.batches.passes import total_rows
+from ppl_ext.curvature.curvature import Rows, Sums
 from ppl_ext.curvature.program_curvature import (
     LARGEST_JACOBIANS,
+    ROWS_UP_TO,
     GaussNewton,
+    ProgramCurvatureShell,
     check_no_factors,
     sites_with_curvature,
 )
@@ -36,67 +42,46 @@ from ppl_ext.curvature.program_curvature import (
 Jacobian = Callable[[Array, Data, Indices, Array], Array]
 
 
-class ProgramCurvature:
-    """The curvature of a program, with all that is found once: what is diagonal, what is apart.
+class ProgramCurvature(ProgramCurvatureShell):
+    kind = Curvature
+    factors = staticmethod(kronecker_factors)
 
-    Parameters
-    ----------
-    target : LogDensity
-    data : Data
-        Concrete arguments of the model.
-    options : GaussNewton
-
-    Attributes
-    ----------
-    where : Coordinates
-        The D' coordinates of the flat vector that have curvature.
-    coordinates : array of int
-        Their numbers.
-    slices : dict of str to slice
-        Where each of their latent sites is among them.
-    sites : tuple of str
-        These sites, in the order of the layout.
-    drawing : bool
-        Whether the Fisher information of an observed site is made of draws.
-
-    Raises
-    ------
-    ArgumentError
-        A site is not latent, or the model's likelihood has factors, which have no outputs.
-    """
-
-    def __init__(self, target: LogDensity, data: Data, options: GaussNewton) -> None:
-        self.options = options
-        self.where = Coordinates(target, sites_with_curvature(options, target.layout.names))
-        self.coordinates, self.slices = self.where.numbers, self.where.slices
-        self.sites = tuple(self.slices)
+    def __init__(
+        self, target: LogDensity, data: Data, options: GaussNewton, *, often: bool = True
+    ) -> None:
+        sites = sites_with_curvature(options, target.layout.names)
+        super().__init__(options, Coordinates(target, sites), target.layout.shapes)
         # Anywhere will do: these positions show the structure, and are not started from.
         drawn = np.random.default_rng(0).uniform(-1.0, 1.0, (2, target.dim)).astype(target.dtype)
         positions, first = jax.device_put((drawn, drawn[0]))
-        self.drawing = self._look_at_likelihood(target, first, data)
+        self.drawn = self._look_at_likelihood(target, first, data)
         self.prior = prior_structure(target, positions, data, options.prior_form, self.sites)
         self.rows = row_structure(target, first, data, target.first_rows())
-        self.rank_one = self._rank_one(target, positions, data)
+        if often and options.structure == "kfac":
+            self.rank_one = self._rank_one(target, positions, data)
 
-    def _look_at_likelihood(self, target: LogDensity, position: Array, data: Data) -> bool:
-        """Refuse a likelihood with factors; say whether a Fisher information is made of draws."""
+    def _look_at_likelihood(
+        self, target: LogDensity, position: Array, data: Data
+    ) -> tuple[str, ...]:
+        """Refuse a likelihood with factors; the sites whose Fisher information is made of draws."""
         factors: tuple[str, ...] = ()
-        drawing = False
+        drawn: list[str] = []
 
         def look(position: Array, data: Data, indices: Indices) -> None:
-            nonlocal factors, drawing
+            nonlocal factors
             factors = target.likelihood_factors(position, data, indices)
-            drawing = any(map(needs_draws, target.outputs(position, data, indices).values()))
+            for name, output in target.outputs(position, data, indices).items():
+                if needs_draws(output):
+                    drawn_values(output, random.key(0), 1)
+                    drawn.append(name)
 
         jax.eval_shape(look, position, data.on_device(), target.first_rows())
         check_no_factors(factors, "numpyro")
-        return drawing
+        return tuple(drawn)
 
     def _rank_one(self, target: LogDensity, positions: Array, data: Data) -> frozenset[str]:
-        """Sites whose rows have rank one as matrices, where Kronecker factors are wanted."""
+        """Sites whose rows have rank one as matrices."""
         data, indices = data.on_device(), target.first_rows()
-        if self.options.structure != "kfac":
-            return frozenset()
         count = _num_rows(self._jacobian(target), positions, data, indices)
         if len(positions) * count * len(self.coordinates) > LARGEST_JACOBIANS:
             return frozenset()
@@ -120,77 +105,28 @@ class ProgramCurvature:
 
         ``rng_key`` serves distributions without a registered Fisher information.
         """
+        chunks = target.sweep() if indices is None else [(1.0, indices)]
         jacobian = self._jacobian(target)
-        if indices is None:
-            likelihood = self._sweep(target, jacobian, z, data, rng_key)
-        else:
-            likelihood = self._likelihood(target, jacobian, z, data, indices, rng_key)
+
+        def likelihood(positions: Array, key: Array) -> Curvature:
+            return self._summed(_Rows(jacobian, target, positions, data, key, chunks))
+
+        part = self._in_turns(likelihood, jacobian, z, data, chunks[0][1], rng_key)
         prior = prior_curvature(target, self.prior, z, data)
-        return Curvature.of_prior(prior).plus(likelihood)
+        return Curvature.of_prior(prior).plus(part)
 
-    def _sweep(
-        self, target: LogDensity, jacobian: Jacobian, z: Array, data: Data, rng_key: Array
+    def of_all_rows(
+        self, target: LogDensity, position: Float[Array, " D"], data: Data, rng_key: Array
     ) -> Curvature:
-        """The Gauss-Newton part of all rows, chunk by chunk."""
-        chunks = target.sweep()
-        if len(chunks) == 1:
-            return self._likelihood(target, jacobian, z, data, chunks[0][1], rng_key)
-        count = sum(_num_rows(jacobian, z, data, indices) for _, indices in chunks)
-        as_matrix = self.options.structure == "full" and count > len(self.coordinates)
-        if as_matrix or self.options.structure == "diag":
+        """The likelihood's curvature of all rows at a position (D,), differentiable in it.
 
-            def part(indices: Indices) -> Curvature:
-                key = _key_of_chunk(rng_key, indices)
-                return self._likelihood(target, jacobian, z, data, indices, key, as_matrix)
-
-            return target.sum_over_rows(part)
-        if self.options.structure == "kfac":
-
-            def factors(positions: Array, key: Array) -> Curvature:
-                def total(function: Callable[[Array], Sums]) -> Sums:
-                    def part(indices: Indices) -> Sums:
-                        # The same draws at every call.
-                        own = _key_of_chunk(key, indices)
-                        return function(jacobian(positions, data, indices, own))
-
-                    return target.sum_over_rows(part)
-
-                return self._factored(total, target, positions)
-
-            return self._in_turns(factors, jacobian, z, data, chunks[0][1], rng_key)
-        return self._rows_of_all(target, jacobian, z, data, rng_key, chunks)
-
-    def _rows_of_all(
-        self,
-        target: LogDensity,
-        jacobian: Jacobian,
-        z: Array,
-        data: Data,
-        rng_key: Array,
-        chunks: list[tuple[float, Indices]],
-    ) -> Curvature:
-        """The Gauss-Newton part of all rows where the rows of the chunks are kept side by side."""
-        groups: dict[tuple[int, ...], list[tuple[float, Indices]]] = {}
-        for weight, indices in chunks:
-            groups.setdefault(tuple(len(rows) for rows in indices.values()), []).append(
-                (weight, indices)
-            )
-        total: Curvature | None = None
-        for number, group in enumerate(groups.values()):
-            weight = group[0][0]
-            stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *(rows for _, rows in group))
-            keys = random.split(random.fold_in(rng_key, number), len(group))
-
-            def chunk(pair: tuple[Indices, Array]) -> Curvature:
-                return self._likelihood(target, jacobian, z, data, *pair)
-
-            parts = jax.lax.map(chunk, (stacked, keys))
-            assert parts.rows is not None
-            rows = jnp.moveaxis(parts.rows, 0, 1).reshape(len(z), -1, parts.rows.shape[-1])
-            found = Curvature(weight * parts.diagonal.sum(axis=0), rows=math.sqrt(weight) * rows)
-            total = found if total is None else total.plus(found)
-        assert total is not None
-        return total
+        It follows the change of the Fisher information with the position. All rows may be those of
+        a loader. ``rng_key`` is that of :meth:`at`.
+        """
+        data, jacobian = data.on_device(), self._jacobian(target)
+        chunks = target.sweep() if target.passes is None else []
+        rows = _Rows(jacobian, target, position[None], data, rng_key, chunks)
+        return self._summed(rows, ROWS_UP_TO)
 
     def _jacobian(self, target: LogDensity) -> Jacobian:
         """Jacobians of batches, traced once for all batches of a size and all turns over them."""
@@ -201,29 +137,6 @@ class ProgramCurvature:
         # Outside of a trace it would be compiled anew at every call.
         return jax.jit(rows) if is_tracing() else rows
 
-    def _likelihood(
-        self,
-        target: LogDensity,
-        jacobian: Jacobian,
-        z: Array,
-        data: Data,
-        indices: Indices,
-        rng_key: Array,
-        as_matrix: bool = False,
-    ) -> Curvature:
-        """The Gauss-Newton part of one batch, in its structure."""
-
-        def found(positions: Array, key: Array) -> Curvature:
-            rows = jacobian(positions, data, indices, key)
-            if self.options.structure != "kfac":
-                options = self.options.structure, self.options.rank
-                return Curvature.of_rows(rows, *options, as_matrix)
-            return self._factored(lambda function: function(rows), target, rows, rows)
-
-        if self.options.structure == "full":
-            return found(z, rng_key)
-        return self._in_turns(found, jacobian, z, data, indices, rng_key)
-
     def _in_turns(
         self,
         function: Callable[[Array, Array], Curvature],
@@ -233,29 +146,100 @@ class ProgramCurvature:
         indices: Indices,
         rng_key: Array,
     ) -> Curvature:
-        """A function of positions and a key at z; where batches are large, one by one."""
-        numbers = len(z) * _num_rows(jacobian, z, data, indices) * len(self.coordinates)
-        if numbers <= LARGEST_JACOBIANS:
+        """A function of positions and a key at z; where batches are large, one by one.
+
+        Rows that are kept take as much memory either way.
+        """
+        if (
+            self.options.structure == "full"
+            or len(z) * _num_rows(jacobian, z, data, indices) * len(self.coordinates)
+            <= LARGEST_JACOBIANS
+        ):
             return function(z, rng_key)
         one_by_one = jax.lax.map(
             lambda pair: function(pair[0][None], pair[1]), (z, random.split(rng_key, len(z)))
         )
         return jax.tree.map(lambda leaf: leaf[:, 0], one_by_one)
 
-    def _factored(
+
+class _Rows(Rows):
+    """Rows of the chunks of a sweep, or of a loader's batches where there are none."""
+
+    def __init__(
         self,
-        total: Callable[[Callable[[Array], Sums]], Sums],
+        jacobian: Jacobian,
         target: LogDensity,
-        like: Array,
-        rows: Array | None = None,
-    ) -> Curvature:
-        shapes = target.layout.shapes
-        return kronecker_factors(total, self.slices, shapes, like, self.rank_one, rows)
+        z: Array,
+        data: Data,
+        rng_key: Array,
+        chunks: list[tuple[float, Indices]],
+    ) -> None:
+        self.jacobian, self.target, self.z = jacobian, target, z
+        self.data, self.rng_key = data, rng_key
+        groups: dict[tuple[int, ...], list[tuple[float, Indices]]] = {}
+        for weight, indices in chunks:
+            size = tuple(len(numbers) for numbers in indices.values())
+            groups.setdefault(size, []).append((weight, indices))
+        self.groups = list(groups.values())
+        if target.passes is not None and not chunks:
+            first = target.passes.first(place)
+            bound = target.bind(*first.args, **{**data.kwargs, **first.kwargs})
+            share = first.rows / (total_rows(target.batch_plates, first.rows) or first.rows)
+            parts: list[Any] = [(1.0 / share, bound, {})]
+        else:
+            parts = [(len(group), data, group[0][1]) for group in self.groups]
+        shapes = [
+            (times, jax.eval_shape(jacobian, z, given, indices, rng_key).shape)
+            for times, given, indices in parts
+        ]
+        self._count = round(sum(times * shape[1] for times, shape in shapes))
+        single = self._of_chunk(*chunks[0], rng_key) if len(chunks) == 1 else None
+        super().__init__(jnp.zeros((len(z), 1, shapes[0][1][-1]), z.dtype), single)
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def _of_chunk(self, weight: float, indices: Indices, rng_key: Array) -> Array:
+        return math.sqrt(weight) * self.jacobian(self.z, self.data, indices, rng_key)
+
+    def _scan(self, step: Callable[[Any, Array], tuple[Any, Any]], carry: Any) -> tuple[Any, list]:
+        """The last carry, and what the steps give besides, by groups of chunks of one size."""
+        target = self.target
+        if not self.groups:
+
+            def batch(carry: Any, weight: float, data: Data, number: Array) -> tuple[Any, Any]:
+                key = random.fold_in(self.rng_key, number)
+                return step(carry, math.sqrt(weight) * self.jacobian(self.z, data, {}, key))
+
+            assert target.passes is not None
+            return scan_over_batches(target.passes, target.arguments, self.data, batch, carry)
+        outputs = []
+        for number, group in enumerate(self.groups):
+            weight = group[0][0]
+            # The same at every pass, so that all are of one matrix.
+            keys = random.split(random.fold_in(self.rng_key, number), len(group))
+            stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *(each for _, each in group))
+
+            def chunk(carry: Any, each: Any, weight: float = weight) -> tuple[Any, Any]:
+                return step(carry, self._of_chunk(weight, *each))
+
+            carry, output = lax.scan(chunk, carry, (stacked, keys))
+            outputs.append(output)
+        return carry, outputs
+
+    def fold(self, function: Callable[[Sums, Array, Sums], Sums], carry: Sums, held: Sums) -> Sums:
+        found: Sums = self._scan(lambda carry, rows: (function(carry, rows, held), None), carry)[0]
+        return found
+
+    def all(self) -> Array:
+        if self.single is not None:
+            return self.single
+        _, parts = self._scan(lambda carry, rows: (carry, rows), None)
+        number, _, dim = self.nothing.shape
+        flat = [jnp.moveaxis(part, 0, 1).reshape(number, -1, dim) for part in parts]
+        return jnp.concatenate(flat, axis=1)
 
 
 def _num_rows(jacobian: Jacobian, z: Array, data: Data, indices: Indices) -> int:
     return int(jax.eval_shape(jacobian, z, data, indices, random.PRNGKey(0)).shape[1])
-
-
-def _key_of_chunk(rng_key: Array, indices: Indices) -> Array:
-    return random.fold_in(rng_key, next(iter(indices.values()))[0])

@@ -13,15 +13,14 @@ import numpy as np
 from jax import Array, lax, random
 from jaxtyping import Bool, Float
 
-from numpyro_ext.curvature import Curvature, GaussNewton, PriorStructure, row_structure
+from numpyro_ext.curvature import Curvature, GaussNewton, PriorStructure, ProgramCurvature
 from numpyro_ext.curvature.coordinates import Coordinates
-from numpyro_ext.curvature.prior import prior_curvature_of_one, prior_structure
+from numpyro_ext.curvature.prior import prior_curvature_of_one
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import place
 from numpyro_ext.draws import key_or, same_normal, standard_normal
 from numpyro_ext.engine import EngineState, Plan, key_of_draws
 from numpyro_ext.laplace.gaussian import Algebra, Precision, precision_of
-from numpyro_ext.laplace.likelihood import LikelihoodCurvature
 from numpyro_ext.programs import Program, concretely
 from numpyro_ext.stein import ParticleEngine
 from ppl_ext.arguments import entry
@@ -34,7 +33,6 @@ from ppl_ext.laplace.laplace_ggn import (
     PosteriorShell,
     added,
     check_known_fisher,
-    check_no_factors,
     sites_of_gaussian,
     structure_for,
 )
@@ -226,31 +224,22 @@ class _Posterior(PosteriorShell):
         hyperparameters: tuple[str, ...],
     ) -> _Posterior:
         chosen = sites_of_gaussian(target, options, hyperparameters)
-        # Anywhere will do: rows that depend on each other do so at a position of no symmetry.
-        uniform = np.random.default_rng(0).uniform(-1.0, 1.0, (2, target.dim)).astype(target.dtype)
-        positions, position = jax.device_put((uniform, uniform[0]))
-        factors: list[str] = []
-
-        def look(position: Array, data: Data) -> None:
-            factors.extend(target.likelihood_factors(position, data, target.first_rows()))
-
-        jax.eval_shape(look, position, data)
-        check_no_factors(factors, "numpyro")
-        coordinates = Coordinates(target, chosen)
 
         def outputs() -> dict[str, Any]:
+            position = jax.ShapeDtypeStruct((target.dim,), target.dtype)
             return jax.eval_shape(
                 lambda z, data: target.outputs(z, data, target.first_rows()), position, data
             )
 
-        options = structure_for(options, len(coordinates), outputs, target.plates)
-        of_prior = prior_structure(target, positions, data, options.prior_form, chosen)
-        prior = partial(_prior_at, target, of_prior)
-        structure = row_structure(target, position, data, target.first_rows())
-        likelihood = LikelihoodCurvature(target, coordinates, options, structure)
-        drawn = likelihood.drawn_sites(position, data)
+        dim = len(Coordinates(target, chosen))
+        options = structure_for(options, dim, outputs, target.plates)
+        options = replace(options, sites=chosen)
+        # Once for a mode: rows of rank one are not looked for.
+        likelihood = ProgramCurvature(target, data, options, often=False)
         if hyperparameters:
-            check_known_fisher(drawn)
+            check_known_fisher(likelihood.drawn)
+        coordinates = likelihood.where
+        prior = partial(_prior_at, target, likelihood.prior)
 
         def draws(precision: Precision, mode: Array, key: Array, number: int) -> Array:
             noise = standard_normal(key, (number, len(coordinates)), mode.dtype)
@@ -262,7 +251,7 @@ class _Posterior(PosteriorShell):
             prior,
             likelihood,
             Coordinates(target, hyperparameters).numbers,
-            Program(partial(_factorised, prior, likelihood)),
+            Program(partial(_factorised, target, prior, likelihood)),
             jax.jit(draws, static_argnums=3),
         )
 
@@ -281,7 +270,7 @@ class _Posterior(PosteriorShell):
         other: _Posterior = super().over(passes)
         if passes is None:
             return other
-        precision = Program(partial(_factorised, self.prior, other.likelihood))
+        precision = Program(partial(_factorised, other.target, self.prior, self.likelihood))
         return replace(other, precision=precision)
 
     def precision_at(self, position: Array, data: Data) -> Precision:
@@ -293,7 +282,7 @@ class _Posterior(PosteriorShell):
     def slope_of_log_determinant(self, position: Array, data: Data) -> Array:
         def log_determinant(values: Array) -> Array:
             moved = position.at[self.held].set(values)
-            curvature = _curvature(self.prior, self.likelihood, moved, data)
+            curvature = _curvature(self.target, self.prior, self.likelihood, moved, data)
             return precision_of(curvature).log_determinant()
 
         # Few inputs: forward derivatives, which keep nothing of the sweep over the rows.
@@ -307,20 +296,20 @@ def _moved(precision: Precision, mode: Array, noise: Array, coordinates: Coordin
 
 
 def _factorised(
-    prior: Prior, likelihood: LikelihoodCurvature, position: Array, data: Data
+    target: LogDensity, prior: Prior, likelihood: ProgramCurvature, position: Array, data: Data
 ) -> _Factorised:
-    curvature = _curvature(prior, likelihood, position, data)
+    curvature = _curvature(target, prior, likelihood, position, data)
     found = precision_of(curvature)
     finite = jnp.isfinite(found.log_determinant())
     return _Factorised(found, curvature, found.definite(), finite)
 
 
 def _curvature(
-    prior: Prior, likelihood: LikelihoodCurvature, position: Array, data: Data
+    target: LogDensity, prior: Prior, likelihood: ProgramCurvature, position: Array, data: Data
 ) -> Curvature:
     """H at a position (D,), of one position."""
     # One key, so that the curvature of a state is the same whenever it is taken.
-    of_likelihood = likelihood.at(position, data, random.PRNGKey(0))
+    of_likelihood = likelihood.of_all_rows(target, position, data, random.PRNGKey(0))
     return added(prior(position, data), of_likelihood)
 
 
@@ -329,6 +318,4 @@ def _prior_at(
 ) -> Curvature:
     """Curvature of the log prior at a position (D,), without what is negative."""
     found = prior_curvature_of_one(target, structure, position, data)
-    if structure.form == "hessian":
-        return Curvature.of_prior(Algebra.without_negative(found)[None])
-    return Curvature.of_prior(jnp.maximum(found, 0.0)[None])
+    return Curvature.of_prior(Algebra.without_negative(found)[None])

@@ -265,7 +265,7 @@ class SVN(NewtonPart, ParticleEngine):
         before: NewtonState = state.algorithm
         particles, where = before.particles, plan.program.where
         rng_key = curvature_key = state.rng_key
-        if plan.program.drawing:
+        if plan.program.drawn:
             rng_key, curvature_key = random.split(rng_key)
         score, estimator = plan.estimator.estimate(plan.target, state.estimator, particles, data)
         loss = -score.log_density(plan.target.likelihood_temperature).mean()

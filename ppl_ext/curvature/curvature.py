@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,6 +30,56 @@ class CurvatureSizes(NamedTuple):
     has_matrix: bool
     blocks: tuple[tuple[int, int], ...]
     one_diagonal: bool
+
+
+#: Arrays by name, sums over rows among them.
+Sums = dict[str, Any]
+
+
+class Rows(ABC):
+    """Rows R (P, R, D) of the Jacobians of P particles, in chunks (P, r, D).
+
+    Parameters
+    ----------
+    nothing : array
+        Zeros (P, 1, D).
+    single : array, optional
+        The rows, where they are one chunk.
+    """
+
+    def __init__(self, nothing: Float[Any, "P 1 D"], single: Float[Any, "P R D"] | None) -> None:
+        self.nothing, self.single = nothing, single
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """Rows R of each particle."""
+
+    @abstractmethod
+    def fold(self, function: Callable[[Sums, Any, Sums], Sums], carry: Sums, held: Sums) -> Sums:
+        """``function(carry, rows, held)`` over the chunks, from a first ``carry``.
+
+        Arrays that the function uses and that have a derivative must be in ``held``.
+        """
+
+    @abstractmethod
+    def all(self) -> Float[Any, "P R D"]:
+        """All rows."""
+
+    def sums(self, function: Callable[[Any, Sums], Sums], held: Sums) -> Sums:
+        """The sums of ``function(rows, held)``, 0 of rows that are 0, over the chunks."""
+        if self.single is not None:
+            return function(self.single, held)
+
+        def add(carry: Sums, rows: Any, held: Sums) -> Sums:
+            part = function(rows, held)
+            return {name: carry[name] + part[name] for name in part}
+
+        return self.fold(add, function(self.nothing, held), held)
+
+    def total(self, function: Callable[[Any], Any]) -> Any:
+        """The sum of ``function(rows)``, an array, over the chunks."""
+        return self.sums(lambda rows, _: {"": function(rows)}, {})[""]
 
 
 @dataclass(frozen=True)
@@ -106,6 +157,8 @@ class Curvature:
     xp: ClassVar[Any]
     #: Eigenvalues, rising, and eigenvectors of symmetric matrices.
     eigen: ClassVar[Callable[..., tuple[Any, Any]]]
+    #: An array as a constant, without a derivative.
+    detached: ClassVar[Callable[..., Any]]
 
     diagonal: Float[Any, "... D"]
     matrix: Float[Any, "P D D"] | None = None
@@ -118,27 +171,54 @@ class Curvature:
         return cls(found) if found.ndim == 2 else cls(cls.xp.zeros_like(found[:1, 0]), found)
 
     @classmethod
-    def of_rows(
-        cls, rows: Float[Any, "P R D"], structure: str, rank: int, as_matrix: bool = False
-    ) -> Self:
+    def of_rows(cls, rows: Rows, structure: str, rank: int, numbers: int = 0) -> Self:
         """R_p' R_p in any structure of :class:`GaussNewton` but Kronecker factors.
 
-        ``rank`` is that of ``"low_rank"``, and ``as_matrix`` says that ``"full"`` is to be summed
-        up, as it is where that is smaller.
+        ``rank`` is that of ``"low_rank"``. ``"full"`` is summed up where that is smaller, and R_p
+        has more than so many ``numbers``.
         """
-        _, count, dim = rows.shape
+        xp, nothing = cls.xp, rows.nothing[:, 0]
+        dim = nothing.shape[-1]
         if structure == "diag":
-            return cls((rows**2).sum(axis=1))
-        if structure == "low_rank":
-            # Through the smaller Gram matrix: a singular value decomposition of R costs more.
-            _, vectors = cls.eigen(rows @ rows.mT)
-            kept = vectors[:, :, -min(rank, count, dim) :].mT @ rows
-            rest = (rows**2).sum(axis=1) - (kept**2).sum(axis=1)
-            return cls(cls.xp.clip(rest, 0.0), rows=kept)
-        nothing = cls.xp.zeros_like(rows[:1, :1].sum(axis=1))
-        if as_matrix or count > dim:
-            return cls(nothing, matrix=rows.mT @ rows)
-        return cls(nothing, rows=rows)
+            return cls(rows.total(lambda r: (r**2).sum(axis=1)))
+        if structure == "full":
+            if rows.count <= dim or rows.count * dim <= numbers:
+                return cls(nothing[:1], rows=rows.all())
+            return cls(nothing[:1], matrix=rows.total(lambda r: r.mT @ r))
+        rank = min(rank, rows.count, dim)
+
+        def merge(carry: Sums, r: Any, _: Sums) -> Sums:
+            kept = cls.leading(xp.concatenate([carry["kept"], r], axis=1), rank)
+            return {"kept": kept, "total": carry["total"] + (r**2).sum(axis=1)}
+
+        if rows.single is None:
+            start = {"kept": xp.tile(rows.nothing, (1, rank, 1)), "total": nothing}
+            found = rows.fold(merge, start, {})
+            kept, total = found["kept"], found["total"]
+        else:
+            kept, total = cls.leading(rows.single, rank), (rows.single**2).sum(axis=1)
+        rest = total - (kept**2).sum(axis=1)
+        # A difference within rounding of zero is zero, not a precision.
+        rounding = 10.0 * rows.count * xp.finfo(total.dtype).eps * total
+        return cls(xp.where(rest > rounding, rest, 0.0), rows=kept)
+
+    @classmethod
+    def leading(cls, rows: Float[Any, "P R D"], rank: int) -> Float[Any, "P k D"]:
+        """Rows (P, rank, D) with the leading terms of R' R, and their derivative up to rotations.
+
+        Found from the smaller Gram matrix: a singular value decomposition of R costs more.
+        """
+        gram = rows @ rows.mT
+        constant = cls.detached(gram)
+        values, vectors = cls.eigen(constant)
+        kept, dropped = vectors[..., -rank:], vectors[..., :-rank]
+        # First-order change of the leading eigenspace, into the other one.
+        gaps = values[:, None, -rank:] - values[:, :-rank, None]
+        rounding = values.shape[-1] * cls.xp.finfo(rows.dtype).eps
+        apart = gaps > rounding * values[:, -1:, None]
+        slopes = cls.xp.where(apart, 1.0 / cls.xp.where(apart, gaps, 1.0), 0.0)
+        kept = kept + dropped @ (slopes * (dropped.mT @ (gram - constant) @ kept))
+        return kept.mT @ rows
 
     @property
     def number(self) -> int:

@@ -1,4 +1,10 @@
-"""Rows of a Jacobian that are outer products, as those of a linear layer are.
+"""The nearest Kronecker products to the blocks of a sum R' R whose rows come in chunks.
+
+For each site that is a matrix that is the A (x) B nearest to its block of R' R in the Frobenius
+norm (Van Loan and Pitsianis 1993, https://doi.org/10.1007/978-94-015-8196-7_17), the leading
+singular pair of the rearranged block. It is found by power iteration from B = identity. Each half
+step is a sum over rows, so that nothing but the factors is kept from one chunk of rows to the next,
+and every iterate is positive semidefinite.
 
 A row by the weights of a linear layer is, as a matrix, what comes back times what goes in. Where
 all rows of a site are such products, sums over them take products with the vectors alone.
@@ -7,11 +13,12 @@ all rows of a site are such products, sums over them take products with the vect
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
-from ppl_ext.curvature.curvature import KroneckerBlock
+from ppl_ext.curvature.curvature import Curvature, KroneckerBlock, Sums
 from ppl_ext.curvature.program_curvature import (
     HALF_STEPS,
     KRONECKER_STEPS,
@@ -31,17 +38,26 @@ class OuterProducts:
         ``torch`` or ``jax.numpy``.
     constant : callable
         An array of NumPy's in the form of another array.
-    held : callable
-        An array without its derivative.
+    kind : type of Curvature
+        The package's matrices.
+    repeated : callable
+        Takes a number of steps, a step from one tree of arrays to the next, and the first tree, to
+        the last.
+    chosen : callable
+        Takes a truth value, two functions and a tree of arrays to what the first or the second
+        gives of the tree.
     """
 
     def __init__(
         self,
         functions: Any,
         constant: Callable[[NDArray[Any], Any], Any],
-        held: Callable[[Any], Any],
+        kind: type[Curvature],
+        repeated: Callable[[int, Callable[[Any], Any], Any], Any],
+        chosen: Callable[..., Any],
     ) -> None:
-        self.functions, self.constant, self.held = functions, constant, held
+        self.functions, self.constant, self.held = functions, constant, kind.detached
+        self.kind, self.repeated, self.chosen = kind, repeated, chosen
 
     def vectors(self, matrices: Any) -> tuple[Any, Any]:
         """u (P, r, a) and v (P, r, b) with u v' = M for matrices M (P, r, a, b) of rank one."""
@@ -260,3 +276,97 @@ class KroneckerSums:
             for name, pair in self._sides.items()
             if pair is not None
         )
+
+
+#: Takes rows (P, r, D'), and arrays that are held, to their sums.
+OfRows = Callable[[Any, Sums], Sums]
+#: Left and right factors by site.
+Factors = tuple[Sums, Sums]
+
+
+def kronecker_factors(
+    products: OuterProducts,
+    total: Callable[[OfRows, Sums], Sums],
+    slices: Mapping[str, slice],
+    shapes: Mapping[str, Collection[int]],
+    like: Any,
+    rank_one: Collection[str] = (),
+    rows: Any | None = None,
+) -> Any:
+    """A sum R' R as Kronecker blocks of its sites, differentiable in the rows.
+
+    A site that is no matrix has its whole block, or the diagonal of it where it is long.
+
+    Parameters
+    ----------
+    products : OuterProducts
+    total : callable
+        Takes a function of rows (P, r, D') and of held arrays, and these, to its sum over all
+        chunks of rows. It is called for every half step, and once for all sites that are not
+        matrices. Held are the arrays of the function that may have a derivative.
+    slices : dict of str to slice
+        Where each site is among the D' coordinates.
+    shapes : dict of str to tuple of int
+        Shapes of the sites.
+    like : array
+        Any of shape (P, r, D') and of the rows' dtype.
+    rank_one : collection of str
+        Sites whose rows, as matrices, had rank one by :meth:`OuterProducts.sites`. That is seen
+        again of these rows, since other arguments may have others.
+    rows : array, optional
+        All rows (P, r, D'), where they are one chunk. Of few such rows all steps are taken at once.
+    """
+    xp, sites = products.functions, KroneckerSums(products, slices, shapes, rank_one)
+    nothing = xp.zeros_like(like[:, :1])
+    # Found once and before any condition, which would else need the rows in one piece.
+    of_all = None if rows is None else sites.matrices(rows)
+
+    def matrices_of(chunk: Any) -> Sums:
+        """Rows of a chunk, as matrices by site."""
+        return of_all if of_all is not None and chunk is rows else sites.matrices(chunk)
+
+    def half(side: int, other: Sums, quick: Collection[str]) -> Sums:
+        def part(rows: Any, held: Sums) -> Sums:
+            return sites.half(side, rows, matrices_of(rows), held, quick)
+
+        return sites.scaled(total(part, other), other)
+
+    def found_by(quick: Collection[str], start: Factors) -> Factors:
+        found: dict[str, tuple[Any, Any]] = {}
+        if rows is not None and quick:
+            found = sites.at_once(rows, matrices_of(rows), quick)
+        others = [name for name in sites.factored if name not in found]
+
+        def both(factors: Factors) -> Factors:
+            left = half(0, factors[1], quick)
+            return left, half(1, left, quick)
+
+        if others:
+            first, second = ({name: side[name] for name in others} for side in start)
+            first, second = products.repeated(KRONECKER_STEPS, both, (first, second))
+            found |= {name: (first[name], second[name]) for name in others}
+        left, right = ({name: found[name][side] for name in sites.factored} for side in (0, 1))
+        return left, right
+
+    def identity(size: int) -> Any:
+        return xp.tile(xp.diag(xp.ones_like(nothing[0, 0, :size])), (len(like), 1, 1))
+
+    plain = len(sites.factored) < len(slices)
+    sums = total(lambda rows, _: sites.plain(rows), {}) if plain else {}
+    found: Factors = (
+        {name: xp.zeros_like(identity(size)) for name, (size, _) in sites.factored.items()},
+        {name: identity(size) for name, (_, size) in sites.factored.items()},
+    )
+    if rank_one:
+        beyond = total(lambda rows, _: sites.beyond(rows, matrices_of(rows)), {})
+        outer, any_rank = partial(found_by, rank_one), partial(found_by, ())
+        found = products.chosen(sum(beyond.values()) == 0.0, outer, any_rank, found)
+    elif sites.factored:
+        found = found_by((), found)
+    alone = sites.diagonals()
+    # The same for all particles where there are blocks alone, which solvers make use of.
+    zeros = nothing[:, 0] if alone else nothing[:1, 0]
+    parts = [sums[name] if name in alone else zeros[:, at] for name, at in slices.items()]
+    pairs = {name: (found[0][name], found[1][name]) for name in sites.factored}
+    blocks = sites.blocks(pairs, sums, xp.ones_like(nothing[:, :, :1]))
+    return products.kind(xp.concatenate(parts, axis=1), blocks=blocks)

@@ -17,7 +17,10 @@ of
     chunks the rows are computed again for each half step, six to eight times in all.
 ``"low_rank"``
     The largest ``rank`` terms of the singular value decomposition of R, and the diagonal of what
-    is left.
+    is left. Over several chunks the terms are those of a decomposition that each chunk is merged
+    into; the diagonal of the whole is exact always.
+
+All of them are of the rows of a batch, or of all rows, however many chunks these come in.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ppl_ext.curvature.curvature import Curvature, Rows
+from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice, check_count, check_names
 from ppl_ext.scalars import square_root
@@ -45,6 +50,9 @@ PRIOR_FORMS: tuple[str, ...] = get_args(PriorForm)
 DENSE_PRIOR_UP_TO = 500
 #: Numbers of the Jacobians of all positions above which positions take turns.
 LARGEST_JACOBIANS = 50_000_000
+#: Numbers of the rows of one position up to which ``"full"`` keeps them where a matrix is smaller:
+#: 80 MB in single precision. A matrix has lost digits that the rows have.
+ROWS_UP_TO = 20_000_000
 #: Longest site that is no matrix whose whole block is kept.
 WHOLE_BLOCK_UP_TO = 500
 #: Widest side of a matrix site with a Kronecker factor; wider sites keep their diagonal.
@@ -170,7 +178,8 @@ def check_no_factors(factors: Collection[str], host: str) -> None:
         raise ArgumentError(
             f"Expected a likelihood of observed sample sites, found the factors {factors}: a "
             "factor has no distribution whose Fisher information could give its curvature. "
-            f"Write them as {host}.sample(..., obs=...), or use SVGD."
+            f"Write them as {host}.sample(..., obs=...), or use SVGD or the host's "
+            "AutoLaplaceApproximation."
         )
 
 
@@ -438,6 +447,67 @@ def change_of_rows(values: NDArray[Any], number: int) -> NDArray[Any]:
         drawn[:1] = 1
         return drawn.astype(values.dtype)
     return values
+
+
+@documents_subclasses
+class ProgramCurvatureShell:
+    """The curvature of a program, with all that is found once: what is diagonal, what is apart.
+
+    Parameters
+    ----------
+    target : LogDensity
+    data : Data
+        Concrete arguments of the model.
+    options : GaussNewton
+    often : bool
+        Whether it is taken so often that a look for sites whose rows have rank one pays.
+
+    Attributes
+    ----------
+    where : Coordinates
+        The D' coordinates of the flat vector that have curvature.
+    coordinates : array of int
+        Their numbers.
+    slices : dict of str to slice
+        Where each of their latent sites is among them.
+    sites : tuple of str
+        These sites, in the order of the layout.
+    prior : PriorStructure
+        How that of the prior is computed.
+    rows : RowStructure
+        What is known of the rows.
+    drawn : tuple of str
+        Observed sites whose Fisher information is made of draws.
+    rank_one : frozenset of str
+        Sites whose rows have rank one as matrices, looked for with ``"kfac"``.
+
+    Raises
+    ------
+    ArgumentError
+        A site is not latent, the model's likelihood has factors, which have no outputs, or an
+        observed distribution has neither a known Fisher information nor draws.
+    """
+
+    #: The package's matrices and Kronecker factors.
+    kind: type[Curvature]
+    factors: Callable[..., Curvature]
+
+    prior: PriorStructure
+    rows: RowStructure
+    drawn: tuple[str, ...]
+    rank_one: frozenset[str] = frozenset()
+
+    def __init__(self, options: GaussNewton, where: Any, shapes: Mapping[str, Any]) -> None:
+        self.options, self.where, self._shapes = options, where, shapes
+        self.coordinates, self.slices = where.numbers, where.slices
+        self.sites = tuple(self.slices)
+
+    def _summed(self, rows: Rows, numbers: int = 0) -> Any:
+        """R' R in its structure; ``"full"`` keeps so many numbers of rows."""
+        if self.options.structure == "kfac":
+            places = self.slices, self._shapes, rows.nothing, self.rank_one
+            return self.factors(rows.sums, *places, rows.single)
+        return self.kind.of_rows(rows, self.options.structure, self.options.rank, numbers)
 
 
 #: All rows are whole, and none are merged.

@@ -80,9 +80,14 @@ class Algebra(ABC):
         return cls.xp.where(values <= rounding, 0.0, values + moved), vectors
 
     @classmethod
-    def without_negative(cls, matrix: Any) -> Any:
-        """A symmetric matrix (D, D) with negative eigenvalues set to 0, and its derivative."""
-        xp, matrix = cls.xp, 0.5 * (matrix + matrix.T)
+    def without_negative(cls, found: Any) -> Any:
+        """A symmetric matrix (D, D) with negative eigenvalues set to 0, and its derivative.
+
+        Of a diagonal (D,) negative entries are.
+        """
+        if found.ndim == 1:
+            return cls.xp.clip(found, 0.0)
+        xp, matrix = cls.xp, 0.5 * (found + found.T)
         constant = cls.detached(matrix)
         values, vectors = cls.eigen(constant)
         positive = values > 0.0
@@ -97,20 +102,6 @@ class Algebra(ABC):
         )
         change = vectors.T @ (matrix - constant) @ vectors
         return vectors @ (xp.diag(kept) + slopes * change) @ vectors.T
-
-    @classmethod
-    def leading(cls, rows: Any, rank: int) -> Any:
-        """Rows (rank, D) with the leading terms of R' R, and their derivative up to rotations."""
-        gram = rows @ rows.T
-        constant = cls.detached(gram)
-        values, vectors = cls.eigen(constant)
-        kept, dropped = vectors[:, -rank:], vectors[:, :-rank]
-        # First-order change of the leading eigenspace, into the other one.
-        gaps = values[-rank:] - values[:-rank, None]
-        apart = gaps > len(values) * cls.xp.finfo(rows.dtype).eps * values[-1]
-        slopes = cls.xp.where(apart, 1.0 / cls.xp.where(apart, gaps, 1.0), 0.0)
-        kept = kept + dropped @ (slopes * (dropped.T @ (gram - constant) @ kept))
-        return kept.T @ rows
 
 
 class Precision(Algebra):

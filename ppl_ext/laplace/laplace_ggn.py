@@ -307,7 +307,7 @@ class PosteriorShell(ABC):
         The D' of the Gaussian.
     prior : callable
         From a position (D,) and the data to the prior's curvature.
-    likelihood : LikelihoodCurvature
+    likelihood : ProgramCurvature
     held : array of int
         The K coordinates of the hyperparameters.
     latest : LatestPrecision
@@ -329,9 +329,7 @@ class PosteriorShell(ABC):
         """The same, whose sums over the rows pass over a loader."""
         if passes is None:
             return self
-        return replace(
-            self, target=self.target.over(passes), likelihood=self.likelihood.over(passes)
-        )
+        return replace(self, target=self.target.over(passes))
 
     @abstractmethod
     def slope_of_log_determinant(self, position: Any, data: Any) -> Any:
@@ -471,23 +469,6 @@ def sites_of_gaussian(
             f"them, {list(names)}."
         )
     return left
-
-
-def check_no_factors(factors: Sequence[str], host: str) -> None:
-    """See that a likelihood is made of observed sample sites of a host.
-
-    Raises
-    ------
-    ArgumentError
-        It has factors.
-    """
-    if factors:
-        raise ArgumentError(
-            f"Expected a likelihood of observed sample sites, found the factors {factors}: a "
-            "factor has no distribution whose Fisher information could give its curvature. "
-            f"Write them as {host}.sample(..., obs=...), or use the host's "
-            "AutoLaplaceApproximation."
-        )
 
 
 def check_known_fisher(drawn: Sequence[str]) -> None:

@@ -29,6 +29,7 @@ class Curvature(curvature.Curvature):
 
     xp: ClassVar[Any] = torch
     eigen = staticmethod(symmetric_eigen)
+    detached = staticmethod(Tensor.detach)
 
     def as_tensors(self) -> dict[str, Any]:
         """The parts in a dictionary of tensors and numbers, for saving."""

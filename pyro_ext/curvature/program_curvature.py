@@ -7,25 +7,30 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ppl_ext.curvature.curvature import Rows, Sums
 from ppl_ext.curvature.program_curvature import (
     LARGEST_JACOBIANS,
+    ROWS_UP_TO,
     GaussNewton,
+    ProgramCurvatureShell,
     check_no_factors,
     sites_with_curvature,
 )
 from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
-from pyro_ext.curvature.gauss_newton import Parameters, drawn_at, drawn_from, rows_of_one
-from pyro_ext.curvature.kronecker import OfRows, Sums, kronecker_factors, rank_one_sites
+from pyro_ext.curvature.fisher import drawn_values
+from pyro_ext.curvature.gauss_newton import Drawn, Parameters, drawn_at, drawn_from, rows_of_one
+from pyro_ext.curvature.kronecker import kronecker_factors, rank_one_sites
 from pyro_ext.curvature.prior import (
     prior_curvature_of_one,
     prior_structure,
@@ -33,9 +38,17 @@ from pyro_ext.curvature.prior import (
 )
 from pyro_ext.curvature.row_structure import row_structure
 from pyro_ext.density import Data, LogDensity
+from pyro_ext.density.batches import batches_of
 from pyro_ext.density.handlers import global_generator
 from pyro_ext.density.layout import Indices
 from pyro_ext.graphs import Inputs, as_arguments
+
+#: Weight, arguments and row indices of a chunk of rows.
+Chunk: TypeAlias = tuple[float, Data, Indices]
+#: All chunks, or what begins a pass over a loader.
+Chunks: TypeAlias = list[Chunk] | Callable[[], Iterable[Chunk]]
+#: Rows (P, r, D') at positions (P, D) of a chunk with its weight.
+OfChunk: TypeAlias = Callable[[Tensor, Data, Indices, float], Tensor]
 
 
 class _KeptPrior(NamedTuple):
@@ -56,38 +69,15 @@ class _KeptPrior(NamedTuple):
     diagonal: Float[Tensor, "1 d"]
 
 
-class ProgramCurvature:
-    """The curvature of a program, with all that is found once: what is diagonal, what is apart.
+class ProgramCurvature(ProgramCurvatureShell):
+    kind = Curvature
+    factors = staticmethod(kronecker_factors)
 
-    Parameters
-    ----------
-    target : LogDensity
-    data : Data
-        Concrete arguments of the model.
-    options : GaussNewton
-
-    Attributes
-    ----------
-    where : Coordinates
-        The D' coordinates of the flat vector that have curvature.
-    coordinates : tensor of int
-        Their numbers.
-    slices : dict of str to slice
-        Where each of their latent sites is among them.
-    sites : tuple of str
-        These sites, in the order of the layout.
-
-    Raises
-    ------
-    ArgumentError
-        A site is not latent, or the model's likelihood has factors, which have no outputs.
-    """
-
-    def __init__(self, target: LogDensity, data: Data, options: GaussNewton) -> None:
-        self.options = options
-        self.where = Coordinates(target, sites_with_curvature(options, target.layout.names))
-        self.coordinates, self.slices = self.where.numbers, self.where.slices
-        self.sites = tuple(self.slices)
+    def __init__(
+        self, target: LogDensity, data: Data, options: GaussNewton, *, often: bool = True
+    ) -> None:
+        sites = sites_with_curvature(options, target.layout.names)
+        super().__init__(options, Coordinates(target, sites), target.layout.shapes)
         # Anywhere will do: these positions show the structure, and are not started from.
         drawn = np.random.default_rng(0).uniform(-1.0, 1.0, (2, target.dim))
         positions = torch.as_tensor(drawn, dtype=target.dtype, device=target.device)
@@ -96,14 +86,14 @@ class ProgramCurvature:
         self.prior = prior_structure(target, positions, data, options.prior_form, self.sites)
         self.rows = row_structure(target, positions[0], data, indices)
         outputs = target.outputs(positions[0], data, indices)
-        self._names = tuple(outputs)
-        self._outputs = outputs
-        self._drawing = bool(drawn_from(outputs))
+        self._outputs, self.drawn = outputs, tuple(drawn_from(outputs))
+        with global_generator(0):
+            for name in self.drawn:
+                drawn_values(outputs[name])
 
         def rows(position: Tensor, arguments: Any) -> Tensor:
             args, kwargs, indices, drawn = arguments
-            whole = Data(args, kwargs), indices, self._names
-            return rows_of_one(target, position, *whole, self.rows, self.sites, drawn)
+            return self._rows_of_one(target, position, Data(args, kwargs), indices, drawn)
 
         def parameters(position: Tensor, arguments: Any) -> Parameters:
             args, kwargs, indices = arguments
@@ -116,15 +106,17 @@ class ProgramCurvature:
         self._rows = target.lift(rows)
         self._parameters = target.lift(parameters)
         self._prior = target.lift(prior)
-        self.rank_one = self._rank_one(target, positions, data)
+        # Rows of a chunk, by its weight: found by computing them.
+        self._counts: dict[float, int] = {}
+        if often and options.structure == "kfac":
+            self.rank_one = self._rank_one(target, positions, data)
         self._kept: _KeptPrior | None = None
         self._retraced = target.retraced
 
     def _rank_one(self, target: LogDensity, positions: Tensor, data: Data) -> frozenset[str]:
-        """Sites whose rows have rank one as matrices, where Kronecker factors are wanted."""
+        """Sites whose rows have rank one as matrices."""
         indices = target.first_rows()
-        numbers = len(positions) * self._numbers_of_a_particle(indices)
-        if self.options.structure != "kfac" or numbers > LARGEST_JACOBIANS:
+        if len(positions) * self._numbers_of_a_particle(indices) > LARGEST_JACOBIANS:
             return frozenset()
         with global_generator(0), torch.no_grad():
             rows = self._rows_of_chunk(positions, data, indices, 1.0)
@@ -139,11 +131,39 @@ class ProgramCurvature:
             for function in (self._rows, self._parameters, self._prior):
                 function.retrace()
             self._kept, self._retraced = None, target.retraced
-        if indices is None:
-            likelihood = self._sweep(target, z, data)
-        else:
-            likelihood = self._likelihood(target, z, data, indices)
-        return self._prior_part(target, z, data).plus(likelihood)
+        sweep = target.sweep() if indices is None else [(1.0, indices)]
+        chunks = [(weight, data, rows) for weight, rows in sweep]
+        seed = int(torch.randint(2**62, ())) if self.drawn and len(chunks) > 1 else 0
+
+        def likelihood(positions: Tensor) -> Curvature:
+            return self._summed(self._over(chunks, positions, self._rows_of_chunk, seed))
+
+        part = self._in_turns(likelihood, z, chunks[0][2])
+        return self._prior_part(target, z, data).plus(part)
+
+    def of_all_rows(
+        self, target: LogDensity, position: Float[Tensor, " D"], data: Data
+    ) -> Curvature:
+        """The likelihood's curvature of all rows at a position (D,), differentiable in it.
+
+        It follows the change of the Fisher information with the position. All rows may be those of
+        a loader. Distributions without a registered Fisher information are drawn from by torch's
+        global generator.
+        """
+
+        def rows(z: Tensor, data: Data, indices: Indices, weight: float) -> Tensor:
+            return math.sqrt(weight) * self._rows_of_one(target, z[0], data, indices)[None]
+
+        chunks: Chunks = [(weight, data, rows) for weight, rows in target.sweep()]
+        if target.passes is not None:
+            chunks = partial(batches_of, target.passes, target.bound, data)
+        return self._summed(self._over(chunks, position[None], rows, 0), ROWS_UP_TO)
+
+    def _over(self, chunks: Chunks, z: Tensor, of_chunk: OfChunk, seed: int) -> _Rows:
+        # Draws that are the same at every pass are of one matrix.
+        alike = partial(global_generator, seed) if self.drawn else nullcontext
+        nothing = z.new_zeros(len(z), 1, len(self.coordinates))
+        return _Rows(nothing, chunks, z, of_chunk, alike, self._counts)
 
     def _prior_part(self, target: LogDensity, z: Tensor, data: Data) -> Curvature:
         if self.prior.constant:
@@ -167,62 +187,23 @@ class ProgramCurvature:
             self._kept = kept
         return kept.diagonal
 
-    def _sweep(self, target: LogDensity, z: Tensor, data: Data) -> Curvature:
-        """The Gauss-Newton part of all rows, chunk by chunk."""
-        chunks = target.sweep()
-        if self.options.structure == "kfac" and len(chunks) > 1:
-            seed = int(torch.randint(2**62, ())) if self._drawing else 0
-
-            def factors(positions: Tensor) -> Curvature:
-                def total(function: OfRows, held: Sums) -> Sums:
-                    sums: Sums = {}
-                    with global_generator(seed) if self._drawing else nullcontext():
-                        for weight, indices in chunks:
-                            rows = self._rows_of_chunk(positions, data, indices, weight)
-                            part = function(rows, held)
-                            sums = {n: sums[n] + part[n] if sums else part[n] for n in part}
-                    return sums
-
-                return self._factored(total, target, positions)
-
-            return self._in_turns(factors, z, chunks[0][1])
-        total: Curvature | None = None
-        for weight, indices in chunks:
-            found = self._likelihood(target, z, data, indices, weight)
-            total = found if total is None else self._shortened(total.plus(found))
-        assert total is not None
-        return total
-
-    def _shortened(self, found: Curvature) -> Curvature:
-        """The same with a matrix for rows where that is smaller."""
-        rows, size = found.rows, len(self.coordinates)
-        if self.options.structure != "full" or rows is None:
-            return found
-        if found.matrix is None and rows.shape[1] <= size:
-            return found
-        gram = rows.mT @ rows
-        return Curvature(
-            found.diagonal, gram if found.matrix is None else found.matrix + gram, None
-        )
-
-    def _likelihood(
-        self, target: LogDensity, z: Tensor, data: Data, indices: Indices, weight: float = 1.0
-    ) -> Curvature:
-        """The Gauss-Newton part of one batch, in its structure."""
-
-        def found(positions: Tensor) -> Curvature:
-            rows = self._rows_of_chunk(positions, data, indices, weight)
-            if self.options.structure != "kfac":
-                return Curvature.of_rows(rows, self.options.structure, self.options.rank)
-            return self._factored(lambda function, held: function(rows, held), target, rows, rows)
-
-        return found(z) if self.options.structure == "full" else self._in_turns(found, z, indices)
+    def _rows_of_one(
+        self,
+        target: LogDensity,
+        position: Tensor,
+        data: Data,
+        indices: Indices,
+        drawn: Drawn | None = None,
+    ) -> Tensor:
+        """Rows (R, D') of a batch at a position (D,)."""
+        names = self._outputs
+        return rows_of_one(target, position, data, indices, names, self.rows, self.sites, drawn)
 
     def _rows_of_chunk(self, z: Tensor, data: Data, indices: Indices, weight: float) -> Tensor:
         """Rows (P, R, D') of a batch, which count ``weight`` times."""
         arguments = as_arguments(data.args, data.kwargs, indices)
         drawn = {}
-        if self._drawing:
+        if self.drawn:
             drawn = drawn_at(self._outputs, self._parameters(z, arguments))
         rows: Tensor = self._rows(z, (*arguments, drawn), (None, None, None, 0))
         return rows if weight == 1.0 else math.sqrt(weight) * rows
@@ -230,8 +211,12 @@ class ProgramCurvature:
     def _in_turns(
         self, function: Callable[[Tensor], Curvature], z: Tensor, indices: Indices
     ) -> Curvature:
-        """A function of positions at z; where batches are large, one by one."""
-        if len(z) * self._numbers_of_a_particle(indices) <= LARGEST_JACOBIANS:
+        """A function of positions at z; where batches are large, one by one.
+
+        Rows that are kept take as much memory either way.
+        """
+        numbers = len(z) * self._numbers_of_a_particle(indices)
+        if self.options.structure == "full" or numbers <= LARGEST_JACOBIANS:
             return function(z)
         return _stacked([function(one[None]) for one in z])
 
@@ -240,15 +225,81 @@ class ProgramCurvature:
         rows = math.prod(len(numbers) for numbers in indices.values()) if indices else 1
         return 2 * rows * len(self.coordinates)
 
-    def _factored(
+
+class _Rows(Rows):
+    """Rows of the chunks of a sweep, computed anew whenever they are asked for.
+
+    Parameters
+    ----------
+    nothing : Tensor
+    chunks : list or callable
+        Weights, arguments and row indices of each chunk, or a function that begins a pass over a
+        loader's batches.
+    z : Tensor
+        Positions (P, D).
+    of_chunk : callable
+        From positions and a chunk to its rows (P, r, D').
+    alike : callable
+        A context of the same draws at every pass.
+    counts : dict of float to int
+        Rows of a chunk by its weight, as far as known.
+    """
+
+    def __init__(
         self,
-        total: Callable[[OfRows, Sums], Sums],
-        target: LogDensity,
-        like: Tensor,
-        rows: Tensor | None = None,
-    ) -> Curvature:
-        shapes = target.layout.shapes
-        return kronecker_factors(total, self.slices, shapes, like, self.rank_one, rows)
+        nothing: Tensor,
+        chunks: Chunks,
+        z: Tensor,
+        of_chunk: OfChunk,
+        alike: Callable[[], AbstractContextManager[None]],
+        counts: dict[float, int],
+    ) -> None:
+        self._z, self._of_chunk, self._alike, self._counts = z, of_chunk, alike, counts
+        self._pass = chunks if callable(chunks) else partial(iter, chunks)
+        single = None
+        if not callable(chunks) and len(chunks) == 1:
+            weight, data, indices = chunks[0]
+            single = of_chunk(z, data, indices, weight)
+        super().__init__(nothing, single)
+
+    @property
+    def count(self) -> int:
+        if self.single is not None:
+            return self.single.shape[1]
+        weight, data, indices = next(iter(self._pass()))
+        if weight not in self._counts:
+            with torch.no_grad(), self._alike():
+                self._counts[weight] = self._of_chunk(self._z, data, indices, 1.0).shape[1]
+        return round(self._counts[weight] / weight)
+
+    def fold(self, function: Callable[[Sums, Tensor, Sums], Sums], carry: Sums, held: Sums) -> Sums:
+        recomputed = torch.is_grad_enabled() and self._z.requires_grad
+        with self._alike():
+            for weight, data, indices in self._pass():
+
+                def chunk(
+                    z: Tensor,
+                    carry: Sums,
+                    held: Sums,
+                    weight: float = weight,
+                    data: Data = data,
+                    indices: Indices = indices,
+                ) -> Sums:
+                    return function(carry, self._of_chunk(z, data, indices, weight), held)
+
+                found = partial(_recomputed, chunk) if recomputed else chunk
+                carry = found(self._z, carry, held)
+        return carry
+
+    def all(self) -> Tensor:
+        if self.single is not None:
+            return self.single
+        with self._alike():
+            parts = [
+                self._of_chunk(self._z, data, indices, weight)
+                for weight, data, indices in self._pass()
+            ]
+        return torch.cat(parts, dim=1)
 
 
 def _stacked(parts: list[Curvature]) -> Curvature:
@@ -268,3 +319,50 @@ def _stacked(parts: list[Curvature]) -> Curvature:
         rows=torch.cat(rows) if rows else None,
         blocks=blocks,
     )
+
+
+def _recomputed(
+    function: Callable[[Tensor, Sums, Sums], Sums], position: Tensor, carry: Sums, held: Sums
+) -> Sums:
+    """``function(position, carry, held)``, of which nothing is kept for its derivative.
+
+    Chunks are there for the memory, and derivatives would keep all of them. As
+    ``torch.utils.checkpoint``, which does not work around ``torch.func``.
+    """
+    keys: list[str] = []
+
+    def call(inputs: Sequence[Tensor]) -> Sums:
+        first, second = inputs[1 : 1 + len(carry)], inputs[1 + len(carry) :]
+        return function(
+            inputs[0],
+            dict(zip(carry, first, strict=True)),
+            dict(zip(held, second, strict=True)),
+        )
+
+    class Recomputed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
+            ctx.save_for_backward(*inputs)
+            found = call(inputs)
+            keys[:] = list(found)
+            return tuple(found.values())
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+            inputs = [each.detach().requires_grad_() for each in ctx.saved_tensors]
+            with torch.enable_grad():
+                found = call(inputs)
+            pairs = zip(found.values(), gradients, strict=True)
+            moving = [pair for pair in pairs if pair[0].requires_grad]
+            if not moving:
+                return tuple(torch.zeros_like(each) for each in inputs)
+            return torch.autograd.grad(
+                [output for output, _ in moving],
+                inputs,
+                [gradient for _, gradient in moving],
+                materialize_grads=True,
+            )
+
+    inputs = (position, *carry.values(), *held.values())
+    outputs = Recomputed.apply(*inputs)
+    return dict(zip(keys, outputs, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -22,19 +22,17 @@ from ppl_ext.laplace.laplace_ggn import (
     added,
     as_numpy,
     check_known_fisher,
-    check_no_factors,
     sites_of_gaussian,
     structure_for,
 )
-from pyro_ext.curvature import Curvature, GaussNewton, PriorStructure, row_structure
+from pyro_ext.curvature import Curvature, GaussNewton, PriorStructure, ProgramCurvature
 from pyro_ext.curvature.coordinates import Coordinates
-from pyro_ext.curvature.prior import prior_curvature_of_one, prior_structure
+from pyro_ext.curvature.prior import prior_curvature_of_one
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.arguments import placing
 from pyro_ext.density.handlers import global_generator
 from pyro_ext.engine import Plan, on_host
 from pyro_ext.laplace.gaussian import Algebra, Precision, precision_of
-from pyro_ext.laplace.likelihood import LikelihoodCurvature
 from pyro_ext.stein import ParticleEngine
 from pyro_ext.stein.particles import DirectionState
 
@@ -158,25 +156,21 @@ class _Posterior(PosteriorShell):
         hyperparameters: tuple[str, ...],
     ) -> _Posterior:
         chosen = sites_of_gaussian(target, options, hyperparameters)
-        # Anywhere will do: rows that depend on each other do so at a position of no symmetry.
-        generator = torch.Generator().manual_seed(0)
-        uniform = torch.rand(2, target.dim, generator=generator, dtype=target.dtype)
-        positions = (2.0 * uniform - 1.0).to(target.device)
-        position = positions[0]
-        rows = target.first_rows()
-        check_no_factors(target.likelihood_factors(position, data, rows), "pyro")
-        coordinates = Coordinates(target, chosen)
-        outputs = partial(target.outputs, position, data, rows)
-        options = structure_for(options, len(coordinates), outputs, target.plates)
-        of_prior = prior_structure(target, positions, data, options.prior_form, chosen)
-        prior = partial(_prior_at, target, of_prior)
-        structure = row_structure(target, position, data, rows)
-        likelihood = LikelihoodCurvature(target, coordinates, options, structure)
-        drawn = likelihood.drawn_sites(position, data)
+
+        def outputs() -> dict[str, Any]:
+            anywhere = torch.zeros(target.dim, dtype=target.dtype, device=target.device)
+            return target.outputs(anywhere, data, target.first_rows())
+
+        dim = len(Coordinates(target, chosen))
+        options = structure_for(options, dim, outputs, target.plates)
+        options = replace(options, sites=chosen)
+        # Once for a mode: rows of rank one are not looked for.
+        likelihood = ProgramCurvature(target, data, options, often=False)
         if hyperparameters:
-            check_known_fisher(drawn)
+            check_known_fisher(likelihood.drawn)
+        prior = partial(_prior_at, target, likelihood.prior)
         held = Coordinates(target, hyperparameters).numbers
-        return cls(target, coordinates, prior, likelihood, held)
+        return cls(target, likelihood.where, prior, likelihood, held)
 
     def draws(
         self, precision: Precision, mode: Tensor, generator: Generator, number: int
@@ -190,7 +184,8 @@ class _Posterior(PosteriorShell):
 
     def at(self, position: Tensor, data: Data) -> Curvature:
         """H at a position (D,), of one position."""
-        return added(self.prior(position, data), self.likelihood.at(position, data))
+        likelihood = self.likelihood.of_all_rows(self.target, position, data)
+        return added(self.prior(position, data), likelihood)
 
     def precision_at(self, position: Tensor, data: Data) -> Precision:
         # One seed, so that the curvature of a state is the same whenever it is taken.
@@ -218,6 +213,4 @@ def _prior_at(
 ) -> Curvature:
     """Curvature of the log prior at a position (D,), without what is negative."""
     found = prior_curvature_of_one(target, structure, position, data)
-    if structure.form == "hessian":
-        return Curvature.of_prior(Algebra.without_negative(found)[None])
-    return Curvature.of_prior(found.clamp_min(0.0)[None])
+    return Curvature.of_prior(Algebra.without_negative(found)[None])

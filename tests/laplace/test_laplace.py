@@ -236,17 +236,13 @@ def network_of(package: str) -> tuple[Any, Any, Any]:
 
 def curvature_at(face: Any, structure: Any, rank: int = 3) -> Any:
     """Curvature of the weights, as a function of the position."""
-    target, data, coordinates = network_of(face.name)
-    options = GaussNewton(structure, WEIGHTS, rank)
+    target, data, _ = network_of(face.name)
+    make = face.backend.room("curvature").ProgramCurvature
     with jax.ensure_compile_time_eval():
-        rows = face.backend.room("curvature").row_structure(
-            target, face.array(Z), data, target.first_rows()
-        )
-    make = face.backend.room("laplace.likelihood").LikelihoodCurvature
-    likelihood = make(target, coordinates, options, rows)
+        found = make(target, data, GaussNewton(structure, WEIGHTS, rank), often=False)
     if face.name == "pyro":
-        return lambda z: likelihood.at(z, data)
-    return lambda z: likelihood.at(z, data, jax.random.PRNGKey(0))
+        return lambda z: found.of_all_rows(target, z, data)
+    return lambda z: found.of_all_rows(target, z, data, jax.random.PRNGKey(0))
 
 
 def nearest_factors(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

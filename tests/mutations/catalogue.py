@@ -870,6 +870,20 @@ def _curvature() -> Iterator[Mutation]:
         "curvature",
     )
     yield from neutral(
+        "sums over chunks of rows: the first chunk's alone",
+        "curvature/curvature.py",
+        "return {name: carry[name] + part[name] for name in part}",
+        "return {name: carry[name] + 0.0 * part[name] for name in part}",
+        "curvature laplace newton",
+    )
+    yield from neutral(
+        "leading terms of rows in chunks: their diagonal that of the last chunk",
+        "curvature/curvature.py",
+        '"total": carry["total"] + (r**2).sum(axis=1)',
+        '"total": 0.0 * carry["total"] + (r**2).sum(axis=1)',
+        "laplace newton",
+    )
+    yield from neutral(
         "coordinates side by side: those of other sites count too",
         "curvature/program_curvature.py",
         "if found and (found[-1].part is None) == (part is None):",

@@ -258,8 +258,12 @@ def naive_curvature(z: np.ndarray) -> np.ndarray:
 
 def test_curvature_over_all_rows_is_summed_over_chunks(backend: Any, rooms: Any) -> None:
     expected = np.stack([naive_curvature(z) for z in Z])
-    full, factored = dense(backend, rooms, 4, Z, None, GaussNewton(), GaussNewton("kfac"))
+    whole, few = (GaussNewton("low_rank", rank=rank) for rank in (10, 2))
+    options = GaussNewton(), GaussNewton("kfac"), whole, few
+    full, factored, low, lower = dense(backend, rooms, 4, Z, None, *options)
     np.testing.assert_allclose(full, expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(low, expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(lower * np.eye(10), expected * np.eye(10), rtol=1e-9, atol=1e-9)
     (together,) = dense(backend, rooms, None, Z, None, GaussNewton("kfac"))
     np.testing.assert_allclose(factored, together, rtol=1e-9, atol=1e-9)
 
