@@ -1657,8 +1657,8 @@ def _diagnostics() -> Iterator[Mutation]:
         ),
         (
             "few draws that are not exchanged",
-            "chosen.append(place if better else first)",
-            "chosen.append(first)",
+            "better = found < (1.0 - LEAST_GAIN) * square",
+            "better = found < 0.0",
         ),
     ):
         yield from neutral(
