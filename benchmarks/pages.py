@@ -102,6 +102,10 @@ TABLES: dict[str, tuple[str | tuple[str, ...], str]] = {
         "network-truth.jsonl",
         "benchmarks.network_truth.report:references_table",
     ),
+    "network truth, equations": (
+        "network-truth.jsonl",
+        "benchmarks.network_truth.report:equations_table",
+    ),
     "networks, best": ("bnn.jsonl", "benchmarks.bnn.report:best_table"),
     "newton, along a run": ("newton-curvature.jsonl", "benchmarks.bnn.studies:matrices_table"),
     "uncertainty": ("uncertainty.jsonl", "benchmarks.uncertainty.figure:table"),

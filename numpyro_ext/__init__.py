@@ -23,6 +23,7 @@ from numpyro_ext.diagnostics import (
     predictive_distribution,
     predictive_metrics,
     psis_khat,
+    representative_draws,
     selective_prediction_curve,
     to_arviz,
     to_original_units,
@@ -211,6 +212,7 @@ __all__ = [
     "elbo",
     "ksd",
     "psis_khat",
+    "representative_draws",
     "to_arviz",
     # predictions
     "predictive_distribution",

@@ -40,6 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="make the references of the networks in place of judging methods",
     )  # fmt: skip
     parser.add_argument(
+        "--equations", action="store_true",
+        help="measure what Stein's equations say of outputs, in place of judging methods",
+    )  # fmt: skip
+    parser.add_argument(
         "--folder", type=Path, default=REFERENCES, help="of the references (the project's own)"
     )
     parser.add_argument("--chains", type=count, default=4, help="of a reference (4)")

@@ -116,6 +116,8 @@ def _kernel(kernel: str, *given: Any, scores: int = 1, **options: Any) -> Recipe
     )
 
 
+#: Draws of `fit` chosen by their outputs at the held-out inputs, and how many.
+FEW, REPRESENTATIVE = "fit, 20 of its draws", 20
 #: Of the command for accelerators.
 LARGE_ENSEMBLE = "DeepEnsemble, 64"
 
@@ -125,6 +127,10 @@ _LAPLACE: Any = {"engine": "LaplaceGGN", "steps": 2_000, "adam": 0.01}
 #: minibatches (`SVGDVR`) or a sampler (`SteinDiscrepancyVI`) have no recipe for networks.
 METHODS: dict[str, Recipe] = {
     "fit": Recipe("`fit(model, *args, held_out=rows)`"),
+    FEW: Recipe(
+        f"`representative_draws` of the same, {REPRESENTATIVE}, by the outputs at the held-out "
+        "inputs"
+    ),
     "NUTS": Recipe(f"the host's, {NUTS_CHAINS} chains of {NUTS_WARM_UP} + {NUTS_DRAWS}"),
     "ADVI": Recipe(
         f"the host's SVI, AutoDiagonalNormal, {ADVI_STEPS:,} steps of Adam, step size {ADVI_RATE} "
@@ -195,8 +201,12 @@ def run_method(
 
 
 def _run(name: str, backend: str, program: Program, seed: int, size: Size, held_out: Any) -> Answer:
-    if name == "fit":
-        return Answer(run_fit(backend, program, seed, held_out=held_out))
+    if name in ("fit", FEW):
+        fitted = run_fit(backend, program, seed, held_out=held_out)
+        if name == FEW:
+            few = few_of(backend, program.model, fitted.draws, held_out)
+            fitted = replace(fitted, draws=few)
+        return Answer(fitted)
     recipe = METHODS[name]
     module = importlib.import_module(f"benchmarks.network_truth.{backend}_methods")
     found: Answer
@@ -211,6 +221,16 @@ def _run(name: str, backend: str, program: Program, seed: int, size: Size, held_
     else:
         found = Answer(module.advi(program, seed, size))
     return found
+
+
+def few_of(backend: str, model: Any, draws: Draws, held_out: tuple[Any, ...]) -> Draws:
+    """Draws by site of which few predict as all do, at inputs whose responses are not looked at."""
+    package = importlib.import_module(PACKAGES[backend])
+    array = importlib.import_module("benchmarks.hosts").host_of(backend).array
+    given = {name: array(value) for name, value in draws.items()}
+    every = package.predictive_distribution(model, given, held_out[0])
+    places = package.representative_draws(every, REPRESENTATIVE)
+    return {name: value[places] for name, value in draws.items()}
 
 
 def length_of(recipe: Recipe, size: Size, kernel: Any) -> tuple[int, int, int]:

@@ -128,7 +128,11 @@ def page_table(found: Sequence[Record]) -> str:
 
 def references_table(found: Sequence[Record]) -> str:
     """Networks and how well the chains of their references agree, for the page."""
-    made = {run.model: run for run in found if run.benchmark != "network-truth" and not run.failed}
+    made = {
+        run.model: run
+        for run in found
+        if run.benchmark == "network-truth reference" and not run.failed
+    }
     table = []
     for name, network in NETWORKS.items():
         each: dict[str, Any] = {"network": name, "rows": network.about, "units": network.described}
@@ -143,6 +147,24 @@ def references_table(found: Sequence[Record]) -> str:
             }
         table.append(each)
     return records.markdown_table(table)
+
+
+def equations_table(found: Sequence[Record]) -> str:
+    """What Stein's equations say of the outputs' means, for the page."""
+    own = {run.model: run.figures for run in found if run.benchmark == "network-truth equations"}
+    return records.markdown_table(
+        [
+            {
+                "network": name,
+                "without the divergence": f"{own[name]['without divergence']:.2f}",
+                "sd of the equation": f"{own[name]['sd']:.2f}",
+                "20 particles that obey it": f"{own[name]['mean error of particles']:.2f}",
+                "20 independent draws": f"{own[name]['mean error of draws']:.2f}",
+            }
+            for name in NETWORKS
+            if own.get(name)
+        ]
+    )
 
 
 def lists(folder: Path) -> str:

@@ -37,6 +37,10 @@ R_HAT = 1.05
 REFERENCE_DRAWS = 8_000
 #: Benchmark of the records of references.
 REFERENCE = "network-truth reference"
+#: Benchmark of the records of Stein's equations.
+EQUATIONS = "network-truth equations"
+#: Networks whose curvature is small enough to be differentiated: one output or two, D to 602.
+EQUATIONS_OF = ("curve", "moons", "curve-spread", "curve-deep", "moons-deep", "diabetes")
 
 
 class ChainsDisagree(RuntimeError):
@@ -55,9 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     book = Book(arguments.out / "network-truth.jsonl", arguments.resume, arguments.retry_failed)
     try:
-        found = list(
-            _references(arguments, book) if arguments.references else _runs(arguments, book)
-        )
+        work = _references if arguments.references else _runs
+        found = list((_equations if arguments.equations else work)(arguments, book))
     except LookupError as error:
         print(f"network-truth: {error.args[0]}", file=sys.stderr)
         return 2
@@ -134,6 +137,24 @@ def made(name: str, settings: dict[str, Any]) -> Reference:
             "dimension": NETWORKS[name].dimension,
         },
     )
+
+
+def _equations(arguments: argparse.Namespace, book: Book) -> Iterator[Record]:
+    """What Stein's equations say of the outputs' means, at draws of `fit`."""
+    from benchmarks.network_truth import equations
+
+    for name in arguments.networks or EQUATIONS_OF:
+        record = Record(EQUATIONS, "Stein's equations", "numpyro", name, 0)
+
+        def work(record: Record, name: str = name) -> None:
+            with_rows = bound(NETWORKS[name], "numpyro")
+            answer = run_method("fit", "numpyro", with_rows.program, 0, Size(1.0))
+            reference = Reference.load(arguments.folder / f"{name}.npz")
+            record.figures = equations.figures(with_rows, answer.fitted.draws, reference)
+
+        record = book.run(record, work, go_on_after=(Exception,))
+        print(f"{name}: {record.error or record.figures}", flush=True)
+        yield record
 
 
 def _runs(arguments: argparse.Namespace, book: Book) -> Iterator[Record]:

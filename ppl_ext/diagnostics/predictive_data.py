@@ -28,7 +28,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -61,6 +61,8 @@ NAMES = (
 
 #: Further runs that show whether a value is computed from one that is missing.
 _VALUES_COMPARED = 4
+#: Probabilities below this count as this: single precision has none that is nearer to 1.
+_LEAST_PROBABILITY = 1e-7
 
 PREDICTIVE_DOCUMENTATION = """
     The model runs with each draw on the rows of its arguments, test rows as a rule, as $host's
@@ -617,6 +619,31 @@ def draws_first(predictive: Dataset, name: str) -> Shaped[Array, "S N ..."]:
     """A variable as an array with its draws first, its rows next, and its classes last."""
     order = [dim for dim in ("draw", "row", "output", "class") if dim in predictive[name].dims]
     return np.asarray(predictive[name].transpose(*order).values)
+
+
+def unbounded_outputs(predictive: Dataset) -> Iterator[tuple[str, Float[Array, "S K"]]]:
+    """Numbers without bounds (S, K) that stand for the distributions of all rows, by kind.
+
+    Of numbers the means and the logarithms of the standard deviations, once where all rows have
+    one; of classes the logits less their mean, of the second alone where there are two.
+    """
+
+    def flat(values: Array) -> Array:
+        return values.reshape(len(values), -1)
+
+    if is_classification(predictive):
+        probabilities = draws_first(predictive, "probabilities").astype(np.float64)
+        logits = np.log(np.clip(probabilities, _LEAST_PROBABILITY, None))
+        logits -= logits.mean(-1, keepdims=True)
+        # The first of two classes is the other with its sign turned.
+        yield "logits", flat(logits[..., 1:] if logits.shape[-1] == 2 else logits)
+        return
+    yield "mean", flat(draws_first(predictive, "mean").astype(np.float64))
+    with np.errstate(all="ignore"):
+        spread = flat(0.5 * np.log(draws_first(predictive, "variance").astype(np.float64)))
+    if np.isfinite(spread).all():
+        same = bool((spread == spread[:, :1]).all())
+        yield "log sd", spread[:, :1] if same else spread
 
 
 def mixture_log_likelihood(predictive: Dataset) -> Float[Array, " N"]:

@@ -16,7 +16,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ppl_ext.diagnostics.calibration import calibration_curve, calibration_error
-from ppl_ext.diagnostics.predictive_data import is_classification, mixture_probabilities
+from ppl_ext.diagnostics.predictive_data import (
+    is_classification,
+    mixture_probabilities,
+    unbounded_outputs,
+)
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.fit import policy
 from ppl_ext.fit.problem import Problem, timed
@@ -32,8 +36,6 @@ MOST_OUTPUTS, AT_ONCE = 60, 4_000_000
 #: Calibration error that nobody minds, held-out rows from which on there is one, sets of rows that
 #: are drawn from the predictions, and the share of them that may have a smaller error.
 CALIBRATED, LEAST_ROWS, SIMULATED, SURE = 0.05, 20, 200, 0.99
-#: Probabilities below this count as this: single precision has none that is nearer to 1.
-LEAST = 1e-7
 
 Positions = Float[np.ndarray, "S D"]
 Columns = dict[str, Float[np.ndarray, "S K"]]
@@ -112,9 +114,9 @@ class Outputs:
                 held = 0
                 for site, each in self.predictions(positions[first : first + size], name):
                     held += sum(variable.size for variable in each.data_vars.values())
-                    for kind, values in _columns(each):
+                    for kind, values in unbounded_outputs(each):
                         label = f"{site}: {kind}{', ' * bool(name)}{name}"
-                        found.setdefault(label, []).append(values)
+                        found.setdefault(label, []).append(_some(values))
                 # Two draws tell how many numbers a draw takes.
                 first, size = first + size, max(2, AT_ONCE * size // max(held, 1))
         varying = {name: _varying(np.concatenate(each)) for name, each in found.items()}
@@ -132,26 +134,9 @@ class Outputs:
         return worst
 
 
-def _columns(found: Dataset) -> Iterator[tuple[str, np.ndarray]]:
-    """Numbers without bounds (S, K) of a predictive distribution, by kind."""
-    if "probabilities" in found:
-        logits = np.log(np.clip(found["probabilities"].values.astype(np.float64), LEAST, None))
-        logits -= logits.mean(-1, keepdims=True)
-        # The first of two classes is the other with its sign turned.
-        yield "logits", _some(logits[..., 1:] if logits.shape[-1] == 2 else logits)
-        return
-    yield "mean", _some(found["mean"].values.astype(np.float64))
-    with np.errstate(all="ignore"):
-        spread = _some(0.5 * np.log(found["variance"].values.astype(np.float64)))
-    if np.isfinite(spread).all():
-        same = bool((spread == spread[:, :1]).all())
-        yield "log sd", spread[:, :1] if same else spread
-
-
-def _some(values: Float[np.ndarray, "S ..."]) -> Float[np.ndarray, "S K"]:
+def _some(values: Float[np.ndarray, "S K"]) -> Float[np.ndarray, "S k"]:
     """Some of the columns, evenly apart."""
-    flat = values.reshape(len(values), -1)
-    chosen: np.ndarray = flat[:, _evenly(flat.shape[1], MOST_OUTPUTS)]
+    chosen: np.ndarray = values[:, _evenly(values.shape[1], MOST_OUTPUTS)]
     return chosen
 
 

@@ -8,6 +8,7 @@ from ppl_ext.diagnostics.plots import (
 )
 from ppl_ext.diagnostics.predictive_data import to_original_units
 from ppl_ext.diagnostics.predictive_metrics import predictive_metrics
+from ppl_ext.diagnostics.representative import representative_draws
 from ppl_ext.diagnostics.uncertainty import (
     out_of_distribution_score,
     selective_prediction_curve,
@@ -34,6 +35,7 @@ __all__ = [
     "predictive_distribution",
     "predictive_metrics",
     "psis_khat",
+    "representative_draws",
     "selective_prediction_curve",
     "to_arviz",
     "to_original_units",

@@ -406,6 +406,49 @@ def test_chains_that_disagree_make_no_reference(line: str, tmp_path: Path) -> No
     assert not (tmp_path / "none").exists()
 
 
+def test_few_draws_are_chosen_at_the_held_out_inputs(line: str) -> None:
+    """By each package, of the same draws; responses are not looked at."""
+    rng = np.random.default_rng(0)
+    noise = np.exp(0.3 * rng.normal(size=100))
+    slopes, levels = rng.normal(size=(2, 100, 1))
+    layer = {"numpyro": ("layers.0.kernel", "layers.0.bias"), "pyro": ("0.weight", "0.bias")}
+    chosen = []
+    for backend, (weight, bias) in layer.items():
+        with_rows = bound(NETWORKS[line], backend)
+        draws = {f"net.{weight}": slopes[..., None], f"net.{bias}": levels, "noise": noise}
+        draws = {name: each.astype(np.float32) for name, each in draws.items()}
+        held_out = (with_rows.held_out[0], None)
+        few = methods.few_of(backend, with_rows.program.model, draws, held_out)
+        assert len(few["noise"]) == methods.REPRESENTATIVE
+        chosen.append(few["noise"])
+        assert abs(np.log(few["noise"]).mean() - np.log(noise).mean()) < 0.02
+    np.testing.assert_array_equal(chosen[0], chosen[1])
+
+
+def test_stein_equations_say_all_of_a_linear_network(line: str) -> None:
+    """A line's outputs plus what the equations say of them are the posterior's means, given noise.
+
+    The exact mean is that of the ridge regression at the one noise that all draws have.
+    """
+    from benchmarks.network_truth import equations
+
+    with_rows, rng = bound(NETWORKS[line], "numpyro"), np.random.default_rng(0)
+    draws = {
+        "net.layers.0.kernel": rng.normal(size=(6, 1, 1)),
+        "net.layers.0.bias": rng.normal(size=(6, 1)),
+        "noise": np.full(6, 0.3),
+    }
+    draws = {name: each.astype(np.float32) for name, each in draws.items()}
+    values, newton, probes = equations.terms(with_rows, draws)
+    rows = NETWORKS[line].rows()
+    inputs = np.stack([rows.x_train[:, 0], np.ones(10)], 1)
+    weights = np.linalg.solve(inputs.T @ inputs + 0.09 * np.eye(2), inputs.T @ rows.y_train)
+    exact = rows.x_test[:, 0] * weights[0] + weights[1]
+    np.testing.assert_allclose(values + newton, np.tile(exact, (6, 1)), atol=1e-4)
+    # What depends on the noise moves no output, so that nothing diverges.
+    np.testing.assert_allclose(probes.mean(1), 0.0, atol=0.2)
+
+
 def test_networks_and_methods_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["network-truth", "--list"]) == 0
     text = capsys.readouterr().out

@@ -1647,6 +1647,38 @@ def _diagnostics() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "a log sd that is a log variance",
+        "diagnostics/predictive_data.py",
+        'flat(0.5 * np.log(draws_first(predictive, "variance").astype(np.float64)))',
+        'flat(np.log(draws_first(predictive, "variance").astype(np.float64)))',
+        "diagnostics/test_representative",
+    )
+    for name, old, new in (
+        (
+            "few draws by their means alone",
+            "np.concatenate([scaled, scaled**2 - 1.0], 1)",
+            "scaled",
+        ),
+        (
+            "few draws that lie together",
+            "squares = own + 2.0 * features @ total",
+            "squares = own - 2.0 * features @ total",
+        ),
+        (
+            "few draws whose sum counts half",
+            "squares = own + 2.0 * features @ total",
+            "squares = own + features @ total",
+        ),
+        (
+            "few draws that are not exchanged",
+            "better = found < (1.0 - LEAST_GAIN) * square",
+            "better = found < 0.0",
+        ),
+    ):
+        yield from neutral(
+            name, "diagnostics/representative.py", old, new, "diagnostics/test_representative"
+        )
+    yield from neutral(
         "RMSE without its root",
         "diagnostics/predictive_metrics.py",
         'figures["rmse"] = float(np.sqrt(np.square(error).mean()))',
