@@ -32,7 +32,7 @@ from benchmarks.records import Record
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 #: Studies that take up what they have recorded.
-RESUMED = ("bnn", "images", "forecasting", "posteriordb", "network-truth")
+RESUMED = ("bnn", "images", "forecasting", "posteriordb", "network-truth", "network-sets")
 #: Curves of networks along a run that are kept.
 CURVES = ("epoch", "seconds", "processor seconds", "test NLL")
 #: Seconds that a part has to write its records after it was asked to stop.

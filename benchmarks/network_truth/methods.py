@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,6 +51,8 @@ class Recipe:
         Further options of the engine or kernel, and of its ``run``.
     linearized : bool
         Whether the network is made linear at the engine's mode.
+    watch : callable or None
+        Is given an engine's draws every ``run["callback_every"]`` steps, and ends it by True.
     """
 
     about: str
@@ -66,6 +68,7 @@ class Recipe:
     options: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
     linearized: bool = False
+    watch: Callable[[Draws], bool] | None = None
 
 
 @dataclass(frozen=True)

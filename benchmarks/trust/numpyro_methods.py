@@ -62,9 +62,16 @@ def nuts(program: Program, seed: int, size: Size, *, dense: bool = False) -> Fit
 
 
 def host_nuts(
-    program: Program, seed: int, chains: int, warm_up: int, draws: int, *, dense: bool = False
+    program: Program,
+    seed: int,
+    chains: int,
+    warm_up: int,
+    draws: int,
+    *,
+    dense: bool = False,
+    start: Any = None,
 ) -> Fitted:
-    """Chains side by side in one compiled program."""
+    """Chains side by side in one compiled program, from unconstrained values where given."""
     sampler = MCMC(
         CountingNUTS(program.model, dense_mass=dense),
         num_warmup=warm_up,
@@ -74,7 +81,8 @@ def host_nuts(
         progress_bar=False,
     )
     key = random.key(seed)
-    sampler.run(key, *program.args, extra_fields=("diverging",), **program.kwargs)
+    options: Any = {"extra_fields": ("diverging",), "init_params": start, **program.kwargs}
+    sampler.run(key, *program.args, **options)
     found = as_arrays(sampler.get_samples(group_by_chain=True))
     divergences = int(np.asarray(sampler.get_extra_fields()["diverging"]).sum())
     evaluations = int(np.asarray(sampler.last_state.num_steps).sum())
