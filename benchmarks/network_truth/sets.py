@@ -26,11 +26,11 @@ from benchmarks.arguments import add_resume, count
 from benchmarks.bnn.protocol import Rows, split_rows
 from benchmarks.datasets import Split
 from benchmarks.images.training import mean_and_spread, paired
-from benchmarks.networks.linearized import SETS
 from benchmarks.network_truth.ensembles import MEMBERS, ensemble
 from benchmarks.network_truth.methods import flat_and_thinned, what_it_says
 from benchmarks.network_truth.networks import Bound, Network, bound
 from benchmarks.network_truth.outputs import Floats, predicted
+from benchmarks.networks.linearized import SETS
 from benchmarks.records import Record
 from benchmarks.study import Study, backends_of, pyplot
 from benchmarks.trust.methods import Fitted, Size, run_fit
