@@ -88,7 +88,7 @@ def small_run(
     methods: Sequence[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[int, list[Record]]:
     """The command on the line, with draws of the prior in place of a fit; status and records."""
-    monkeypatch.setattr(sets.datasets, "external", lambda name: line())
+    monkeypatch.setattr("benchmarks.datasets.external", lambda name: line())
 
     def drawn(backend: str, program: Any, seed: int, **options: Any) -> Fitted:
         assert len(options["held_out"][1]) == 5
