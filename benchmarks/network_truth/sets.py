@@ -261,7 +261,9 @@ def plot(runs: Sequence[Record], path: Path) -> None:
     own = [run for run in runs if not run.failed]
     names = [name for name in SETS if any(run.model == name for run in own)]
     size = 3.2 * len(names) + 1.8, 3.4
-    figure, axes = plt.subplots(1, len(names), figsize=size, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        1, len(names), figsize=size, sharex=True, squeeze=False, layout="constrained"
+    )
     for axis, name in zip(axes[0], names, strict=True):
         for run in (run for run in own if run.model == name):
             number, filled = METHODS.index(run.method), run.backend == "numpyro"
@@ -275,7 +277,12 @@ def plot(runs: Sequence[Record], path: Path) -> None:
                 markersize=6.0 if run.settings["units"] < 64 else 9.0,
                 label=label,
             )
-        axis.set(xscale="log", title=name.replace("_", " "), xlabel="processor seconds")
+        axis.set(
+            xscale="log",
+            xlim=(10.0, None),
+            title=name.replace("_", " "),
+            xlabel="processor seconds",
+        )
     axes[0, 0].set_ylabel("log predictive density of test rows")
     handles: dict[str, Any] = {}
     for axis in axes[0]:
