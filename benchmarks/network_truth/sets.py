@@ -283,6 +283,9 @@ def plot(runs: Sequence[Record], path: Path) -> None:
             title=name.replace("_", " "),
             xlabel="processor seconds",
         )
+    seconds = [run.figures["processor seconds"] for run in own]
+    # From 10 on, so that more than one tick of the logarithmic axis is named.
+    axes[0, 0].set_xlim(0.8 * min(12.0, *seconds), 1.3 * max(seconds))
     axes[0, 0].set_ylabel("log predictive density of test rows")
     handles: dict[str, Any] = {}
     for axis in axes[0]:
