@@ -67,6 +67,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.logistic",
         "SVGD with variance reduction on logistic regression, write out/",
     ),
+    "network-sets": (
+        "benchmarks.network_truth.sets",
+        "networks on UCI sets: fit, deep ensembles and MILE's recipe side by side, write out/",
+    ),
     "network-truth": (
         "benchmarks.network_truth",
         "outputs of small networks by every method against long chains, write out/",

@@ -33,7 +33,7 @@ from benchmarks.records import Record
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 #: Studies that take up what they have recorded.
-RESUMED = ("bnn", "images", "forecasting", "posteriordb", "network-truth")
+RESUMED = ("bnn", "images", "forecasting", "posteriordb", "network-truth", "network-sets")
 #: Curves of networks along a run that are kept.
 CURVES = ("epoch", "seconds", "processor seconds", "test NLL")
 #: Seconds that a part has to write its records after it was asked to stop.
@@ -174,6 +174,12 @@ def _parts() -> Iterator[Part]:
         options = f"--networks {name} --seeds 3"
         length = 3.0 * networks[name]
         yield from _both("network-truth", options, length, "networks by their outputs")
+    # A set with 64 units takes some ten times as long as with 16.
+    sets = {"yacht": 15, "energy": 25, "concrete": 30, "wine_red": 50}
+    for units, times in ((16, 1.0), (64, 10.0)):
+        for name, minutes in (sets | {"kin8nm": 200, "power_plant": 240, "naval": 300}).items():
+            options = f"--sets {name} --units {units} --splits 10"
+            yield from _both("network-sets", options, times * minutes, "networks on UCI sets")
     options = "--parts fits --images 2000 --test-images 500 --first 120 --steps 40 --draws 5 "
     options += "--methods ADVI proximal --seeds 3"
     yield from _both("vision", options, 30.0, f"{kim}, Table 1 in its structure")

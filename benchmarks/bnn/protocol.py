@@ -194,11 +194,11 @@ def load(name: str) -> Dataset:
     return datasets.external(name)
 
 
-def split_rows(data: Dataset, index: int) -> Rows:
-    """Rows of a published split, or of a random one, a part of the training ones held out."""
+def split_rows(data: Dataset, index: int, share: float = VALIDATION) -> Rows:
+    """Rows of a published split, or of a random one, a share of the training ones held out."""
     split = data.split(index) if data.splits else data.random_split(index, TEST_SHARE)
     order = np.random.default_rng(index).permutation(len(split.x_train))
-    number = round(VALIDATION * len(order))
+    number = round(share * len(order))
     held_out, kept = order[:number], order[number:]
     regression = data.task == "regression"
     # The statistics are those of the rows that are fitted.

@@ -186,8 +186,8 @@ class Bound:
     held_out: tuple[Any, Any]
 
 
-def bound(network: Network, backend: str) -> Bound:
-    """A network in a host, in its default precision.
+def bound(network: Network, backend: str, batch: int | None = None) -> Bound:
+    """A network in a host, in its default precision, by minibatches of so many rows or by all.
 
     Raises
     ------
@@ -204,5 +204,5 @@ def bound(network: Network, backend: str) -> Bound:
         both = array(x), array(y.astype(kind))
         return both if device is None else (both[0].to(device), both[1].to(device))
 
-    model = module.program(network)
+    model = module.program(network, batch)
     return Bound(Program(model, given(rows.x_train, rows.y_train)), given(rows.x_test, rows.y_test))

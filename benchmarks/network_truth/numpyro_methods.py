@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpyro
 from jax import random
-from numpyro.infer import MCMC, autoguide
+from numpyro.infer import MCMC, Predictive, autoguide
 
 import numpyro_ext as nx
 from benchmarks.network_truth.methods import ADVI_RATE, ADVI_STEPS, DRAWS, Answer, Recipe, length_of
@@ -44,6 +44,8 @@ def run_engine(recipe: Recipe, program: Program, seed: int, size: Size) -> Answe
         warnings.simplefilter("ignore", nx.DoubtfulFitWarning)
         engine = getattr(nx, recipe.engine)(program.model, *given, **options)
         run: Any = {"progress_bar": False, **recipe.run}
+        if (watch := recipe.watch) is not None:
+            run["callback"] = lambda _, state, __: watch(as_arrays(engine.get_samples(state)))
         result = engine.run(random.key(seed), steps, *program.args, **run)
     drawn = {} if "num_particles" in options else {"num_samples": size.of(DRAWS)}
     draws = as_arrays(engine.get_samples(result.state, **drawn))
@@ -78,3 +80,9 @@ def run_kernel(recipe: Recipe, program: Program, seed: int, size: Size) -> Answe
     if hasattr(kernel, "judge"):
         reasons = tuple(kernel.judge(sampler).reasons)
     return Answer(Fitted(found, evaluations, chains=True, divergences=diverged, reasons=reasons))
+
+
+def of_prior(program: Program, number: int, seed: int) -> dict[str, Any]:
+    """Draws of the prior, by latent site."""
+    found = Predictive(program.model, num_samples=number)(random.key(seed), *program.args)
+    return {name: each for name, each in found.items() if name != "y"}

@@ -35,15 +35,21 @@ def module(network: Network) -> nnx.Sequential:
     return nnx.Sequential(*layers[:-1])
 
 
-def program(network: Network) -> Callable[..., None]:
-    """A model of rows x (n, inputs), or images (n, side, side), and responses y (n,)."""
+def program(network: Network, batch: int | None = None) -> Callable[..., None]:
+    """A model of rows x (n, inputs), or images (n, side, side), and responses y (n,).
+
+    It draws minibatches of so many rows where ``batch`` says so.
+    """
     layers = module(network)
 
     def model(x: Array, y: Array | None = None) -> None:
         net = random_module("net", layers, priors.ScaledNormal())
         if network.head == "noise":
             noise = numpyro.sample("noise", dist.LogNormal(*NOISE_PRIOR))
-        with numpyro.plate("rows", len(x)):
+        size = None if batch is None else min(batch, len(x))
+        with numpyro.plate("rows", len(x), subsample_size=size) as rows:
+            if batch is not None:
+                x, y = x[rows], None if y is None else y[rows]
             found = net(x[..., None] if network.channels else x)
             observed: Any
             if network.head == "noise":

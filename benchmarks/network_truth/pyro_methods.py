@@ -6,7 +6,8 @@ import warnings
 from typing import Any
 
 import pyro
-from pyro.infer import autoguide
+import torch
+from pyro.infer import Predictive, autoguide
 from pyro.optim import Adam
 
 import pyro_ext as px
@@ -44,7 +45,10 @@ def run_engine(recipe: Recipe, program: Program, seed: int, size: Size) -> Answe
         # They stand in the judgement.
         warnings.simplefilter("ignore", px.DoubtfulFitWarning)
         engine = getattr(px, recipe.engine)(program.model, *given, seed=seed, **options)
-        result = engine.run(steps, *program.args, progress_bar=False, **recipe.run)
+        run: Any = {"progress_bar": False, **recipe.run}
+        if (watch := recipe.watch) is not None:
+            run["callback"] = lambda _, engine, __: watch(as_arrays(engine.get_samples()))
+        result = engine.run(steps, *program.args, **run)
     drawn = {} if "num_particles" in options else {"num_samples": size.of(DRAWS)}
     draws = as_arrays(engine.get_samples(**drawn))
     method = Method(recipe.about, engine=recipe.engine, options=options)
@@ -85,3 +89,11 @@ def run_kernel(recipe: Recipe, program: Program, seed: int, size: Size) -> Answe
             reasons=() if said is None else tuple(said.reasons),
         )
     )
+
+
+def of_prior(program: Program, number: int, seed: int) -> dict[str, Any]:
+    """Draws of the prior, by latent site."""
+    pyro.set_rng_seed(seed)
+    with torch.no_grad():
+        found = Predictive(program.model, num_samples=number)(*program.args)
+    return {name: each.squeeze(1) for name, each in found.items() if name != "y"}

@@ -29,8 +29,11 @@ def module(network: Network) -> nn.Sequential:
     return nn.Sequential(*layers[:-1]).to(DEVICE)
 
 
-def program(network: Network) -> Callable[..., None]:
-    """A model of rows x (n, inputs), or images (n, side, side), and responses y (n,)."""
+def program(network: Network, batch: int | None = None) -> Callable[..., None]:
+    """A model of rows x (n, inputs), or images (n, side, side), and responses y (n,).
+
+    It draws minibatches of so many rows where ``batch`` says so.
+    """
     with torch.random.fork_rng():
         layers = module(network)
 
@@ -38,7 +41,10 @@ def program(network: Network) -> Callable[..., None]:
         net = random_module("net", layers, priors.ScaledNormal())
         if network.head == "noise":
             noise = pyro.sample("noise", dist.LogNormal(*map(x.new_tensor, NOISE_PRIOR)))
-        with pyro.plate("rows", len(x)):
+        size = None if batch is None else min(batch, len(x))
+        with pyro.plate("rows", len(x), subsample_size=size) as rows:
+            if batch is not None:
+                x, y = x[rows], None if y is None else y[rows]
             found = net(x[:, None] if network.channels else x)
             observed: Any
             if network.head == "noise":

@@ -67,9 +67,16 @@ def nuts(program: Program, seed: int, size: Size, *, dense: bool = False) -> Fit
 
 
 def host_nuts(
-    program: Program, seed: int, chains: int, warm_up: int, draws: int, *, dense: bool = False
+    program: Program,
+    seed: int,
+    chains: int,
+    warm_up: int,
+    draws: int,
+    *,
+    dense: bool = False,
+    start: Any = None,
 ) -> Fitted:
-    """Chains side by side in one compiled program."""
+    """Chains side by side in one compiled program, from unconstrained values where given."""
     sampler = MCMC(
         CountingNUTS(program.model, dense_mass=dense),
         num_warmup=warm_up,
@@ -79,7 +86,9 @@ def host_nuts(
         progress_bar=False,
     )
     key = random.key(seed)
-    sampler.run(key, *program.args, extra_fields=("diverging", "num_steps"), **program.kwargs)
+    told = ("diverging", "num_steps")
+    options: Any = {"extra_fields": told, "init_params": start, **program.kwargs}
+    sampler.run(key, *program.args, **options)
     found = as_arrays(sampler.get_samples(group_by_chain=True))
     fields = sampler.get_extra_fields(group_by_chain=True)
     spent = np.asarray(fields["num_steps"])

@@ -50,10 +50,10 @@ OUTCOMES = (
 
 
 def grouped(
-    found: Iterable[Record], key: Callable[[Record], tuple[str, ...]]
-) -> dict[tuple[str, ...], list[Record]]:
+    found: Iterable[Record], key: Callable[[Record], tuple[Any, ...]]
+) -> dict[tuple[Any, ...], list[Record]]:
     """Records by a key, in the order of their first."""
-    groups: dict[tuple[str, ...], list[Record]] = {}
+    groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in found:
         groups.setdefault(key(record), []).append(record)
     return groups
