@@ -19,7 +19,7 @@ from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.density.reparameterise import moves_of, noncentred
 from numpyro_ext.density.replay import replay
 from numpyro_ext.diagnostics.arviz import to_arviz
-from numpyro_ext.diagnostics.predictive import predictions, predictive_distribution
+from numpyro_ext.diagnostics.predictive import predictions, predictor
 from numpyro_ext.draws import check_key
 from numpyro_ext.engine import Engine
 from numpyro_ext.gradients import SVRG
@@ -272,7 +272,7 @@ def ways_of(
         running=partial(_Run, strategy_key),
         to_arviz=to_arviz,
         predictions=predictions,
-        predictive_distribution=predictive_distribution,
+        predictor=predictor,
         held=with_held,
     )
     options |= {"generator": generator, "sharding": sharding}

@@ -37,7 +37,7 @@ from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.reparameterise import moves_of, noncentred
 from pyro_ext.density.replay import replay
 from pyro_ext.diagnostics.arviz import to_arviz
-from pyro_ext.diagnostics.predictive import predictions, predictive_distribution
+from pyro_ext.diagnostics.predictive import predictions, predictor
 from pyro_ext.engine import Engine
 from pyro_ext.gradients import SVRG
 from pyro_ext.score import ProximalScoreVI
@@ -266,7 +266,7 @@ def ways_of(
         running=_Run,
         to_arviz=to_arviz,
         predictions=predictions,
-        predictive_distribution=predictive_distribution,
+        predictor=predictor,
     )
     options |= {"generator": generator, "sharding": sharding}
     ways = partial(shared_ways.ways_of, host, model, **options)

@@ -111,6 +111,28 @@ def predictive_distribution(
     draws = {name: np.asarray(value) for name, value in draws.items()}
     check_numbers_of_draws(draws)
 
+    if at is not None:
+        at = {name: np.asarray(value) for name, value in at.items()}
+    predict = predictor(model, draws, args, kwargs, site, params, sharding)
+    options = {"draw_chunk": draw_chunk, "data_chunk": data_chunk, "rng_key": rng_key}
+    return predict(draws, discrete, return_sites, around=at, **options)
+
+
+@verb_on_own_axes
+def predictor(
+    model: Callable[..., Any],
+    draws: Mapping[str, np.ndarray],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    site: str | None = None,
+    params: Mapping[str, Any] | None = None,
+    sharding: Sharding | None = None,
+) -> Callable[..., Dataset]:
+    """What predicts a site, for draws of the same sites as these: the model is looked at once.
+
+    Of draws, ``discrete``, ``return_sites`` and options of the replay.
+    """
+
     def observed(given: Collection[str]) -> tuple[Any, Any, ObserveMissing]:
         observing = ObserveMissing(model, given)
         found = target_of_model(
@@ -124,20 +146,19 @@ def predictive_distribution(
         )
         return *found, observing
 
-    run = run_at(model, args, kwargs)
+    run = run_at(model, args, dict(kwargs))
     site, target, data, unseen = observed_at(site, draws, observed, computed_sites, run)
-    if at is not None:
-        at = {name: np.asarray(value) for name, value in at.items()}
-    at_draws = partial(
-        replay,
-        target,
-        data=data,
-        draw_chunk=draw_chunk,
-        data_chunk=data_chunk,
-        around=at,
-        rng_key=rng_key,
-    )
-    return predicted_site(site, target, unseen, draws, discrete, return_sites, at_draws)
+
+    def predict(
+        draws: Mapping[str, np.ndarray],
+        discrete: str | None = None,
+        return_sites: Collection[str] | None = None,
+        **options: Any,
+    ) -> Dataset:
+        at_draws = partial(replay, target, data=data, **options)
+        return predicted_site(site, target, unseen, draws, discrete, return_sites, at_draws)
+
+    return predict
 
 
 def _states(draws: Any, state: Any) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: Draws that calibration is judged by.
 CALIBRATED_BY = 400
+#: Draws that NumPyro predicts together, if there are as many.
+PIECE = 128
 #: Outputs of each kind that are judged, and numbers of a prediction that are held at once.
 MOST_OUTPUTS, AT_ONCE = 60, 4_000_000
 #: Calibration error that nobody minds, held-out rows from which on there is one, sets of rows that
@@ -78,6 +80,12 @@ class Outputs:
 
     problem: Problem
     rows: Mapping[str, Arguments]
+    #: By rows and site. The model is looked at once for all looks at the chains.
+    _predictors: dict[tuple[str, str], Callable[..., Dataset]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    #: By rows, how many draws are predicted at once.
+    _sizes: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
 
     def predictions(self, positions: Positions, rows: str) -> Iterator[tuple[str, Dataset]]:
         """The predictive distribution of each observed site, by site.
@@ -87,19 +95,19 @@ class Outputs:
         ArgumentError
             A site has none.
         """
-        assert self.problem.views is not None and self.problem.views.distribution is not None
         # In the precision of the program, whose modules take no other.
         kinds = {name: each.dtype for name, each in self.problem.values(positions[:1]).items()}
         draws = {
             name: each.astype(str(kinds[name]).removeprefix("torch."))
             for name, each in self.problem.numbers(positions).items()
         }
-        args, kwargs = self.rows[rows]
         for site in self.problem.target.observed_sites:
-            yield (
-                site,
-                self.problem.views.distribution(draws, *args, site=site, return_sites=(), **kwargs),
-            )
+            if (rows, site) not in self._predictors:
+                views = self.problem.views
+                assert views is not None and views.predictor is not None
+                args, kwargs = self.rows[rows]
+                self._predictors[rows, site] = views.predictor(draws, args, kwargs, site=site)
+            yield site, self._predictors[rows, site](draws, return_sites=())
 
     def columns(self, positions: Positions) -> Columns:
         """Numbers without bounds that stand for the outputs, by site, kind and rows.
@@ -109,16 +117,19 @@ class Outputs:
         """
         found: dict[str, list[np.ndarray]] = {}
         for name in self.rows:
-            first, size = 0, 2
+            first, size = 0, self._sizes.get(name, 2)
             while first < len(positions):
+                own = positions[first : first + size]
                 held = 0
-                for site, each in self.predictions(positions[first : first + size], name):
+                for site, each in self.predictions(_filled_up(own), name):
                     held += sum(variable.size for variable in each.data_vars.values())
                     for kind, values in unbounded_outputs(each):
                         label = f"{site}: {kind}{', ' * bool(name)}{name}"
-                        found.setdefault(label, []).append(_some(values))
+                        found.setdefault(label, []).append(_some(values)[: len(own)])
                 # Two draws tell how many numbers a draw takes.
-                first, size = first + size, max(2, AT_ONCE * size // max(held, 1))
+                first += size
+                if name not in self._sizes:
+                    size = self._sizes[name] = max(2, AT_ONCE * size // max(held, 1))
         varying = {name: _varying(np.concatenate(each)) for name, each in found.items()}
         return {name: own for name, own in varying.items() if own.shape[1]}
 
@@ -132,6 +143,13 @@ class Outputs:
             if "observed" in found and ("probabilities" in found or "cdf" in found):
                 worst = max(worst, _calibration(site, found, generator), key=lambda each: each.over)
         return worst
+
+
+def _filled_up(positions: Positions) -> Positions:
+    """More of the last one, up to whole pieces, so that few programs are compiled."""
+    number = len(positions)
+    whole = number if number < PIECE else -(-number // PIECE) * PIECE
+    return positions[np.minimum(np.arange(whole), number - 1)]
 
 
 def _some(values: Float[np.ndarray, "S K"]) -> Float[np.ndarray, "S k"]:

@@ -71,8 +71,9 @@ class Views:
     names : Names
     batches : iterable, optional
         The loader that the rows came from, in place of ``args``.
-    distribution : callable, optional
-        Of draws by site, the model's arguments and ``site=``: the predictive distribution.
+    predictor : callable, optional
+        Of draws by site, the model's arguments and ``site=``: what gives the predictive
+        distribution at such draws.
     """
 
     args: tuple[Any, ...]
@@ -81,4 +82,4 @@ class Views:
     predict: Callable[..., dict[str, np.ndarray]]
     names: Names
     batches: Iterable[Any] | None = None
-    distribution: Callable[..., Any] | None = None
+    predictor: Callable[..., Any] | None = None

@@ -92,7 +92,7 @@ class Host:
         Sites that may be non-centred, and the program with these so.
     running : callable
         Of an engine: a :class:`Run` of it.
-    to_arviz, predictions, predictive_distribution : callable
+    to_arviz, predictions, predictor : callable
         What a fit shows of the program.
     """
 
@@ -112,7 +112,7 @@ class Host:
     running: Callable[[Any], Run]
     to_arviz: Callable[..., Any]
     predictions: Callable[..., Any]
-    predictive_distribution: Callable[..., Any]
+    predictor: Callable[..., Any]
     held: Callable[[Any], Any] = lambda target: target
 
 
@@ -199,7 +199,7 @@ def ways_of(
         partial(host.predictions, model),
         names,
         None if passes is None else passes.loader,
-        partial(host.predictive_distribution, model),
+        partial(host.predictor, model),
     )
     batches = {} if passes is not None else dict(written.batch_plates)
     observed = Observed(written.sees_data, batches, written.touches(data))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ppl_ext.arguments import columns_as_arrays, entry
 from ppl_ext.diagnostics.predictive_data import (
@@ -87,8 +88,26 @@ def predictive_distribution(
     draws, at = draws_of_fit(draws, linearize, num_samples=num_samples)
     check_draws_are_mapping(draws)
     check_sharding(sharding, Sharding)
-    draws = {name: torch.as_tensor(value).detach() for name, value in draws.items()}
+    draws = _tensors(draws)
     check_numbers_of_draws(draws)
+    at = None if at is None else _tensors(at)
+    options = {"data_chunk": data_chunk, "around": at, "seed": seed, "sharding": sharding}
+    return predictor(model, draws, args, kwargs, site)(draws, discrete, return_sites, **options)
+
+
+@between_steps()
+def predictor(
+    model: Callable[..., Any],
+    draws: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    site: str | None = None,
+) -> Callable[..., Dataset]:
+    """What predicts a site, for draws of the same sites as these: the model is looked at once.
+
+    Of draws, ``discrete``, ``return_sites`` and options of the replay.
+    """
+    draws = _tensors(draws)
     dtype = next((value.dtype for value in draws.values() if value.is_floating_point()), None)
 
     def observed(given: Collection[str]) -> tuple[Any, Any, ObserveMissing]:
@@ -96,13 +115,24 @@ def predictive_distribution(
         known = observing.over(model)
         return *target_of_model(known, args, kwargs, dtype=dtype, all_rows=False), observing
 
-    run = run_at(model, args, kwargs)
+    run = run_at(model, args, dict(kwargs))
     site, target, data, unseen = observed_at(site, draws, observed, computed_sites, run)
-    if at is not None:
-        at = {name: torch.as_tensor(value).detach() for name, value in at.items()}
-    options = {"data_chunk": data_chunk, "around": at, "seed": seed, "sharding": sharding}
-    at_draws = partial(replay, target, data=data, **options)
-    return predicted_site(site, target, unseen, draws, discrete, return_sites, at_draws)
+
+    def predict(
+        draws: Mapping[str, Any],
+        discrete: str | None = None,
+        return_sites: Collection[str] | None = None,
+        **options: Any,
+    ) -> Dataset:
+        at_draws = partial(replay, target, data=data, **options)
+        found = _tensors(draws)
+        return predicted_site(site, target, unseen, found, discrete, return_sites, at_draws)
+
+    return predict
+
+
+def _tensors(draws: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: torch.as_tensor(value).detach() for name, value in draws.items()}
 
 
 @between_steps()
@@ -143,6 +173,7 @@ def predictions(
     args, kwargs = columns_as_arrays(args, kwargs, placing(None), model)
     args, kwargs = as_fitted(model, args, kwargs, like, placing(None))
     draws = {name: torch.as_tensor(value).detach() for name, value in draws.items()}
+    draws = _tensors(draws)
     dtype = next((value.dtype for value in draws.values() if value.is_floating_point()), None)
     observing = ObserveMissing(draws)
     known = observing.over(model)
