@@ -76,19 +76,22 @@ def problem(bend: float = 1.0, apart: float = 0.0) -> Problem:
 
         return piece
 
-    def distribution(
-        draws: Any, x: Any, y: Any = None, *, site: str, return_sites: tuple[str, ...]
-    ) -> xarray.Dataset:
-        mean = draws["w"] @ features(x).T
-        spread = np.full_like(mean, NOISE**2)
-        found: dict[str, Any] = {
-            "mean": (("draw", "row"), mean),
-            "variance": (("draw", "row"), spread),
-        }
-        if y is not None:
-            found["cdf"] = ("draw", "row"), norm.cdf((y - mean) / NOISE)
-            found["observed"] = ("row",), y
-        return xarray.Dataset(found, {"row": np.arange(len(x))}, {"site": site})
+    def predictor(_: Any, args: tuple[Any, ...], __: Any, site: str) -> Any:
+        x, y = (*args, None)[:2]
+
+        def predict(draws: Any, return_sites: tuple[str, ...]) -> xarray.Dataset:
+            mean = draws["w"] @ features(x).T
+            spread = np.full_like(mean, NOISE**2)
+            found: dict[str, Any] = {
+                "mean": (("draw", "row"), mean),
+                "variance": (("draw", "row"), spread),
+            }
+            if y is not None:
+                found["cdf"] = ("draw", "row"), norm.cdf((y - mean) / NOISE)
+                found["observed"] = ("row",), y
+            return xarray.Dataset(found, {"row": np.arange(len(x))}, {"site": site})
+
+        return predict
 
     generator = np.random.default_rng(0)
     target = SimpleNamespace(
@@ -114,7 +117,7 @@ def problem(bend: float = 1.0, apart: float = 0.0) -> Problem:
         str,
         minibatches=Minibatches({"rows": DataPlate("rows", ROWS, BATCH, -1)}, pieces),
         prior=prior,
-        views=Views(TRAIN, {}, dict, dict, NO_NAMES, None, distribution),
+        views=Views(TRAIN, {}, dict, dict, NO_NAMES, None, predictor),
     )
 
 
