@@ -460,3 +460,23 @@ def test_programs_of_random_modules_are_judged_by_outputs(backend: Any) -> None:
     assert other.verdict.of_outputs and other.verdict.trusted, other.verdict
     assert [stage.name for stage in other.history] == ["refit", "network chains"]
     assert "y: mean, held out" in other.verdict.by_site
+
+
+def test_outputs_are_predicted_in_whole_pieces() -> None:
+    """What fills a piece up is no draw, and the model is looked at once for all looks."""
+    found, made = problem(), list[str]()
+    assert found.views is not None and found.views.predictor is not None
+    before = found.views.predictor
+
+    def predictor(draws: Any, args: Any, kwargs: Any, site: str) -> Any:
+        made.append(site)
+        return before(draws, args, kwargs, site)
+
+    found = replace(found, views=replace(found.views, predictor=predictor))
+    looked_at = outputs.Outputs(found, {"": (TRAIN, {})})
+    positions = found.starting_points(outputs.PIECE + 3)
+    whole = looked_at.columns(positions)["y: mean"]
+    few = looked_at.columns(positions[:-2])["y: mean"]
+    assert made == ["y"]
+    np.testing.assert_allclose(whole, positions @ features(TRAIN[0]).T, rtol=1e-6)
+    np.testing.assert_array_equal(few, whole[:-2])

@@ -2013,6 +2013,13 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "outputs of what only fills a piece up",
+        "fit/outputs.py",
+        "append(_some(values)[: len(own)])",
+        "append(_some(values))",
+        "test_networks",
+    )
+    yield from neutral(
         "pairs that do not go on while chains do",
         "fit/by_chains.py",
         "or pairs is None or _are(is_sure, sampled)",
