@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -23,9 +22,8 @@ from ppl_ext.arguments import columns_as_arrays
 from ppl_ext.diagnostics.predictive_data import (
     PREDICTIVE_DOCUMENTATION,
     draws_of_fit,
-    observed_at,
-    predicted_site,
     returned_sites,
+    site_predictor,
 )
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
@@ -128,10 +126,7 @@ def predictor(
     params: Mapping[str, Any] | None = None,
     sharding: Sharding | None = None,
 ) -> Callable[..., Dataset]:
-    """What predicts a site, for draws of the same sites as these: the model is looked at once.
-
-    Of draws, ``discrete``, ``return_sites`` and options of the replay.
-    """
+    """See :func:`ppl_ext.diagnostics.predictive_data.site_predictor`."""
 
     def observed(given: Collection[str]) -> tuple[Any, Any, ObserveMissing]:
         observing = ObserveMissing(model, given)
@@ -147,18 +142,7 @@ def predictor(
         return *found, observing
 
     run = run_at(model, args, dict(kwargs))
-    site, target, data, unseen = observed_at(site, draws, observed, computed_sites, run)
-
-    def predict(
-        draws: Mapping[str, np.ndarray],
-        discrete: str | None = None,
-        return_sites: Collection[str] | None = None,
-        **options: Any,
-    ) -> Dataset:
-        at_draws = partial(replay, target, data=data, **options)
-        return predicted_site(site, target, unseen, draws, discrete, return_sites, at_draws)
-
-    return predict
+    return site_predictor(site, draws, observed, computed_sites, run, replay)
 
 
 def _states(draws: Any, state: Any) -> tuple[Any, ...]:

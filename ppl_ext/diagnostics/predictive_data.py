@@ -260,6 +260,33 @@ def observed_at(
     return site, target, data, unseen
 
 
+def site_predictor(
+    site: str | None,
+    draws: Mapping[str, Any],
+    observed: Callable[[Collection[str]], tuple[Any, Any, Any]],
+    computed_sites: Callable[..., Any],
+    run: Callable[[Mapping[str, Any], int], Run],
+    replay: Callable[..., Replay],
+) -> Callable[..., Dataset]:
+    """What predicts a site at draws of the same sites as these: the model is looked at once.
+
+    See :func:`observed_at`. The result takes draws, ``discrete``, ``return_sites`` and options of
+    the package's ``replay``.
+    """
+    site, target, data, unseen = observed_at(site, draws, observed, computed_sites, run)
+
+    def predict(
+        draws: Mapping[str, Any],
+        discrete: str | None = None,
+        return_sites: Collection[str] | None = None,
+        **options: Any,
+    ) -> Dataset:
+        at_draws = partial(replay, target, data=data, **options)
+        return predicted_site(site, target, unseen, draws, discrete, return_sites, at_draws)
+
+    return predict
+
+
 @dataclass(frozen=True)
 class Unseen:
     """Sites of a program that have neither draws nor observations.

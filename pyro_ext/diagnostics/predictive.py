@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,16 +13,16 @@ from ppl_ext.arguments import columns_as_arrays, entry
 from ppl_ext.diagnostics.predictive_data import (
     PREDICTIVE_DOCUMENTATION,
     draws_of_fit,
-    observed_at,
-    predicted_site,
     returned_sites,
+    site_predictor,
 )
-from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
+from ppl_ext.diagnostics.replay import Replay, check_draws_are_mapping, check_numbers_of_draws
 from ppl_ext.documented import documented
 from ppl_ext.fit.habits import as_fitted
 from ppl_ext.options import as_seed, check_count
 from ppl_ext.process import between_steps
 from ppl_ext.running.sharding import check_sharding
+from pyro_ext.density import LogDensity
 from pyro_ext.density.arguments import placing
 from pyro_ext.density.prediction import ObserveMissing, run_at
 from pyro_ext.density.replay import computed_sites, replay
@@ -103,10 +102,7 @@ def predictor(
     kwargs: Mapping[str, Any],
     site: str | None = None,
 ) -> Callable[..., Dataset]:
-    """What predicts a site, for draws of the same sites as these: the model is looked at once.
-
-    Of draws, ``discrete``, ``return_sites`` and options of the replay.
-    """
+    """See :func:`ppl_ext.diagnostics.predictive_data.site_predictor`."""
     draws = _tensors(draws)
     dtype = next((value.dtype for value in draws.values() if value.is_floating_point()), None)
 
@@ -116,19 +112,11 @@ def predictor(
         return *target_of_model(known, args, kwargs, dtype=dtype, all_rows=False), observing
 
     run = run_at(model, args, dict(kwargs))
-    site, target, data, unseen = observed_at(site, draws, observed, computed_sites, run)
+    return site_predictor(site, draws, observed, computed_sites, run, _replay_at)
 
-    def predict(
-        draws: Mapping[str, Any],
-        discrete: str | None = None,
-        return_sites: Collection[str] | None = None,
-        **options: Any,
-    ) -> Dataset:
-        at_draws = partial(replay, target, data=data, **options)
-        found = _tensors(draws)
-        return predicted_site(site, target, unseen, found, discrete, return_sites, at_draws)
 
-    return predict
+def _replay_at(target: LogDensity, draws: Mapping[str, Any], **options: Any) -> Replay:
+    return replay(target, _tensors(draws), **options)
 
 
 def _tensors(draws: Mapping[str, Any]) -> dict[str, Tensor]:
