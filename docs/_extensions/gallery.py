@@ -193,6 +193,13 @@ PICTURES = (
         panel=(0.0, 0.0, 0.532, 1.0),
     ),
     Picture(
+        "network-sets",
+        "Predictions of networks on UCI sets over processor time.",
+        "benchmarks network-sets",
+        "networks",
+        panel=(0.0, 0.0, 0.28, 1.0),
+    ),
+    Picture(
         "linearized",
         "Linearised Laplace against the mode and against draws of all weights.",
         "benchmarks linearized",
