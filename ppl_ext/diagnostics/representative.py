@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 #: Beginnings that exchanges are tried from: the best of ten has four fifths of one's squared error.
 BEGINNINGS = 10
-#: An exchange is one that lowers the squared error by more than this share: rounding lowers none.
+#: An exchange lowers the squared error by more than this share of a draw's own, so that rounding is
+#: none, and exchanges end.
 LEAST_GAIN = 1e-9
 
 
@@ -31,7 +32,8 @@ def representative_draws(predictive: Dataset, number: int) -> Int[NDArray[np.int
     """Places of a few draws that predict together nearly as all draws do.
 
     They are chosen so that means and variances of the outputs over them are near to those over all
-    draws, at every row. Outputs are means and logarithms of standard deviations, or logits. Of
+    draws, at every row. Outputs are means and, where all
+    are finite, logarithms of standard deviations, or logits. Of
     independent draws 20 have means that are 0.22 posterior standard deviations off; chosen ones a
     fraction of this, at the rows that they are chosen by and less so elsewhere. So give rows like
     those that will be predicted; observations are not used.
@@ -89,6 +91,7 @@ def _herded(
 ) -> Int[NDArray[np.int64], " P"]:
     """Places of features, whose mean is 0, with a sum near to 0: one by one, then exchanged."""
     own = np.square(features).sum(1)
+    least = LEAST_GAIN * float(own.mean())
     chosen = [first]
     total = features[first]
 
@@ -108,7 +111,7 @@ def _herded(
         square, last = float(total @ total), chosen.pop(0)
         total = total - features[last]
         place, found = nearest()
-        better = found < (1.0 - LEAST_GAIN) * square
+        better = found < square - least
         kept = 1 if better else kept + 1
         chosen.append(place if better else last)
         total = total + features[chosen[-1]]

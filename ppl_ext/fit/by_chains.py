@@ -104,15 +104,17 @@ def run_chains(
         if is_bounded or pairs is None or _are(is_sure, sampled) or not may_go_on():
             break
         # Pairs that are late meet sooner than chains agree so closely.
-        before = meter.evaluations
+        before, number = meter.evaluations, len(sampled.draws)
         with stage("more chains") as notes:
-            sampled = go_on(sampled, len(sampled.draws) // 2, generator, meter.allows)
+            sampled = go_on(sampled, number // 2, generator, meter.allows)
             notes.append(_told_of_draws(sampled))
         before = meter.evaluations - before
+        if len(sampled.draws) == number:
+            break  # What is left buys no transition.
     number = len(sampled.draws)
     if coupled.bound is not None:
         sampled = sampled.after(coupled.transitions)
-    if not _are(is_sure, sampled):
+    if not (watched.found or _are(is_sure, sampled)):
         # Of chains that were enough little more than what was left out is missing.
         missing = max(number - len(sampled.draws), number // 8) if is_bounded else None
         with stage("more chains") as notes:
@@ -166,13 +168,14 @@ def _longer(
 ) -> Sampled:
     """Chains that go on until they are enough, or so many draws, or the end of the budget.
 
-    They go on for a ``step`` of so many draws each time, or for half as many as there are.
+    They go on for a ``step`` of so many draws each time, or for half as many as there are; for an
+    eighth of these at least, since each time all of them are looked at.
     """
     while not _are(is_enough, sampled):
         number = len(sampled.draws)
         if (most is not None and CHAINS * number > most) or not meter.allows():
             break
-        sampled = go_on(sampled, step or number // 2, generator, meter.allows)
+        sampled = go_on(sampled, max(step or number // 2, number // 8), generator, meter.allows)
         if len(sampled.draws) == number:
             break  # What is left buys no transition.
     return sampled

@@ -56,6 +56,7 @@ def climb(
     stages: list[Stage] = []
 
     stage = partial(staged, stages, meter)
+    timely = partial(meter.of, timely=True)
     problem, start, dropped = written, None, list[str]()
     if problem.dim <= MOST_SEARCHED:
         with stage("start") as notes:
@@ -90,7 +91,8 @@ def climb(
         with stage("modes") as notes:
             counted = replace(problem, starting_points=meter.points(problem))
             search = Search(counted, start.modes, generator)
-            search.go_on(meter.of(problem.evaluate, leaves=policy.DRAWS + policy.LEAST_CHAINS))
+            left = policy.DRAWS + policy.LEAST_CHAINS
+            search.go_on(timely(problem.evaluate, left))
             evidence = replace(evidence, modes=_modes(search, notes, generator))
     sampled: Sampled | None = None
     coupled: Coupled | None = None
@@ -106,7 +108,7 @@ def climb(
             )
             weighted = proposal
             if search is not None:
-                limited = meter.of(problem.evaluate, leaves=policy.LEAST_CHAINS)
+                limited = timely(problem.evaluate, policy.LEAST_CHAINS)
                 found_more = search.look(limited, unexplained(drawn.positions, log_ratios))
                 if correction.khat > DOUBTFUL:
                     found_more |= search.go_on(limited, MORE)
@@ -125,7 +127,7 @@ def climb(
             begun = Approximation(start, weighted, proposal, drawn, log_ratios, correction, weights)
         if policy.may_adapt(correction, problem.dim):
             with stage("mixtures") as notes, suppress(SpentError):
-                limited = meter.of(problem.evaluate, leaves=policy.LEAST_CHAINS)
+                limited = timely(problem.evaluate, policy.LEAST_CHAINS)
                 for better in better_approximations(
                     limited, begun, evidence.program, generator, symmetry
                 ):

@@ -129,7 +129,8 @@ class Outputs:
                 # Two draws tell how many numbers a draw takes.
                 first += size
                 if name not in self._sizes:
-                    size = self._sizes[name] = max(2, AT_ONCE * size // max(held, 1))
+                    size = max(2, AT_ONCE * size // max(held, 1))
+                    self._sizes[name] = size = max(size % PIECE, size // PIECE * PIECE)
         varying = {name: _varying(np.concatenate(each)) for name, each in found.items()}
         return {name: own for name, own in varying.items() if own.shape[1]}
 

@@ -327,15 +327,24 @@ class Meter:
     def __post_init__(self) -> None:
         self.started = self.clock()
 
-    def of(self, evaluate: Evaluate, leaves: float = 0.0, share: float = 1.0) -> Evaluate:
+    def of(
+        self,
+        evaluate: Evaluate,
+        leaves: float = 0.0,
+        share: float = 1.0,
+        timely: bool = False,
+    ) -> Evaluate:
         """The same evaluations, counted; they end where fewer than ``leaves`` would be left.
 
-        ``share`` is that of the rows that they take: so much each of them counts.
+        ``share`` is that of the rows that they take: so much each of them counts. Those that
+        are ``timely`` end with the seconds as well.
         """
 
         def counted(
             positions: Positions,
         ) -> tuple[Float[np.ndarray, " P"], Positions]:
+            if timely and self.elapsed > self.seconds:
+                raise SpentError
             self._take(share * len(positions), leaves)
             return evaluate(positions)
 

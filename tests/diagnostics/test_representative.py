@@ -106,3 +106,14 @@ def test_both_packages_choose_the_same_of_a_program(backend: Any) -> None:
     few = host.public.representative_draws(every, 6)
     np.testing.assert_array_equal(few, representative_draws(numbers(draws @ x.T), 6))
     np.testing.assert_allclose(predicted(draws[few])["mean"], every["mean"][few], rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_exchanges_end_where_errors_are_those_of_rounding(rows: int) -> None:
+    """At one row, of all draws, and of draws that stand many times."""
+    mean = waves(200)[:, :rows]
+    few = representative_draws(numbers(mean), 20)
+    assert len(set(few)) == 20 and squared_error(mean, few) < 0.2
+    np.testing.assert_array_equal(representative_draws(numbers(mean), 200), np.arange(200))
+    again = np.repeat(mean[:5], 40, axis=0)
+    assert len(set(representative_draws(numbers(again), 20))) == 20

@@ -82,10 +82,10 @@ def searched(target: Mixture, seed: int = 0, **changes: Any) -> tuple[Search, in
     return search, meter.evaluations
 
 
-def climbed(target: Mixture, seed: int = 0) -> Climbed:
+def climbed(target: Mixture, seed: int = 0, meter: Meter | None = None) -> Climbed:
     generator = np.random.default_rng(seed)
     nothing: Iterator[Problem] = iter(())
-    wanted, meter = policy.Wanted(400.0, True, math.inf), Meter(100_000, math.inf)
+    wanted, meter = policy.Wanted(400.0, True, math.inf), meter or Meter(100_000, math.inf)
     return climb(problem_of(target, generator), nothing, generator, wanted, meter)
 
 
@@ -174,6 +174,33 @@ def test_pairs_that_are_late_go_on_while_chains_do(monkeypatch: pytest.MonkeyPat
     found = climbed(target)
     assert len(rounds) == 3 and rounds[0] < rounds[1] < rounds[2]
     assert found.evidence.coupled is not None and policy.is_bounded(found.evidence.coupled)
+
+
+@pytest.mark.parametrize("budget", [9_000, 9_007])
+def test_pairs_that_never_meet_end_with_the_budget(
+    monkeypatch: pytest.MonkeyPatch, budget: int
+) -> None:
+    """Where what is left buys no transition, no more rounds are made."""
+    never = lambda *_: Coupled(32, apart=32, slowest=9)  # noqa: E731
+    monkeypatch.setattr(policy, "is_good", lambda _: False)
+    monkeypatch.setattr(policy, "may_adapt", lambda *_: False)
+    monkeypatch.setattr(policy, "SURE_R_HAT", 1.0)
+    monkeypatch.setattr(by_chains.Pairs, "go_on", never)
+    found = climbed(mixture(2, [1.0], [1.0], [1.0]), meter=Meter(budget, 10.0))
+    assert len(found.stages) < 20 and sum(stage.seconds for stage in found.stages) < 10.0
+
+
+def test_a_search_ends_with_the_seconds() -> None:
+    """It is not done then, and the verdict says so."""
+    target, passed = mixture(2, [1.0], [1.0], [1.0]), [0.0]
+    generator = np.random.default_rng(0)
+    meter = Meter(100_000, 10.0, clock=lambda: passed[0])
+    evaluate = meter.of(target.evaluate, timely=True)
+    evaluate(np.zeros((1, 2)))
+    passed[0] = 11.0
+    search = Search(problem_of(target, generator), (mode_of(target, 0),), generator)
+    search.go_on(evaluate)
+    assert search.found.cut and meter.evaluations == 1
 
 
 @pytest.mark.parametrize(("slowest", "is_known"), [(20, True), (38, True), (45, False)])

@@ -1671,7 +1671,7 @@ def _diagnostics() -> Iterator[Mutation]:
         ),
         (
             "few draws that are not exchanged",
-            "better = found < (1.0 - LEAST_GAIN) * square",
+            "better = found < square - least",
             "better = found < 0.0",
         ),
     ):
@@ -2018,6 +2018,13 @@ def _fit() -> Iterator[Mutation]:
         "append(_some(values)[: len(own)])",
         "append(_some(values))",
         "test_networks",
+    )
+    yield from neutral(
+        "rounds of pairs for which nothing is left",
+        "fit/by_chains.py",
+        "before = meter.evaluations - before\n        if len(sampled.draws) == number:",
+        "before = meter.evaluations - before\n        if False:",
+        "test_search",
     )
     yield from neutral(
         "pairs that do not go on while chains do",
