@@ -196,7 +196,7 @@ class Pairs:
         """
         try:
             if self._chains is None:
-                self._start()
+                self._begin()
             while len(self._apart) and self._made < 2 * transitions + 1 and has_budget():
                 self._move()
         except SpentError:
@@ -204,7 +204,7 @@ class Pairs:
         slowest = self._times.max() - 1.0
         return Coupled.of(self._times, 1, int(min(transitions, slowest)), self._made)
 
-    def _start(self) -> None:
+    def _begin(self) -> None:
         own = self._kernel
         ahead, behind = (Chains.at(own.ordered(one), self._recalled) for one in self._positions)
         self._chains, self._made = (own(ahead, self._generator)[0], behind), 1
