@@ -33,7 +33,11 @@ class Curvature(curvature.Curvature):
 
     xp: ClassVar[Any] = jnp
     eigen = staticmethod(jnp.linalg.eigh)
-    detached = staticmethod(lax.stop_gradient)
+
+    @staticmethod
+    def detached(values: Array) -> Array:
+        """The same as constants, through which no derivative goes."""
+        return lax.stop_gradient(values)
 
     def _with_blocks(self, total: Array, part: Callable[[KroneckerBlock], Array]) -> Array:
         # Piece by piece: of additions at coordinates each would write the whole array.
