@@ -105,10 +105,10 @@ def terms(bound: Bound, draws: Draws) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
         return held_out(z), jacobian @ newton, jax.lax.map(divergence, random.split(key, PROBES))
 
-    found = jax.jit(lambda z, keys: jax.lax.map(of, (z, keys)))(
+    values, newton, probes = jax.jit(lambda z, keys: jax.lax.map(of, (z, keys)))(
         positions, random.split(random.key(0), len(positions))
     )
-    return tuple(np.asarray(each, np.float64) for each in found)  # type: ignore[return-value]
+    return np.asarray(values, float), np.asarray(newton, float), np.asarray(probes, float)
 
 
 def figures(bound: Bound, draws: Draws, reference: Reference) -> dict[str, float]:

@@ -228,38 +228,6 @@ def draws_of_fit(draws: Any, linearize: Any, *given: Any, **options: Any) -> tup
     return draws, at
 
 
-def observed_at(
-    site: str | None,
-    draws: Mapping[str, Any],
-    observed: Callable[[Collection[str]], tuple[Any, Any, Any]],
-    computed_sites: Callable[..., Any],
-    run: Callable[[Mapping[str, Any], int], Run],
-) -> tuple[str, Any, Any, Unseen]:
-    """The site to predict, the target and data that show it, and what is unseen.
-
-    Parameters
-    ----------
-    observed : callable
-        Of the names of sites that have draws: a target, its data, and what it observes.
-    computed_sites : callable
-        Sites that the target computes of its data and draws.
-    run : callable
-        As :func:`ppl_ext.target.discrete.dependents` takes it.
-    """
-    target, data, observing = observed(draws)
-    few = {0, len(next(iter(draws.values()))) - 1}
-    some = [{name: draws[name][place] for name in target.layout.names} for place in few]
-    unseen = Unseen(list(observing.missing), list(observing.missing), some, run)
-    computed = partial(computed_sites, target, data, draws)
-    site, latents = site_to_predict(
-        site, target.observed_sites, unseen.every, observing.finite, computed, unseen.dependents
-    )
-    if latents:
-        target, data, observing = observed({*draws, *latents})
-        unseen = replace(unseen, missing=list(observing.missing))
-    return site, target, data, unseen
-
-
 def site_predictor(
     site: str | None,
     draws: Mapping[str, Any],
@@ -270,10 +238,33 @@ def site_predictor(
 ) -> Callable[..., Dataset]:
     """What predicts a site at draws of the same sites as these: the model is looked at once.
 
-    See :func:`observed_at`. The result takes draws, ``discrete``, ``return_sites`` and options of
-    the package's ``replay``.
+    Parameters
+    ----------
+    observed : callable
+        Of the names of sites that have draws: a target, its data, and what it observes.
+    computed_sites : callable
+        Sites that the target computes of its data and draws.
+    run : callable
+        As :func:`ppl_ext.target.discrete.dependents` takes it.
+    replay : callable
+        The package's.
+
+    Returns
+    -------
+    callable
+        Of draws, ``discrete``, ``return_sites`` and options of the replay.
     """
-    site, target, data, unseen = observed_at(site, draws, observed, computed_sites, run)
+    target, data, observing = observed(draws)
+    few = {0, len(next(iter(draws.values()))) - 1}
+    some = [{name: draws[name][place] for name in target.layout.names} for place in few]
+    unseen = Unseen(list(observing.missing), list(observing.missing), some, run)
+    computed = partial(computed_sites, target, data, draws)
+    name, latents = site_to_predict(
+        site, target.observed_sites, unseen.every, observing.finite, computed, unseen.dependents
+    )
+    if latents:
+        target, data, observing = observed({*draws, *latents})
+        unseen = replace(unseen, missing=list(observing.missing))
 
     def predict(
         draws: Mapping[str, Any],
@@ -282,7 +273,7 @@ def site_predictor(
         **options: Any,
     ) -> Dataset:
         at_draws = partial(replay, target, data=data, **options)
-        return predicted_site(site, target, unseen, draws, discrete, return_sites, at_draws)
+        return predicted_site(name, target, unseen, draws, discrete, return_sites, at_draws)
 
     return predict
 

@@ -130,7 +130,8 @@ class Outputs:
                 first += size
                 if name not in self._sizes:
                     size = max(2, AT_ONCE * size // max(held, 1))
-                    self._sizes[name] = size = max(size % PIECE, size // PIECE * PIECE)
+                    # Whole pieces, where it is one or more.
+                    self._sizes[name] = size = size // PIECE * PIECE or size
         varying = {name: _varying(np.concatenate(each)) for name, each in found.items()}
         return {name: own for name, own in varying.items() if own.shape[1]}
 
