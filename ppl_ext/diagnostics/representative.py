@@ -69,7 +69,7 @@ def representative_draws(predictive: Dataset, number: int) -> Int[NDArray[np.int
     ... })
     >>> few = representative_draws(predictive, 2)
     >>> print(few, predictive["mean"].values[few].ravel())
-    [1 3] [-1.  1.]
+    [1 4] [-1.  2.]
     """
     check_count("number", number)
     outputs = np.concatenate([values for _, values in unbounded_outputs(predictive)], 1)
