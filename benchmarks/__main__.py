@@ -40,6 +40,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmarks.first_result",
         "how long the first answer takes, beside SVI and NUTS, write out/",
     ),
+    "fit-many": (
+        "benchmarks.fit_many",
+        "a thousand data sets by fit_many beside fit, ranks and cost, write out/",
+    ),
     "forecasting": (
         "benchmarks.forecasting",
         "forecast real series, ADVI against ours, write out/",
@@ -87,6 +91,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "queue": (
         "benchmarks.queue",
         "the next runs of all studies that pages lack, until the time is over, write out/",
+    ),
+    "refit": (
+        "benchmarks.refit",
+        "refits of ten programs to other arguments beside fresh fits, write out/",
     ),
     "regression": (
         "benchmarks.regression",

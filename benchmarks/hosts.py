@@ -81,6 +81,20 @@ def host_of(backend: str) -> Host:
     raise ValueError(f"Expected one of {', '.join(BACKENDS)}, found {backend!r}.")
 
 
+def fitted(backend: str, program: Callable[..., Any], *args: Any, seed: int, **options: Any) -> Any:
+    """`fit` of a host's program, in silence."""
+    options["progress_bar"] = False
+    if backend == "pyro":
+        import pyro_ext as px
+
+        return px.fit(program, *args, seed=seed, **options)
+    import jax
+
+    import numpyro_ext as nx
+
+    return nx.fit(jax.random.key(seed), program, *args, **options)
+
+
 def _numpyro() -> Host:
     import jax
     import jax.numpy as jnp

@@ -46,6 +46,8 @@ TABLES: dict[str, tuple[str | tuple[str, ...], str]] = {
     "papers, overview": (OVERVIEWS, "benchmarks.papers.overviews:overview"),
     "papers, survey": (OVERVIEWS, "benchmarks.papers.overviews:survey"),
     "evidence": ("evidence.jsonl", "benchmarks.evidence.study:table"),
+    "fit-many": ("fit-many.jsonl", "benchmarks.fit_many:table"),
+    "refit": ("refit.jsonl", "benchmarks.refit:table"),
     "batches": ("batches.jsonl", "benchmarks.batches.comparison:page_table"),
     "discrete": ("discrete.jsonl", "benchmarks.discrete.comparison:page_table"),
     "discrete, large": ("discrete.jsonl", "benchmarks.discrete.comparison:large_table"),

@@ -33,7 +33,10 @@ from benchmarks.records import Record
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 #: Studies that take up what they have recorded.
-RESUMED = ("bnn", "images", "forecasting", "posteriordb", "network-truth", "network-sets")
+RESUMED = (
+    *("bnn", "images", "forecasting", "posteriordb", "network-truth", "network-sets"),
+    *("fit-many", "refit"),
+)
 #: Curves of networks along a run that are kept.
 CURVES = ("epoch", "seconds", "processor seconds", "test NLL")
 #: Seconds that a part has to write its records after it was asked to stop.
@@ -174,6 +177,8 @@ def _parts() -> Iterator[Part]:
         options = f"--networks {name} --seeds 3"
         length = 3.0 * networks[name]
         yield from _both("network-truth", options, length, "networks by their outputs")
+    yield from _both("refit", "", 5.0, "refits")
+    yield from _both("fit-many", "", 50.0, "many data sets")
     # A set with 64 units takes some ten times as long as with 16.
     sets = {"yacht": 15, "energy": 25, "concrete": 30, "wine_red": 50}
     for units, times in ((16, 1.0), (64, 10.0)):

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks import records
 from benchmarks.evidence.problems import Problem, problems
-from benchmarks.hosts import host_of
+from benchmarks.hosts import fitted, host_of
 from benchmarks.records import Record
 from benchmarks.study import Study
 
@@ -44,16 +44,7 @@ def measured(problem: Problem, backend: str, seed: int) -> dict[str, Any]:
     args = tuple(map(host.array, problem.arguments))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if backend == "pyro":
-            import pyro_ext as px
-
-            fit = px.fit(program, *args, seed=seed, progress_bar=False)
-        else:
-            import jax
-
-            import numpyro_ext as nx
-
-            fit = nx.fit(jax.random.key(seed), program, *args, progress_bar=False)
+        fit = fitted(backend, program, *args, seed=seed)
         found = fit.log_evidence
     return {
         "family": problem.family,

@@ -42,6 +42,8 @@ JUDGED, ROUNDS = 400, 4
 #: Share of the effective draws that are wanted with which a refit is content: weights are known
 #: before they are all computed only about.
 CONTENT = 0.75
+#: Share of them below which it is said that they are fewer: no better is the number known.
+NEARLY = 0.95
 #: Independent draws that a proposal is made of, and for each dimension; weights to these powers
 #: leave them, one after the other.
 EFFECTIVE, EFFECTIVE_PER_DIMENSION = 20, 10
@@ -232,7 +234,7 @@ def _reweighted(
         return None, "far out the density does not fall"
     share = number / len(positions)
     told = f"{way}: {told}."
-    if number < wanted.target_ess:
+    if number < NEARLY * wanted.target_ess:
         told += (
             f" They are worth about {number:.0f} independent draws, fewer than the "
             f"{wanted.target_ess:.0f} that were asked for. Give refit a larger target_ess for more."
