@@ -635,7 +635,13 @@ def require_observed(predictive: Dataset, purpose: str) -> None:
 
 def draws_first(predictive: Dataset, name: str) -> Shaped[Array, "S N ..."]:
     """A variable as an array with its draws first, its rows next, and its classes last."""
-    order = [dim for dim in ("draw", "row", "output", "class") if dim in predictive[name].dims]
+    dims = predictive[name].dims
+    order = [dim for dim in ("draw", "row", "output", "class") if dim in dims]
+    if "draw" not in dims or len(order) < len(dims):
+        raise ArgumentError(
+            f"Expected '{name}' by draw and row, as predictive_distribution gives it, found axes "
+            f"{', '.join(map(str, dims))}. Stack chains and draws into one axis, 'draw'."
+        )
     return np.asarray(predictive[name].transpose(*order).values)
 
 

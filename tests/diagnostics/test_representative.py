@@ -86,6 +86,9 @@ def test_what_cannot_be_chosen_is_refused() -> None:
     with pytest.raises(ArgumentError, match="finite outputs"):
         representative_draws(numbers([[np.inf], [0.0]]), 1)
     assert len(representative_draws(numbers(np.ones((3, 2))), 2)) == 2
+    chains = numbers(np.zeros((6, 3))).expand_dims(chain=2)
+    with pytest.raises(ArgumentError, match="'mean' by draw and row, .* found axes chain, "):
+        representative_draws(chains, 3)
 
 
 def test_both_packages_choose_the_same_of_a_program(backend: Any) -> None:
