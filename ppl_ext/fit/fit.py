@@ -50,10 +50,8 @@ from ppl_ext.start.paths import Evaluate, SpentError
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Score evaluations that a fit may take unless told otherwise; and a fit of a network, whose chains
-#: move together at little cost each. On UCI's energy set, two layers of 16, outputs disagree after
-#: 300,000, and held-out densities rise by a tenth of a nat from there to 900,000.
-BUDGET, NETWORK_BUDGET = 300_000, 1_000_000
+#: Score evaluations that a fit may take unless told otherwise.
+BUDGET = 300_000
 #: Seconds likewise.
 SECONDS = 600.0
 #: Evaluations that nobody reaches.
@@ -85,10 +83,10 @@ FIT_DOCUMENTATION = """
         from their names, such as a ``DataLoader`` gives again and again. The model's plate scales
         a batch up to all rows. See the page "Rows from iterators".
     budget : int, optional
-        Evaluations of the score at most; one for each position. Default: 300,000, and for a
-        network whose outputs are judged 1,000,000; an engine is bounded by ``seconds`` alone. A
-        search takes some hundreds, corrected draws 1,000 more, chains about 5,000 at least. What a
-        smaller budget cannot buy is left out, and the verdict says so.
+        Evaluations of the score at most; one for each position. Default: 300,000, with which an
+        engine is bounded by ``seconds`` alone. A search takes some hundreds, corrected draws 1,000
+        more, chains about 5,000 at least. What a smaller budget cannot buy is left out, and the
+        verdict says so.
     seconds : float, optional
         Wall time at most, about. Default: 600.
     target_ess : float
@@ -958,7 +956,6 @@ def fit(
                 clock=clock,
             )
         if of_rows is not None:
-            meter.budget = budget or NETWORK_BUDGET
             ended = networks.sampled(of_rows, generator, wanted, meter, before, why)
             ends(bar, ended[1])
             return Fit.of_network(*ended, generator, seed, again)

@@ -17,7 +17,7 @@ import xarray
 from scipy.stats import norm
 
 from ppl_ext.errors import ArgumentError, ModelCheckError
-from ppl_ext.fit import fit, networks, outputs, policy
+from ppl_ext.fit import networks, outputs, policy
 from ppl_ext.fit.observed import Observed
 from ppl_ext.fit.problem import Meter, Problem
 from ppl_ext.fit.rows_seen import RowsSeen
@@ -377,12 +377,12 @@ def test_programs_with_rows_that_are_too_many_go_by_minibatches(
     monkeypatch.setattr(networks, "BY_MINIBATCHES", networks.Pace(300, 0.03, 700, 400))
     single = [[backend.array(each.astype(np.float32)) for each in of] for of in (TRAIN, HELD_OUT)]
     train, held_out = map(tuple, single)
-    model, fitted = model_of(backend, BATCH), backend.public.fit
+    model, fit = model_of(backend, BATCH), backend.public.fit
     if not backend.is_pyro:
         import jax
 
-        fitted = partial(fitted, jax.random.key(0))
-    found, again = (fitted(model, *train, held_out=held_out, progress_bar=False) for _ in range(2))
+        fit = partial(fit, jax.random.key(0))
+    found, again = (fit(model, *train, held_out=held_out, progress_bar=False) for _ in range(2))
     assert found.verdict.trusted and "minibatches" in found.history[0].note, found.verdict
     prefix, last = ("net.2", "weight") if backend.is_pyro else ("net.layers.2", "kernel")
     weight = found[f"{prefix}.{last}"].reshape(-1, UNITS)
@@ -393,30 +393,6 @@ def test_programs_with_rows_that_are_too_many_go_by_minibatches(
     again.more(80, progress_bar=False)
     for name, each in found.draws.items():
         np.testing.assert_array_equal(backend.numpy(each), backend.numpy(again.draws[name]))
-
-
-def test_a_network_may_take_more_evaluations_unless_told_otherwise(
-    backend: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    budgets = []
-
-    def sampled(outputs: Any, generator: Any, wanted: Any, meter: Meter, *known: Any) -> None:
-        budgets.append(meter.budget)
-        raise ArgumentError("seen")
-
-    monkeypatch.setattr(networks, "sampled", sampled)
-    train = [backend.array(each.astype(np.float32)) for each in TRAIN]
-    first: tuple[Any, ...] = ()
-    if not backend.is_pyro:
-        import jax
-
-        first = (jax.random.key(0),)
-    for budget in (None, 20_000):
-        with pytest.raises(ArgumentError, match="seen"):
-            backend.public.fit(
-                *first, model_of(backend, None), *train, budget=budget, progress_bar=False
-            )
-    assert budgets == [fit.NETWORK_BUDGET, 20_000] and fit.NETWORK_BUDGET > fit.BUDGET
 
 
 def test_networks_by_the_hosts_own_modules_are_known(backend: Any) -> None:
