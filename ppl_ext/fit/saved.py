@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,11 @@ def names_as_tree(names: Names) -> dict[str, Any]:
 
     def storable(labels: Any) -> np.ndarray:
         found = np.asarray(labels)
-        return found.astype(str) if found.dtype.kind not in "biufMmU" else found
+        if found.dtype.kind in "biufMmU":
+            return found
+        # Those of pandas are dates as well; with a time zone they have no kind of array.
+        are_dates = all(isinstance(each, date) and not _has_zone(each) for each in labels)
+        return found.astype("datetime64[ns]" if are_dates and len(labels) else str)
 
     return {
         "dims": {name: list(each) for name, each in names.dims.items()},
@@ -57,23 +62,31 @@ def names_as_tree(names: Names) -> dict[str, Any]:
 
 
 def names_from_tree(tree: Mapping[str, Any]) -> Names:
-    """What :func:`names_as_tree` was of; nothing where a file has none."""
-    coords = {name: tuple(each.tolist()) for name, each in tree.get("coords", {}).items()}
+    """The names of which :func:`names_as_tree` made the tree; nothing where a file has none."""
+    coords = {
+        # A list of dates by the nanosecond has integers.
+        name: tuple(each if each.dtype.kind in "Mm" else each.tolist())
+        for name, each in tree.get("coords", {}).items()
+    }
     return Names(dict(tree.get("dims", {})), coords, dict(tree.get("labels", {})))
 
 
+def _has_zone(value: date) -> bool:
+    return getattr(value, "tzinfo", None) is not None
+
+
 def _is_function(value: Any) -> bool:
-    # A kernel is one as well.
+    # The kernel of chains can be called, and has fields that are stored.
     return callable(value) and not is_dataclass(value)
 
 
 def from_tree(tree: Any, given: Mapping[str, Any]) -> Any:
-    """What :func:`as_tree` was of; the fields that it left out are ``given``."""
+    """The value that a tree was made of; fields that :func:`as_tree` left out are ``given``."""
     if isinstance(tree, dict):
         part, own = _PARTS[tree["part"]], dict(tree["fields"])
         names = {each.name for each in fields(part)}
         if part is policy.Evidence and own.get("chains") and "flat" not in own:
-            # Files of before had these sites with the chains.
+            # Files of the first versions had these sites with the chains.
             chains = dict(own["chains"]["fields"])
             own["flat"] = chains.pop("flat", ())
             own["chains"] = {**own["chains"], "fields": chains}

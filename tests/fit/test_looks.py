@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import pickle
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from ppl_ext.diagnostics.tables import Table
@@ -17,7 +19,10 @@ from ppl_ext.fit.figures import site_figures
 from ppl_ext.fit.fit import Fit, ends
 from ppl_ext.fit.looks import KINDS
 from ppl_ext.fit.naming import told_with_labels
+from ppl_ext.fit.saved import names_as_tree, names_from_tree
 from ppl_ext.fit.verdict import Stage, Verdict
+from ppl_ext.fit.views import Names
+from ppl_ext.running import state_files
 
 X = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
 Y = np.array([0.7, 2.6, 4.4, 6.9, 8.3, 10.6])
@@ -241,6 +246,38 @@ def test_a_pickled_fit_has_its_labels(backend: Any) -> None:
     found = pickle.loads(pickle.dumps(fit))
     for each in (found, pickle.loads(pickle.dumps(found))):
         assert list(each.summary().index) == [f"mean[{town}]" for town in TOWNS]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["a", "b"],
+        [1, 2],
+        [0.5, 1.5],
+        [True, False],
+        list(np.array(["2020-01-01", "2021-05-03"], "datetime64[ns]")),
+        list(np.array(["2020-01-01", "2021-05-03"], "datetime64[D]")),
+        list(np.array([1, 2], "timedelta64[ns]")),
+        list(pd.to_datetime(["2020-01-01", "2021-05-03"])),
+        [date(2020, 1, 1), date(2021, 5, 3)],
+        [],
+    ],
+    ids=str,
+)
+def test_a_file_has_labels_as_they_were_given(labels: list[Any], tmp_path: Path) -> None:
+    names = Names(coords={"axis": labels}, labels={"site": [labels]})
+    kind: dict[str, Any] = {"engine": "names", "settings": {}, "tuning": {}, "sites": []}
+    path = tmp_path / "names"
+    state_files.save(path, kind, {"names": names_as_tree(names)}, lambda each: (each, {}))
+    _, state = state_files.load(path, "names", lambda array, _: array)
+    found = names_from_tree(state["names"])
+    given = np.asarray(labels)
+    if given.dtype.kind == "O":
+        given = given.astype("datetime64[ns]")
+    for each in (found.coords["axis"], found.labels["site"][0]):
+        again = np.asarray(list(each))
+        assert again.dtype.kind == given.dtype.kind
+        np.testing.assert_array_equal(again, given)
 
 
 def test_data_that_were_changed_in_place_are_not_shown(backend: Any) -> None:
