@@ -116,6 +116,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], str]] = {
     "score-vi, networks": ("score-vi.jsonl", "benchmarks.score_vi.minibatch:uci_table"),
     "soak": ("soak.jsonl", "benchmarks.process.soak:page_table"),
     "trust": ("trust.jsonl", "benchmarks.trust.report:page_table"),
+    "trust, bound": ("trust.jsonl", "benchmarks.trust.bound:page_table"),
     "trust, missed": ("trust.jsonl", "benchmarks.trust.report:missed_table"),
     "trust, peers": ("trust-peers.jsonl", "benchmarks.trust.report:peers_table"),
     "trust, engines": ("trust-engines.jsonl", "benchmarks.trust.report:engines_table"),
