@@ -105,7 +105,7 @@ class GaussNewton:
 
     def __post_init__(self) -> None:
         check_choice("structure", self.structure, STRUCTURES)
-        check_names("sites", self.sites, optional=True, empty=False)
+        check_names("sites", self.sites, empty=False)
         if self.sites is not None:
             # A list given by the user may change later; options are compared and hashed.
             object.__setattr__(self, "sites", tuple(self.sites))

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.curvature.curvature import Rows, Sums
+from ppl_ext.curvature.outer_products import kronecker_factors
 from ppl_ext.curvature.program_curvature import (
     LARGEST_JACOBIANS,
     ROWS_UP_TO,
@@ -27,10 +28,9 @@ from ppl_ext.curvature.program_curvature import (
     sites_with_curvature,
 )
 from pyro_ext.curvature.coordinates import Coordinates
-from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
+from pyro_ext.curvature.curvature import OUTER_PRODUCTS, Curvature, KroneckerBlock
 from pyro_ext.curvature.fisher import drawn_values
 from pyro_ext.curvature.gauss_newton import Drawn, Parameters, drawn_at, drawn_from, rows_of_one
-from pyro_ext.curvature.kronecker import kronecker_factors, rank_one_sites
 from pyro_ext.curvature.prior import (
     prior_curvature_of_one,
     prior_structure,
@@ -71,7 +71,7 @@ class _KeptPrior(NamedTuple):
 
 class ProgramCurvature(ProgramCurvatureShell):
     kind = Curvature
-    factors = staticmethod(kronecker_factors)
+    factors = staticmethod(partial(kronecker_factors, OUTER_PRODUCTS))
 
     def __init__(
         self, target: LogDensity, data: Data, options: GaussNewton, *, often: bool = True
@@ -120,7 +120,7 @@ class ProgramCurvature(ProgramCurvatureShell):
             return frozenset()
         with global_generator(0), torch.no_grad():
             rows = self._rows_of_chunk(positions, data, indices, 1.0)
-            found = rank_one_sites(rows, self.slices, target.layout.shapes)
+            found = OUTER_PRODUCTS.sites(rows, self.slices, target.layout.shapes)
         return frozenset(name for name, holds in found.items() if holds)
 
     def at(
