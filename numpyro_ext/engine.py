@@ -701,6 +701,7 @@ class Engine(EngineShell, ABC):
 
         first = jax.eval_shape(data_of, jnp.asarray(0, jnp.int32))
         shown = jax.eval_shape(advance, state, first)
+        # As long as the longest piece, so that one program takes pieces of all lengths.
         losses = jnp.full((LARGEST_PIECE,), jnp.nan, shown.loss.dtype)
         info = {name: jnp.zeros((LARGEST_PIECE,), each.dtype) for name, each in shown.info.items()}
         stop_when_broken = self.on_nonfinite == "raise"

@@ -171,6 +171,7 @@ def log_marginal(summed: Mapping[str, Site]) -> Float[Array, ""]:
         if LOG_DETERMINANT in site["infer"]:
             raise support_error(site["infer"][LOG_DETERMINANT])
         plates = frozenset(_scales(site).items())
+        # A scale multiplies the logarithm of a sum, and so all factors in it must have the same.
         groups[plates].append(site)
         for name in site["infer"]["dim_to_name"].values():
             name = _written(name)
@@ -365,6 +366,7 @@ def _at_numbers(site: Site, parts: Mapping[str, Array], in_steps: Mapping[str, A
         sites = dict.fromkeys(map(_written, parts))
         check_places(sites, site["name"], number.shape, log_prob.shape, grows=True)
         values = jnp.arange(log_prob.shape[dim]).reshape((-1,) + (1,) * (-dim - 1))
+        # Chosen by a sum, since numbers may have axes that the factor has not.
         log_prob = jnp.where(number == values, log_prob, 0.0).sum(dim, keepdims=True)
     return log_prob
 

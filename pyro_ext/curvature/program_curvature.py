@@ -89,6 +89,7 @@ class ProgramCurvature(ProgramCurvatureShell):
         self._outputs, self.drawn = outputs, tuple(drawn_from(outputs))
         with global_generator(0):
             for name in self.drawn:
+                # What cannot be drawn from is told here, before any step.
                 drawn_values(outputs[name])
 
         def rows(position: Tensor, arguments: Any) -> Tensor:
@@ -270,6 +271,7 @@ class _Rows(Rows):
         if weight not in self._counts:
             with torch.no_grad(), self._alike():
                 self._counts[weight] = self._of_chunk(self._z, data, indices, 1.0).shape[1]
+        # A weight is the share of all rows that a chunk has.
         return round(self._counts[weight] / weight)
 
     def fold(self, function: Callable[[Sums, Tensor, Sums], Sums], carry: Sums, held: Sums) -> Sums:

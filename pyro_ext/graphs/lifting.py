@@ -153,7 +153,7 @@ class BatchedFunction:
         with torch.no_grad():
             if self.mode in ("graph", "inductor"):
                 inputs = Inputs(arguments)
-                # Written into a graph: shapes, numbers of Python, and which arguments differ by particle.
+                # What a graph is made for: shapes, numbers of Python, and axes of particles.
                 key = (tuple(z.shape), z.dtype, z.device, inputs.key, in_dims)
                 entry = self._graphs.get(key)
                 if entry is not None:
