@@ -5,7 +5,6 @@ from numpyro_ext.stein.particles import ParticleEngine
 from numpyro_ext.stein.svgd import SVGD, SVGDVR
 from numpyro_ext.stein.svn import SVN, curvature_kernel
 from numpyro_ext.stein.wgd import WGD
-from ppl_ext.stein.particles import annealed
 
 __all__ = [
     "SVGD",
@@ -14,6 +13,5 @@ __all__ = [
     "WGD",
     "DeepEnsemble",
     "ParticleEngine",
-    "annealed",
     "curvature_kernel",
 ]

@@ -1,6 +1,5 @@
 """Particle engines: Stein variational gradient descent and Newton, and deep ensembles."""
 
-from ppl_ext.stein.particles import annealed
 from pyro_ext.stein.deep_ensemble import DeepEnsemble
 from pyro_ext.stein.particles import ParticleEngine
 from pyro_ext.stein.svgd import SVGD, SVGDVR
@@ -14,6 +13,5 @@ __all__ = [
     "WGD",
     "DeepEnsemble",
     "ParticleEngine",
-    "annealed",
     "curvature_kernel",
 ]
