@@ -412,7 +412,10 @@ def put(leaf: Any, to: Placement) -> Array:
             kind = random.key_impl(leaf)
             return random.wrap_key_data(put(random.key_data(leaf), to), impl=kind)
         if not leaf.is_fully_addressable:
+            # Devices of several processes exchange what they have in a program that all of them
+            # run.
             return jax.jit(lambda each: each, out_shardings=to)(leaf)
+    # Every process has the whole array, and hands over what its own devices are to have.
     host = np.asarray(leaf)
     return jax.make_array_from_callback(host.shape, to, lambda index: host[index])
 

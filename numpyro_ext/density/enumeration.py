@@ -438,6 +438,7 @@ def _log_prob(site: Site, scaled: bool) -> Array:
     log_prob: Array = site["fn"].log_prob(site["value"])
     scale = site["scale"]
     if scaled and scale is not None and not is_identically_one(scale):
+        # A site's scale has in it those of its plates, which whole sums are multiplied by.
         log_prob = (scale / math.prod(_scales(site).values())) * log_prob
     return log_prob
 
@@ -501,6 +502,7 @@ def _contracted(
         multiplied |= {frame.name for frame in site["cond_indep_stack"] if frame.dim is not None}
     chained = {}
     for time, earlier in before.items():
+        # Steps that do not depend on each other are the rows of a plate.
         if history == 0:
             factors += of_time.pop(time)
             multiplied |= {time.name}
