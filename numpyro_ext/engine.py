@@ -913,6 +913,7 @@ class Engine(EngineShell, ABC):
             self.target.check_batch(stream.first(), kwargs)
             full_data = getattr(bound.plan.estimator, "full_data", None)
             check_not_shared(stream.order.loader, full_data)
+        # Of batches: the model is looked at once for each.
         forms = {bound.data.signature()}
         calls_back, saves = (callback, callback_every), (checkpoint, checkpoint_every)
         cadence = Cadence.of(int(state.step), num_steps, calls_back, saves)
