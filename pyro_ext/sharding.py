@@ -490,6 +490,7 @@ class Sharding(ShardingShell):
 
     def _collect(self, kind: str, option: str, whole: Tensor, start: Callable[[Any], Any]) -> None:
         """Take part in a collective over a dimension, whose result is a tensor."""
+        # Whoever is lost will not come to the next collective either.
         if self._links.lost is not None:
             raise RankLostError(self._links.lost)
         name = getattr(self, option)
