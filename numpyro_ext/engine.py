@@ -701,6 +701,7 @@ class Engine(EngineShell, ABC):
 
         first = jax.eval_shape(data_of, jnp.asarray(0, jnp.int32))
         shown = jax.eval_shape(advance, state, first)
+        # As long as the longest piece, so that one program takes pieces of all lengths.
         losses = jnp.full((LARGEST_PIECE,), jnp.nan, shown.loss.dtype)
         info = {name: jnp.zeros((LARGEST_PIECE,), each.dtype) for name, each in shown.info.items()}
         stop_when_broken = self.on_nonfinite == "raise"
@@ -912,6 +913,7 @@ class Engine(EngineShell, ABC):
             self.target.check_batch(stream.first(), kwargs)
             full_data = getattr(bound.plan.estimator, "full_data", None)
             check_not_shared(stream.order.loader, full_data)
+        # Of batches: the model is looked at once for each.
         forms = {bound.data.signature()}
         calls_back, saves = (callback, callback_every), (checkpoint, checkpoint_every)
         cadence = Cadence.of(int(state.step), num_steps, calls_back, saves)

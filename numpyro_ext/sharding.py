@@ -268,8 +268,10 @@ class Sharding(ShardingShell):
         name, milliseconds = f"ppl_ext/{next(_agreements)}/{reached}", int(1000 * self.timeout)
         try:
             if self.writes:
+                # `repr` says a float to the last bit.
                 client.key_value_set(name, repr(float(number)))
             found = float(client.blocking_key_value_get(name, milliseconds))
+            # The number is deleted only when all have read it.
             client.wait_at_barrier(f"{name}/all", milliseconds)
             if self.writes:
                 client.key_value_delete(name)
@@ -292,6 +294,7 @@ class Sharding(ShardingShell):
                 f"of the mesh, found {rows}. Take batches of {-(-rows // parts) * parts}, or leave "
                 "rows out of the Sharding."
             )
+        # 48 bits, which a float holds exactly.
         own = float(int(digest[:12], 16))
         if self.agreed(own, "the first batch") != own:
             check_agreement({FIRST_BATCH: [jax.process_index()]})
@@ -409,7 +412,10 @@ def put(leaf: Any, to: Placement) -> Array:
             kind = random.key_impl(leaf)
             return random.wrap_key_data(put(random.key_data(leaf), to), impl=kind)
         if not leaf.is_fully_addressable:
+            # Devices of several processes exchange what they have in a program that all of them
+            # run.
             return jax.jit(lambda each: each, out_shardings=to)(leaf)
+    # Every process has the whole array, and hands over what its own devices are to have.
     host = np.asarray(leaf)
     return jax.make_array_from_callback(host.shape, to, lambda index: host[index])
 

@@ -140,9 +140,7 @@ def started(
         return as_float64(target.initial_positions(number, rng_key, data))
 
     of_host = partial(of_guide, target=target, rng_key=rng_key, data=data)
-    space = space_of(
-        target, data, of_host, GUIDE_FORM, Joined(evaluated, piece.together), moved_values
-    )
+    space = space_of(target, data, of_host, Joined(evaluated, piece.together), moved_values)
     with place():
         return begin(given, space, generator, by_strategy, has_strategy=has_strategy)
 

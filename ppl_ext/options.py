@@ -29,7 +29,7 @@ def check_count(name: str, value: Any, least: int = 1, *, optional: bool = False
     ArgumentError
         It is not.
     """
-    if value is None and optional:
+    if value is None:
         return
     if not is_count(value, least):
         raise ArgumentError(f"Expected {name} to be an int >= {least}, found {described(value)}.")
@@ -93,7 +93,7 @@ def check_number(
     ArgumentError
         It is not.
     """
-    if value is None and optional:
+    if value is None:
         return
     if not is_number(value) or not above < float(value) <= most or math.isinf(float(value)):
         bound = "" if math.isinf(most) else f" and <= {most:g}"
@@ -141,15 +141,15 @@ def check_choice(name: str, value: Any, allowed: Sequence[Any], other: str = "")
         )
 
 
-def check_names(name: str, value: Any, *, optional: bool = False, empty: bool = True) -> None:
-    """See that an option is a sequence of names, not one name; or None, if that is allowed.
+def check_names(name: str, value: Any, *, empty: bool = True) -> None:
+    """See that an option is None or a sequence of names, not one name.
 
     Raises
     ------
     ArgumentError
         It is not, or it has no names and may not be ``empty``.
     """
-    if value is None and optional:
+    if value is None:
         return
     several = isinstance(value, Sequence) and not isinstance(value, str)
     if not several or not all(isinstance(each, str) for each in value) or not (value or empty):

@@ -236,6 +236,7 @@ class Sharding(ShardingShell):
         first = self._number("particles") * size
         if number % parts == 0:
             return whole[first : first + size]
+        # Collectives ask for equal sizes; `gathered` cuts the copies off.
         places = torch.arange(first, first + size, device=whole.device).clamp_(max=number - 1)
         return whole[places]
 
@@ -251,6 +252,7 @@ class Sharding(ShardingShell):
             return part
         number, given = self._sizes[getattr(self, option)], part.contiguous()
         whole = given.new_empty((number * len(given), *given.shape[1:]))
+        # Views of one tensor, so that what arrives is joined already.
         pieces = list(whole.chunk(number))
 
         def start(group: Any) -> Any:
@@ -267,6 +269,7 @@ class Sharding(ShardingShell):
         parts, (count, dim) = self.particle_parts, own.shape
         size = -(-dim // parts)
         filled = torch.nn.functional.pad(own, (0, parts * size - dim))
+        # Piece k has the coordinates of process k of all particles that are here.
         pieces = filled.view(count, parts, size).movedim(1, 0)
         return self._exchanged(pieces).reshape(parts * count, size)
 
@@ -378,6 +381,7 @@ class Sharding(ShardingShell):
 
     def _range(self, number: int) -> tuple[int, int]:
         place, parts = self._number("rows"), self.row_parts
+        # Without gaps, and no part is more than a row longer than another.
         return number * place // parts, number * (place + 1) // parts
 
     # -- draws after a fit ----------------------------------------------------------------------
@@ -393,6 +397,8 @@ class Sharding(ShardingShell):
 
     def arrays_of_all(self, own: np.ndarray, number: int) -> np.ndarray:
         """Arrays of so many draws (S, ...), from those of each process."""
+        # As bytes: NumPy has types that torch has not. Rows first, which `own_draws` counts
+        # fastest.
         found = torch.from_numpy(np.ascontiguousarray(own).reshape(len(own), -1).view(np.uint8))
         found = found.to(self.mesh.device_type)
         for option in ("rows", "particles"):
@@ -484,6 +490,7 @@ class Sharding(ShardingShell):
 
     def _collect(self, kind: str, option: str, whole: Tensor, start: Callable[[Any], Any]) -> None:
         """Take part in a collective over a dimension, whose result is a tensor."""
+        # Whoever is lost will not come to the next collective either.
         if self._links.lost is not None:
             raise RankLostError(self._links.lost)
         name = getattr(self, option)

@@ -108,7 +108,6 @@ def started(
         target,
         data,
         lambda given: of_guide(given, target, rng, data),
-        GUIDE_FORM,
         piece_of(target, data, rows_of(target.plates, generator)),
         moved_values,
         time.perf_counter if target.sharding is None else target.sharding.clock,

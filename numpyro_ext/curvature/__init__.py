@@ -16,23 +16,17 @@ from numpyro_ext.curvature.solvers import (
     woodbury,
 )
 from ppl_ext.curvature.program_curvature import (
-    STRUCTURES,
     GaussNewton,
     PriorStructure,
-    RowStructure,
     Structure,
 )
-from ppl_ext.curvature.solvers import IterativeSolution
 
 __all__ = [
-    "STRUCTURES",
     "Curvature",
-    "IterativeSolution",
     "GaussNewton",
     "KroneckerBlock",
     "PriorStructure",
     "ProgramCurvature",
-    "RowStructure",
     "Structure",
     "cholesky_solve",
     "conjugate_gradients",

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ppl_ext.curvature import curvature
+from ppl_ext.curvature import curvature, outer_products
 from ppl_ext.curvature.curvature import KroneckerBlock
 
 jax.tree_util.register_dataclass(KroneckerBlock)
@@ -52,4 +52,13 @@ class Curvature(curvature.Curvature):
         return total.at[where].add(values)
 
 
-__all__ = ["Curvature", "KroneckerBlock"]
+OUTER_PRODUCTS = outer_products.OuterProducts(
+    jnp,
+    lambda direction, like: jnp.asarray(direction, like.dtype),
+    Curvature,
+    lambda steps, step, start: lax.fori_loop(0, steps, lambda _, tree: step(tree), start),
+    lax.cond,
+)
+
+
+__all__ = ["OUTER_PRODUCTS", "Curvature", "KroneckerBlock"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,10 +17,9 @@ from jax import Array, lax, random
 from jaxtyping import Float
 
 from numpyro_ext.curvature.coordinates import Coordinates
-from numpyro_ext.curvature.curvature import Curvature
+from numpyro_ext.curvature.curvature import OUTER_PRODUCTS, Curvature
 from numpyro_ext.curvature.fisher import drawn_values, needs_draws
 from numpyro_ext.curvature.gauss_newton import jacobian_rows
-from numpyro_ext.curvature.kronecker import kronecker_factors, rank_one_sites
 from numpyro_ext.curvature.prior import prior_curvature, prior_structure
 from numpyro_ext.curvature.row_structure import row_structure
 from numpyro_ext.density import Data, LogDensity
@@ -29,6 +29,7 @@ from numpyro_ext.programs import Program
 from numpyro_ext.sharding import is_tracing
 from ppl_ext.batches.passes import total_rows
 from ppl_ext.curvature.curvature import Rows, Sums
+from ppl_ext.curvature.outer_products import kronecker_factors
 from ppl_ext.curvature.program_curvature import (
     LARGEST_JACOBIANS,
     ROWS_UP_TO,
@@ -44,7 +45,7 @@ Jacobian = Callable[[Array, Data, Indices, Array], Array]
 
 class ProgramCurvature(ProgramCurvatureShell):
     kind = Curvature
-    factors = staticmethod(kronecker_factors)
+    factors = staticmethod(partial(kronecker_factors, OUTER_PRODUCTS))
 
     def __init__(
         self, target: LogDensity, data: Data, options: GaussNewton, *, often: bool = True
@@ -88,7 +89,7 @@ class ProgramCurvature(ProgramCurvatureShell):
 
         def look(positions: Array, data: Data, indices: Indices, key: Array) -> Sums:
             rows = self._jacobian(target)(positions, data, indices, key)
-            return rank_one_sites(rows, self.slices, target.layout.shapes)
+            return OUTER_PRODUCTS.sites(rows, self.slices, target.layout.shapes)
 
         found = Program(look, rarely=True)(positions, data, indices, random.PRNGKey(0))
         return frozenset(name for name, holds in found.items() if holds)

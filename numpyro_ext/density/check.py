@@ -158,6 +158,8 @@ def structure_of_model(
         return structure
 
     found: tuple[Structure, dict[str, Any]] | None = None
+    # A model that looks at values of its arguments cannot be traced by them: they are constants
+    # then.
     for constants in (False, True):
         try:
             with swapped(warnings.catch_warnings(record=True)) as heard:
@@ -199,6 +201,7 @@ def _traced(
             raise first.error
         structure = look(first)
         leaves, tree = jax.tree.flatten((structure.held, first.changes))
+        # A traced function returns arrays alone.
         seen[:] = structure, leaves, tree
         return [leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)]
 

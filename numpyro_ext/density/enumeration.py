@@ -171,6 +171,7 @@ def log_marginal(summed: Mapping[str, Site]) -> Float[Array, ""]:
         if LOG_DETERMINANT in site["infer"]:
             raise support_error(site["infer"][LOG_DETERMINANT])
         plates = frozenset(_scales(site).items())
+        # A scale multiplies the logarithm of a sum, and so all factors in it must have the same.
         groups[plates].append(site)
         for name in site["infer"]["dim_to_name"].values():
             name = _written(name)
@@ -365,6 +366,7 @@ def _at_numbers(site: Site, parts: Mapping[str, Array], in_steps: Mapping[str, A
         sites = dict.fromkeys(map(_written, parts))
         check_places(sites, site["name"], number.shape, log_prob.shape, grows=True)
         values = jnp.arange(log_prob.shape[dim]).reshape((-1,) + (1,) * (-dim - 1))
+        # Chosen by a sum, since numbers may have axes that the factor has not.
         log_prob = jnp.where(number == values, log_prob, 0.0).sum(dim, keepdims=True)
     return log_prob
 
@@ -436,6 +438,7 @@ def _log_prob(site: Site, scaled: bool) -> Array:
     log_prob: Array = site["fn"].log_prob(site["value"])
     scale = site["scale"]
     if scaled and scale is not None and not is_identically_one(scale):
+        # A site's scale has in it those of its plates, which whole sums are multiplied by.
         log_prob = (scale / math.prod(_scales(site).values())) * log_prob
     return log_prob
 
@@ -499,6 +502,7 @@ def _contracted(
         multiplied |= {frame.name for frame in site["cond_indep_stack"] if frame.dim is not None}
     chained = {}
     for time, earlier in before.items():
+        # Steps that do not depend on each other are the rows of a plate.
         if history == 0:
             factors += of_time.pop(time)
             multiplied |= {time.name}

@@ -59,6 +59,8 @@ class Evaluation:
             return tempered(*values, self.temperature), values
 
         layout = self.bound.layout
+        # By site: by the vector, each site would add a vector of full length that is zero
+        # elsewhere.
         gradient, values = jax.grad(log_density, has_aux=True)(layout.split(position))
         return Score(layout.join(gradient), *values)
 

@@ -53,7 +53,6 @@ from ppl_ext.diagnostics.replay import (
     GROUPS,
     PASS_ALL_ROWS,
     REPLAY_DOCUMENTATION,
-    TOGETHER,
     ComputedEntries,
     Recorder,
     Replay,
@@ -425,7 +424,7 @@ def replay(
         rows = data_chunk or target.data_chunk or DATA_CHUNK
         most = discrete == "most probable"
         unseen = frozenset(missing), frozenset(finite)
-        size = draw_chunk or recorder.draws_together(TOGETHER, DRAW_CHUNK)
+        size = draw_chunk or recorder.draws_together()
         _record(recorder, target, data, values, size, rows, key, most, *unseen, around)
     return recorder.replayed(sizes)
 

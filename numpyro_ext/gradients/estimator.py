@@ -56,8 +56,7 @@ class GradientEstimator(estimator.GradientEstimator):
 GradientEstimator._base = GradientEstimator
 
 
-class Full(estimator.Full, GradientEstimator):
-    pass
+class Full(estimator.Full, GradientEstimator): ...
 
 
 __all__ = [

@@ -3,7 +3,6 @@
 from numpyro_ext.guides.flat_density import (
     FlatDensity,
     Moments,
-    check_has_flat_density,
     flat_density,
     refuse_flat_density,
     register_flat_density,
@@ -17,8 +16,6 @@ from numpyro_ext.guides.mixture import AutoGaussianMixture, GaussianMixtureDensi
 from numpyro_ext.guides.normal import (
     DiagonalNormalDensity,
     LowRankNormalDensity,
-    MultivariateNormalDensity,
-    NormalDensity,
 )
 from numpyro_ext.guides.planar_flow import AutoPlanarFlow, PlanarFlowDensity
 
@@ -34,11 +31,8 @@ __all__ = [
     "LowRankNormalDensity",
     "MatrixNormalDensity",
     "Moments",
-    "MultivariateNormalDensity",
-    "NormalDensity",
     "PlanarFlowDensity",
     "RowNoiseELBO",
-    "check_has_flat_density",
     "flat_density",
     "flipout",
     "local_reparameterization",

@@ -256,6 +256,7 @@ def _run(
     distributions = jax.tree.unflatten(structure[-1], leaves)
     rewriting.check(weights, sites, distributions)
     for name, msg in first.observed.items():
+        # Only now, with noise by row, do the handlers of the host see what is observed.
         msg["stop"] = False
         msg["fn"] = distributions[name]
         apply_stack(msg)
@@ -296,6 +297,7 @@ class _Weight:
             labels = tuple((x, name) if i in turned else x for i, x in enumerate(self.labels))
         elif name == "reshape":
             shape = draw.value.shape
+            # Axes of a new shape are the same where they come from the same axes by the same shape.
             labels = tuple((self.labels, shape, axis) for axis in range(len(shape)))
         else:
             labels = self.labels
@@ -383,6 +385,7 @@ def _product(eqn: JaxprEqn, inputs: Sequence[Any]) -> LinearUse | None:
     place = 0 if isinstance(inputs[0], _Weight) else 1
     weight, x = inputs[place], jnp.asarray(inputs[1 - place])
     of_weight, of_x = contracted[place], contracted[1 - place]
+    # Rows are the first axis of x, along which nothing is summed.
     if any(batch) or x.ndim == len(of_x) or 0 in of_x:
         return None
     free = [axis for axis in range(len(weight.labels)) if axis not in of_weight]

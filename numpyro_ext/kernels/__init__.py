@@ -23,12 +23,11 @@ from numpyro_ext.kernels.classes import (
 )
 from numpyro_ext.kernels.host import HostKernel, as_kernel
 from ppl_ext.kernels.base import Interactions, KernelState
-from ppl_ext.kernels.rules import BANDWIDTH_RULES, METRICS, ProductMetric
+from ppl_ext.kernels.rules import METRICS, ProductMetric
 
 __all__ = [
     "Additive",
     "ByParticleCount",
-    "BANDWIDTH_RULES",
     "IMQ",
     "METRICS",
     "RBF",

@@ -59,18 +59,15 @@ class DensePrecision(gaussian.DensePrecision, Algebra):
 
 
 @jax.tree_util.register_dataclass
-class RowPrecision(gaussian.RowPrecision, Algebra):
-    pass
+class RowPrecision(gaussian.RowPrecision, Algebra): ...
 
 
 @jax.tree_util.register_dataclass
-class KroneckerPrecision(gaussian.KroneckerPrecision, Algebra):
-    pass
+class KroneckerPrecision(gaussian.KroneckerPrecision, Algebra): ...
 
 
 @jax.tree_util.register_dataclass
-class BlockPrecision(gaussian.BlockPrecision, Algebra):
-    pass
+class BlockPrecision(gaussian.BlockPrecision, Algebra): ...
 
 
 Precision = gaussian.Precision

@@ -78,6 +78,8 @@ def hamiltonian_step(
     https://doi.org/10.1093/amrx/abs010.
     """
     decay = jnp.exp(-friction * step_size)
+    # BAOAB ends a step and begins the next with half a kick at one position: here they are one, so
+    # that a step takes one score.
     momentum = momentum + step_size * score
     z = z + 0.5 * step_size * momentum / mass
     momentum = decay * momentum + jnp.sqrt(mass * (1.0 - decay**2)) * noise

@@ -280,6 +280,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
 
         def score(before: Any) -> tuple[Array, Any]:
             estimate, after = estimator.estimate(self.target, before, z, data)
+            # What goes round a loop keeps its types.
             after = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), after, before)
             return estimate.score[::every], after
 

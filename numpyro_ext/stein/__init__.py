@@ -2,10 +2,9 @@
 
 from numpyro_ext.stein.deep_ensemble import DeepEnsemble
 from numpyro_ext.stein.particles import ParticleEngine
-from numpyro_ext.stein.svgd import SVGD, SVGDVR, KernelEngine
+from numpyro_ext.stein.svgd import SVGD, SVGDVR
 from numpyro_ext.stein.svn import SVN, curvature_kernel
 from numpyro_ext.stein.wgd import WGD
-from ppl_ext.stein.particles import annealed
 
 __all__ = [
     "SVGD",
@@ -13,8 +12,6 @@ __all__ = [
     "SVN",
     "WGD",
     "DeepEnsemble",
-    "KernelEngine",
     "ParticleEngine",
-    "annealed",
     "curvature_kernel",
 ]

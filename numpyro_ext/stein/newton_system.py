@@ -42,10 +42,12 @@ class LinearSystem(newton_system.LinearSystem):
         inner: Float[Array, "P Q Q"],
     ) -> Float[Array, "P Q"]:
         number, dim = plain.shape
+        # W of the caller, by the basis: row (m, j) has c_j(m)_q times entry (m, p) of K^-1.
         mixing = jnp.einsum("mjq,mp->mjpq", features, inverse)
         mixing = mixing.reshape(number * number, number, dim)
         spread = jnp.einsum("kpq,pqr->kpr", mixing, inner)
         capacity = spread.reshape(len(mixing), -1) @ mixing.reshape(len(mixing), -1).T
+        # Woodbury's identity: I + W A^-1 W' is all that is solved.
         capacity = capacity + jnp.eye(len(mixing), dtype=capacity.dtype)
         seen = jnp.einsum("kpq,pq->k", mixing, plain)[:, None]
         return jnp.einsum("kpq,k->pq", mixing, cholesky_solve(capacity, seen)[:, 0])

@@ -183,33 +183,3 @@ class SVGDVR(ParticleEngine):
             )
             state = state._replace(algorithm=state.algorithm._replace(optimizer=optimizer))
         return super()._step(plan, state, data)
-
-
-class KernelEngine(ParticleEngine):
-    """Base of engines of one's own whose direction comes from a kernel.
-
-    Unless ``_direction`` says otherwise it is the kernel's Stein direction.
-
-    Parameters
-    ----------
-    model : callable
-        NumPyro model, used as it is.
-    optim : optimizer
-        NumPyro or optax optimizer.
-    kernel : Kernel
-    num_particles : int, default 32
-        Number P of particles.
-    **options
-        Options of every engine; see :class:`~numpyro_ext.engine.Engine`.
-    """
-
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        optim: Any,
-        kernel: Kernel,
-        num_particles: int = 32,
-        **options: Any,
-    ) -> None:
-        self._set_kernel(kernel)
-        super().__init__(model, optim, num_particles, **options)

@@ -37,6 +37,7 @@ def _encoded(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, Mapping):
+        # Pairs, since in JSON keys are text.
         return {"dict": [[_encoded(key), _encoded(each)] for key, each in value.items()]}
     if isinstance(value, tuple):
         return {"tuple": [_encoded(each) for each in value]}

@@ -62,6 +62,7 @@ class Order:
             self._before = [each.get_state() for each in self._generators]
         each: Any
         for each in (self.loader, getattr(self.loader, "sampler", None)):
+            # Samplers of several processes shuffle by the number of the epoch.
             if hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
         return iter(self.loader)
@@ -74,6 +75,7 @@ class Order:
             return {"loader": own, "now": [each.get_state() for each in self._generators]}
         if hasattr(iterator, "get_state") and hasattr(iterator, "set_state"):
             return {"iterator": copy.deepcopy(iterator.get_state())}
+        # From before the epoch, whose order is drawn as it begins.
         return {"generators": list(self._before)} if self._before else None
 
     def at(self, epoch: int, batches: int, state: Any) -> tuple[Iterator[Any], int]:
@@ -82,6 +84,7 @@ class Order:
         if kind == "loader" and self._has_state:
             self.loader.load_state_dict(saved)
             iterator = iter(self.loader)
+            # After `iter`, which draws from them.
             for generator, each in zip(self._generators, state["now"], strict=True):
                 generator.set_state(each)
             return iterator, 0

@@ -179,6 +179,7 @@ class Passes:
         ArgumentError
             They are others.
         """
+        # A sum over rows, in which their order does not count.
         self._marks = [*self._marks[:1], mark % 2**64]
         if len(set(self._marks)) > 1:
             raise ArgumentError(

@@ -161,8 +161,10 @@ class Stream:
                 last = next(iterator, None)
                 if last is None:
                     break
+            # The loader has put itself there.
             if not before:
                 return iterator, epoch, number, rows
+            # The last batch is read again, and shows whether the order is that of then.
             if last is not None and self._placed(last).digest() == found["digest"]:
                 return iterator, epoch, number, rows
             reason = f"batch {number - 1} of epoch {epoch} is another than it was then"
@@ -255,6 +257,7 @@ class Stream:
         known = _rows_of_an_epoch(self.order.loader)
         if known is not None and known != size:
             self._refuse_rows(f"{known} rows")
+        # The last batch may be shorter than the others, or left out.
         if number is not None and not (number - 1) * rows < size < (number + 1) * rows:
             self._refuse_rows(f"{number} batches of {rows}")
 
@@ -334,6 +337,7 @@ class Stream:
 
     def _check_epoch(self, rows: int) -> None:
         (size,) = self._plates
+        # A loader may leave out the last rows of an epoch where they fill no batch.
         drops = bool(getattr(self.order.loader, "drop_last", True))
         dropped = drops and len(self._sizes) == 1 and 0 < size - rows < self._sizes[0]
         if rows != size and not dropped:

@@ -118,6 +118,7 @@ class OuterProducts:
     def _across(self, squares: Any, weights: Any) -> Any:
         """Weights (P, r, 1) of the other side."""
         found = squares @ weights
+        # The squared norm of the other side's factor, by which `scaled` divides.
         size = (weights * found).sum(axis=1, keepdims=True)
         return found / self.functions.where(size > 0.0, size, 1.0)
 
@@ -232,6 +233,7 @@ class KroneckerSums:
         vectors = self._last.vectors(rows, matrices) if quick else {}
         for name, factor in other.items():
             if name in quick:
+                # M B M' of a row M = u v' is (v' B v) u u': the row is not formed.
                 own, across = vectors[name][side], vectors[name][1 - side]
                 weights = ((across @ factor) * across).sum(axis=2, keepdims=True)
                 found[name] = (weights * own).mT @ own

@@ -105,7 +105,7 @@ class GaussNewton:
 
     def __post_init__(self) -> None:
         check_choice("structure", self.structure, STRUCTURES)
-        check_names("sites", self.sites, optional=True, empty=False)
+        check_names("sites", self.sites, empty=False)
         if self.sites is not None:
             # A list given by the user may change later; options are compared and hashed.
             object.__setattr__(self, "sites", tuple(self.sites))
@@ -330,6 +330,7 @@ def rows_by_themselves(
         # Later arguments may be others: rows that depend on each other through a sum of weights
         # look apart while all weights are one.
         seen = looks(arguments)
+        # A plate of N rows scales one row up to all of them, a plate of len(y) does not.
         for scaled_up in (False, True):
             sites = [apart(*each, scaled_up) for each in seen]
             by_row = frozenset.intersection(*sites) if sites else frozenset()
@@ -354,6 +355,8 @@ def merged_output(xp: Any, root: Any, weight: Any, value: Any, axes: tuple[int, 
     axes : tuple of int
         Those along which it is the same.
     """
+    # Outputs that are one number times factors: the root of the factors' squares gives the same
+    # J'J.
     squares = (weight * root**2).sum(axis=axes, keepdims=True)
     for axis in axes:
         value = value[(slice(None),) * (axis % value.ndim) + (slice(1),)]

@@ -48,6 +48,7 @@ class Conjugate(NamedTuple):
         residual = self.residual - length * image
         scaled = preconditioner(residual)
         fall = (residual * scaled).sum()
+        # Conjugate to all directions before it, for which the last alone is needed.
         direction = scaled + (fall / self.fall) * self.direction
         return Conjugate(self.solution + length * self.direction, residual, direction, fall)
 

@@ -34,6 +34,8 @@ def woodbury(
     # Rows and vectors together, so that what is long is passed over twice in all.
     every = root * (vectors if rows is None else join([rows, vectors], axis=1))
     gram = matmul(every, every.mT)
+    # With Q the rows times the root: (I + Q'Q)^-1 = I - Q' (I + Q Q')^-1 Q, of which only the small
+    # inverse is taken.
     inner = across = gram[:, :count, count:]
     if count:
         identity = xp.diag(xp.ones_like(gram[0, 0, :count]))

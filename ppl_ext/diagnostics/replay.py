@@ -757,10 +757,10 @@ class Recorder:
         empty |= set() if self.observed_sites else {"predictive", "prediction"}
         return set(self.groups - empty)
 
-    def draws_together(self, numbers: int, most: int) -> int:
-        """Draws of which so many numbers of the largest site are there at once, and at most."""
+    def draws_together(self) -> int:
+        """Draws that are replayed at once: ``DRAW_CHUNK``, or fewer where a site is large."""
         largest = max((math.prod(site.shape) for site in self._sites.values()), default=1)
-        return max(1, min(most, numbers // max(1, largest)))
+        return max(1, min(DRAW_CHUNK, TOGETHER // max(1, largest)))
 
     def note_outside(self, name: str, flags: Array, draws: slice) -> None:
         """Keep which draws of a latent site are outside of its support on a chunk of rows."""

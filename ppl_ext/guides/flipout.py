@@ -43,6 +43,8 @@ class FlipoutSigns(RowNoise):
                 f"{self._axes[use.site][0]} and {use.rows} rows, or other axes of the weight. The "
                 "rows would not have one weight each; name the other sites in sites=."
             )
+        # Row n has the weight M + (W - M) * s_n r_n', with signs s and r, which is distributed as W
+        # is.
         centre = use.apply(use.x, use.draw.mean)
         flipped = use.x * self._factor(use, use.in_axes, use.row_axes[0], use.x)
         deviation = use.apply(flipped, use.draw.value - use.draw.mean)

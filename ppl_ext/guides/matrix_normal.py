@@ -209,6 +209,8 @@ class MatrixDensity(FlatDensityShell):
         of_matrices, rest = blocks.split(xp, deviations)
         matrices = {}
         for (name, _, _), found in zip(blocks.matrices, of_matrices, strict=True):
+            # Nearest in logarithms to deviations a_i b_j: the means of row i and of column j, less
+            # half of that of all each.
             logs = xp.log(found)
             levels = (logs.mean(axis) - 0.5 * logs.mean() for axis in (1, 0))
             matrices[name] = tuple(xp.diag(xp.exp(level)) for level in levels)
@@ -254,5 +256,6 @@ class MatrixDensity(FlatDensityShell):
             size = where.stop - where.start
             dense[where.start] = xp.diag(factors.scale[used : used + size])
             used += size
+        # In flat order, in which matrices and the rest take turns.
         covariance = [dense[start] for start in sorted(dense)]
         return Moments(factors.mean, self.arrays.block_diagonal(covariance))

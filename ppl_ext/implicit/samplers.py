@@ -213,6 +213,8 @@ class PushForward(Sampler):
         """The start's noise x, its scale, and what the network makes of it."""
         xp, x = context.f.xp, _begun(context, noise)
         mean, scale = moments_of(xp, context.normals)
+        # In units of the start, so that tanh bends over the posterior whatever the units of the
+        # model.
         inputs = (x - mean) / scale
         if self.extra_noise:
             inputs = xp.concatenate([inputs, noise["extra"]], -1)

@@ -92,11 +92,13 @@ class OfOneCoordinate(Kernel):
         number = math.ceil(REACH / width)
         knots = arrays.as_array(width * np.arange(-number, number + 1.0), frame.points)
         apart = (frame.points[:, :, None] - knots) / width
+        # The root of 1 / D and pi^(-1/2): a product of two features has both.
         weight = (math.sqrt(math.pi) * arrays.num_coordinates(frame.points)) ** -0.5
         values = weight * arrays.functions.exp(-0.5 * apart**2)
         if filled := arrays.num_filled(frame.points):
             size = frame.points.shape[1]
             values = values * arrays.as_array(np.arange(size) < size - filled, values)[:, None]
+        # f'(r) = -r f(r), and r grows by 1 / w with u.
         return Bumps(frame, values, -apart / width * values)
 
 
@@ -144,6 +146,7 @@ class Additive(OfOneCoordinate):
         self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
         bumps = self._bumps(points)
+        # sum_j grad_{z_j} k(z_j, z_i): only the slopes depend on j, so they are summed first.
         away = (bumps.slopes.sum(axis=0) * bumps.values).sum(axis=-1)
         total = bumps.smoothed(scores) + bumps.frame.pulled_back(away)
         return total / len(scores), state

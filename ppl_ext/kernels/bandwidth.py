@@ -62,8 +62,13 @@ def scaled_pairs(rule: Any, frame: Coordinates) -> ScaledPairs:
     if products is not None:
         check_rule_for_products(rule)
     if isinstance(rule, str) and rule != "pyro":
-        squared = arrays.squared_distances(centred, products)
-        width = _positive(arrays, _scalar_rule(arrays, rule, squared), squared)
+        squared, num = arrays.squared_distances(centred, products), len(centred)
+        if num == 1:
+            return ScaledPairs(squared, arrays.as_array(1.0, squared))
+        # The two middle values of the pairs, or of the full matrix with its diagonal.
+        middle = pair_middle if rule in ("median", "blackjax") else full_middle
+        values = arrays.order_statistics(arrays.of_pairs(squared), middle(num))
+        width = _positive(arrays, _from_middle(arrays, rule, num, *values), squared)
         return ScaledPairs(squared / width, width)
     if isinstance(rule, str):
         width = _coordinate_rule(arrays, centred)
@@ -85,19 +90,13 @@ def scaled_pairs(rule: Any, frame: Coordinates) -> ScaledPairs:
     return ScaledPairs(ratios, width)
 
 
-def _scalar_rule(arrays: KernelArrays, rule: str, squared: Float[Any, "P P"]) -> Any:
-    """Named rules that give one bandwidth, from the (P, P) squared distances."""
-    num = squared.shape[0]
-    if num == 1:
-        return arrays.as_array(1.0, squared)
-    # The two middle values of the pairs, or of the full matrix with its diagonal.
-    middle = pair_middle if rule in ("median", "blackjax") else full_middle
-    lower, upper = arrays.order_statistics(arrays.of_pairs(squared), middle(num))
+def _from_middle(arrays: KernelArrays, rule: str, num: int, lower: Any, upper: Any) -> Any:
+    """A bandwidth by name, from the two middle squared distances of ``num`` particles."""
     if rule in ("median", "dartml"):
         return 0.5 * (lower + upper) / math.log(num + 1)
     root = arrays.functions.sqrt
     width = (0.5 * (root(lower) + root(upper))) ** 2 / math.log(num)
-    return width if rule == "blackjax" else width + arrays.functions.finfo(squared.dtype).eps
+    return width if rule == "blackjax" else width + arrays.functions.finfo(width.dtype).eps
 
 
 def _coordinate_rule(arrays: KernelArrays, centred: Float[Any, "P D"]) -> Float[Any, " D"]:

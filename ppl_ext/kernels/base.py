@@ -116,15 +116,6 @@ class Kernel(abc.ABC):
             phi of shape (P, D), and the next state.
         """
 
-    def direction_at(
-        self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
-    ) -> tuple[Float[Any, "P D"], KernelState]:
-        """:meth:`direction` of the particles that ``points`` are of.
-
-        Terms of a sum have the same ``points``, and find in common what they can.
-        """
-        return self.direction(state, points.particles, scores)
-
     @property
     def translation_invariant(self) -> bool:
         """Whether k(x, y) is a function of x - y, with what a step holds constant."""
@@ -197,8 +188,13 @@ class Kernel(abc.ABC):
 def direction_at_points(
     kernel: Kernel, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
 ) -> tuple[Float[Any, "P D"], KernelState]:
-    """``direction`` of the kernels that find it by :meth:`Kernel.direction_at`."""
-    return kernel.direction_at(state, CoordinatesByMetric(kernel.arrays, particles), scores)
+    """``direction`` of the kernels that find it by a method ``direction_at``.
+
+    That takes :class:`CoordinatesByMetric` of the particles in their place. Terms of a sum have the
+    same, and find in common what they can.
+    """
+    points = CoordinatesByMetric(kernel.arrays, particles)
+    return kernel.direction_at(state, points, scores)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -273,7 +269,11 @@ class Sum(Kernel):
             # Most terms are multiples, whose own method would be one call more.
             scaled = isinstance(kernel, Scaled)
             term = kernel.kernel if scaled else kernel
-            phi, states[str(i)] = term.direction_at(state[str(i)], points, scores)
+            # A user's kernel that derives from one of these may have a direction of its own.
+            if type(term).direction is direction_at_points:
+                phi, states[str(i)] = term.direction_at(state[str(i)], points, scores)
+            else:
+                phi, states[str(i)] = term.direction(state[str(i)], points.particles, scores)
             phi = kernel.factor * phi if scaled else phi
             total = total + phi
         return total, states
@@ -332,8 +332,6 @@ class Scaled(Kernel):
     kernel: Any
     factor: float
 
-    direction = direction_at_points
-
     def __post_init__(self) -> None:
         self.check(self.kernel)
         check_factor(self.factor)
@@ -350,11 +348,11 @@ class Scaled(Kernel):
         """State of the scaled kernel."""
         return self.kernel.init(particles)
 
-    def direction_at(
-        self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
+    def direction(
+        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
         """Direction phi, shape (P, D)."""
-        phi, state = self.kernel.direction_at(state, points, scores)
+        phi, state = self.kernel.direction(state, particles, scores)
         return self.factor * phi, state
 
     @property

@@ -28,7 +28,7 @@ from typing import Any, Self
 
 from jaxtyping import Float
 
-from ppl_ext.kernels.base import Interactions, Kernel, KernelState, direction_at_points
+from ppl_ext.kernels.base import Interactions, Kernel, KernelState
 from ppl_ext.kernels.coordinates import CoordinatesByMetric
 from ppl_ext.kernels.rules import ProductMetric, are_few, are_many
 
@@ -50,8 +50,6 @@ class ByParticleCount(Kernel):
     many: Any
     some: Any
     few: Any
-
-    direction = direction_at_points
 
     def chosen(self, particles: Float[Any, "P D"]) -> Any:
         """The kernel for particles (P, D)."""
@@ -85,10 +83,10 @@ class ByParticleCount(Kernel):
         """The kernels with the present curvature."""
         return self._each(lambda kernel: kernel.with_curvature(metric))
 
-    def direction_at(
-        self, state: KernelState, points: CoordinatesByMetric, scores: Float[Any, "P D"]
+    def direction(
+        self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
-        return self.chosen(points.particles).direction_at(state, points, scores)
+        return self.chosen(particles).direction(state, particles, scores)
 
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         return self.chosen(points.particles).interactions_at(points)

@@ -65,6 +65,8 @@ class Dilation(OfOneCoordinate):
         ones = self.arrays.functions.ones_like(u)
         # u_e s_e and the derivative of u_e.
         drift = bumps.smoothed(u * scores + frame.pulled_back(ones))
+        # Entry e of K is differentiated by z_e alone, of which in a only the bumps of e are
+        # functions.
         own = ((bumps.slopes * u[:, :, None]).sum(axis=0) * bumps.values).sum(axis=-1)
         weight = min(1.0, num / dim**2) / num
         return weight * u * (drift + frame.pulled_back(own)), state

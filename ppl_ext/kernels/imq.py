@@ -56,6 +56,7 @@ class IMQ(MetricKernel):
         frame = points.frame(self.metric)
         values, slopes, bandwidth = self._parts(frame)
         pull = frame.gradients(2.0 / bandwidth)
+        # The repulsion sum_j (2 / h) slope_ji W (z_i - z_j), its two halves by one product.
         total = values @ scores - slopes @ pull + slopes.sum(axis=1, keepdims=True) * pull
         return total / len(scores), state
 

@@ -82,6 +82,7 @@ class RandomFeature(Kernel):
         # sum_j grad_{z_j} cos(angle_j) of each feature.
         turned = -self.arrays.functions.sin(angles).sum(axis=0)[:, None] * slopes
         total = features @ (features.T @ scores + frame.pulled_back(turned))
+        # Over frequencies and offsets 2 cos(a) cos(b) has the kernel as its mean.
         return total * (2.0 / (self.num_features * len(particles))), state
 
     def gram(self, state: KernelState, particles: Float[Any, "P D"]) -> Float[Any, "P P"]:

@@ -88,6 +88,8 @@ def affine_functions(
         ridge = 0.0 if num > dim + 1 else FEW_PARTICLES
     weight = (num * max(ridge, least)) ** 0.5
     identity = arrays.identity(dim, frame.points)
+    # QR of the points above a root of the ridge gives what Cholesky of their products would,
+    # without the square of the condition number.
     stacked = functions.concatenate([frame.points, weight * identity], axis=0)
     orthonormal, triangle = functions.linalg.qr(stacked)
     basis = orthonormal[:num]
@@ -168,6 +170,7 @@ class SemiExact(Kernel):
         linear = self._linear.interactions_at(points)
         found = self.kernel.interactions_at(points)
         num, weight = len(found.gram), weight_of(points.particles)
+        # (I - A) k (I - A)' at the particles: Pi is taken off each argument, of a symmetric matrix.
         once = affine.removed(found.gram)
         gram = affine.removed(once.T)
         # Of the second argument, which is put first: (P_i, P_j, Q).

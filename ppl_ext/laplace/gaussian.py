@@ -161,6 +161,8 @@ class DensePrecision(Precision):
         scale = xp.sqrt(xp.where(total > 0.0, total, 1.0))
         # The root has no slope at zero.
         root = xp.where(diagonal > 0.0, xp.sqrt(xp.where(diagonal > 0.0, diagonal, 1.0)), diagonal)
+        # A QR decomposition of roots keeps the digits that R' R would lose. Rows of its triangle
+        # may have either sign.
         upper = cls.triangular(xp.concatenate([xp.diag(root / scale), rows / scale]))
         return cls(scale, upper.T * xp.sign(upper.diagonal()), (diagonal > 0.0).all())
 
@@ -169,6 +171,7 @@ class DensePrecision(Precision):
         return 2.0 * (log(self.scale) + log(self.factor.diagonal())).sum()
 
     def draws(self, noise: Any) -> Any:
+        # L'^-1 e has the covariance (L L')^-1.
         return self.solve_transposed(self.factor, noise.T).T / self.scale
 
     def quadratic(self, moves: Any) -> Any:
@@ -251,6 +254,8 @@ class KroneckerPrecision(Precision):
     def of(cls, block: Any, diagonal: Any) -> Self:
         """Factorise a block and the diagonal of its coordinates."""
         left, right = block.left[0], block.right[0]
+        # Where the diagonal is such a product, dividing by its root leaves a Kronecker product and
+        # a number times I.
         number, left_scale, right_scale = cls._as_product(diagonal.reshape(len(left), len(right)))
         left_values, left_vectors = cls.eigenvalues(left / (left_scale[:, None] * left_scale))
         right_values, right_vectors = cls.eigenvalues(right / (right_scale[:, None] * right_scale))
@@ -319,6 +324,7 @@ class BlockPrecision(Precision):
             else:
                 blocks.append(classes.kronecker.of(block, whole[where]))
             places.append((where.start, where.stop))
+            # So that it neither changes the determinant nor is indefinite there.
             outside = cls.put(outside, where, 1.0)
         return cls(outside, tuple(blocks), tuple(places))
 

@@ -122,7 +122,7 @@ class LaplaceShell(EngineShell):
                 f"Expected a curvature with every=1, found every={given.every}: it is taken at "
                 "the mode, once. With hyperparameters give hyperparameters_every."
             )
-        check_names("hyperparameters", hyperparameters, optional=True)
+        check_names("hyperparameters", hyperparameters)
         if "num_particles" in options:
             raise ArgumentError(
                 "Expected no num_particles, since there is one mode. For several modes run several "

@@ -265,10 +265,15 @@ class Microcanonical:
             free = number < Schedule(total).moving
             held = 1.0 * free
             due = due | (held < 1.0)
+            # Without a branch: a trajectory begins with a new direction, a single step keeps its
+            # own.
             direction, amount = held * direction, held * amount + (1.0 - held)
+            # Uniform up to twice the mean: of one length trajectories may come back to where they
+            # began.
             steps = xp.ceil(2.0 * share * length / step_size)
             steps = xp.where(steps > MOST_STEPS, MOST_STEPS * count, steps)
             count = self.functions.cond(free, lambda: count, lambda: steps)
+            # The logarithm of 0, with which every move is accepted.
             taken = -math.inf * xp.ones_like(log_uniform)
             chances = self.functions.cond(free, lambda: taken, lambda: log_uniform)
         direction = self.functions.cond(
@@ -389,6 +394,7 @@ class Microcanonical:
         scale = scaled(old, variance, worth, xp)
         if self.noisy and self._own_scales:
             scale = dynamics.noise.quieted(scale, old, xp)
+        # So that a step stays as long in the model's own units.
         factor = xp.sqrt((old * old).mean() / (scale * scale).mean())
         return dynamics._replace(
             scale=scale,

@@ -178,6 +178,8 @@ def settled(
     def turned_round() -> Point:
         return before._replace(direction=-before.direction)
 
+    # Metropolis' rule holds for moves that undo themselves, as one does that ends with a turn
+    # round. After it all chains turn round: accepted ones, for the second time, go on.
     point = Point(*functions.select(accepted, after, turned_round))
     return point, accepted, diverged, chance
 

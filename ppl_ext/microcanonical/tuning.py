@@ -156,6 +156,7 @@ class StepLength(NamedTuple):
         rounding = (2.0 * epsilon * log_density) ** 2
         ratio = error * error / (dim * variance + rounding)
         ratio = xp.where(diverged, COUNTED * xp.ones_like(ratio), ratio) + 1e-8
+        # An energy tells less of the length that is wanted the further its variance is from that.
         trust = xp.exp(-0.5 * (xp.log(ratio) / (6.0 * TRUST)) ** 2)
         kept = (MEMORY - 1.0) / (MEMORY + 1.0)
         rate = kept * self.rate + (trust * ratio).mean()
@@ -163,6 +164,7 @@ class StepLength(NamedTuple):
         change = (weight / rate) ** (1.0 / 6.0)
         most = MOST_CHANGE * xp.ones_like(change)
         change = xp.where(change < 1.0 / most, 1.0 / most, xp.where(change > most, most, change))
+        # What was seen, as it would have been with steps of the new length.
         return type(self)(self.value * change, rate * change**6, weight)
 
     def at_most(self, limit: Any, xp: Any) -> Self:
@@ -181,6 +183,7 @@ class StepLength(NamedTuple):
         ``rate`` is then a running mean of log ε, in which late moves count more.
         """
         gain = chance.mean() - ACCEPTANCE
+        # As Robbins and Monro do: changes that fall with the number of moves, so that ε settles.
         value = self.value * xp.exp(gain * (1.0 + 0.1 * number) ** -0.5)
         share = 1.0 / (1.0 + 0.2 * number)
         mean = self.rate + share * (xp.log(value) - self.rate)

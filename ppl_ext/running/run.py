@@ -233,6 +233,7 @@ def take_steps(
                     watch.look(position)
                 if count == size and elapsed < PIECE_SECONDS / 2:
                     size = min(2 * size, LARGEST_PIECE)
+                # The first step takes what it takes to compile, which says nothing of the next.
                 elif elapsed > 2 * PIECE_SECONDS and position > cadence.first + 1:
                     size = max(1, size // 2)
                 if progress_bar:
@@ -247,6 +248,7 @@ def take_steps(
                 saved = cadence.saves(position, ends)
                 if saved:
                     save()
+                # A user's function may take long: Ctrl-C does not wait for its end.
                 with at_once():
                     stops = cadence.calls_back(position, ends) and call_back(
                         position, piece.latest()

@@ -193,6 +193,7 @@ class SettlingWatch:
     ) -> None:
         self._rule, self._positions, self._sites = rule, positions, sites
         self._first, self._interval = first, 1
+        # Noise averages out as the root of the number of looks.
         ratio = max(1.0, rule.most_noise / rule.tolerance)
         self._most_looks = min(round(MOST_LOOKS * ratio**2), MOST_OF_NOISE)
         self._looks: list[np.ndarray] = []
@@ -288,6 +289,7 @@ class SettlingWatch:
         if self._chosen is None:
             self._apart |= count == 1
             most = max(1, MOST_COORDINATES // count) if self._apart else MOST_COORDINATES
+            # The same coordinates in every process, and after a resume.
             draws = np.random.default_rng(0)
             everything = np.arange(dim)
             chosen = draws.choice(dim, most, replace=False) if dim > most else everything
@@ -299,12 +301,14 @@ class SettlingWatch:
 
     def _test(self, position: int) -> None:
         looks = np.stack(self._looks)
+        # Of draws the means come first and then the deviations, both in the order of the sites.
         sites = np.resize(self._sites_looked_at(), looks.shape[1])
         unit = np.ones(looks.shape[1])
         if self._apart:
             unit = _root_mean_squares(looks[-1], sites)
         else:
             dim = len(unit) // 2
+            # Means in units of the deviations of the second half, when the first moves are over.
             unit[:dim] = np.exp(looks[-len(looks) // 2 :, dim:].mean(0))
         looks = looks / unit
         found = judged(looks, ROUNDING * self._epsilon * (1.0 + np.abs(looks[-1])))

@@ -81,6 +81,7 @@ def signed(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[
 def _digest(entries: Mapping[str, np.ndarray]) -> np.ndarray:
     found = hashlib.blake2b(digest_size=16)
     for name, array in sorted(entries.items()):
+        # Names, types and shapes count too: under others the same bytes are other numbers.
         found.update(f"{name} {array.dtype.str} {array.shape} ".encode())
         found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return np.frombuffer(found.digest(), np.uint8)
@@ -237,6 +238,8 @@ def check(header: Mapping[str, Any], belongs_to: Mapping[str, Any]) -> None:
                 f"{own.get(name)}, found {saved.get(name)}. Make the engine with the same {name} "
                 "as when it was saved."
             )
+    # With other settings the numbers of a state mean something else; with other tuning a run only
+    # goes on in another way.
     own, saved = belongs_to["tuning"], header["tuning"]
     for name in own:
         if saved.get(name) != own[name]:
@@ -339,6 +342,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     where = checked_path(path, "path")
     try:
         kind = os.stat(where).st_mode
+        # Folders go on to `open`, whose error says what they are.
         if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
             raise ValueError("it is a device or a pipe, which may have no end")
         with open(where, "rb") as file:

@@ -81,11 +81,13 @@ def gsm_moments(
     offset = mean - theta
     pulled = score @ covariance
     square, inner = (score * pulled).sum(-1), (offset * score).sum(-1)
+    # rho (1 + rho) = s' Sigma s + ((mu - theta)' s)^2, with names as in Algorithm 1.
     rho = 0.5 * (1.0 + 4.0 * (square + inner * inner)) ** 0.5 - 0.5
     epsilon = pulled - offset
     along = (score * epsilon).sum(-1) / (1.0 + rho + inner)
     move = (epsilon - offset * along[:, None]) / (1.0 + rho)[:, None]
     moved = offset + move
+    # Of each draw an update of rank two, (mu - theta) (mu - theta)' before less that after.
     covariance = covariance + (offset.T @ offset - moved.T @ moved) / len(theta)
     return mean + move.mean(0), 0.5 * (covariance + covariance.T)
 

@@ -274,6 +274,7 @@ class Cycles(StochasticGradientShell):
 
     def _steps_to_next_draw(self, step: Any) -> Any:
         left = self.num_exploring - step % self.cycle_length
+        # Without a branch, since the step may be traced.
         return 1 + left * (left > 0)
 
     def _temperature(self, step: Any) -> Any:
@@ -312,6 +313,7 @@ class ScoreMoments(NamedTuple):
 
     def with_score(self, score: Float[Any, "C D"], decay: float) -> Self:
         """The same with the scores of one more step."""
+        # Step t counts t^3, and all steps to t about t^4 / 4.
         share, square = 4.0 / (self.steps + 4.0), score**2
         return type(self)(
             decay * self.squares + (1.0 - decay) * square,
@@ -519,6 +521,8 @@ class Exchanges(NamedTuple):
             ``torch`` or ``jax.numpy``.
         """
         energy, square = 0.5 * (first + second), (0.5 * (first - second)) ** 2
+        # Exchange n counts n^3, as steps do in ScoreMoments. Half the difference of two energies
+        # has the variance of their mean.
         moved = self.variance + 4.0 / (self.number + 4.0) * (square - self.variance)
         variance = xp.where(xp.isfinite(square), moved, self.variance)
         # Normal noise of variance v in the exponent has the mean exp(v / 2), which is taken off.

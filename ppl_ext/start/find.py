@@ -242,6 +242,7 @@ def _by_newton(
         return []
     for _ in range(NEWTON_STEPS):
         move = score @ factor
+        # What the step would gain by its quadratic model.
         if 0.5 * float(move @ move) < GAIN:
             break
         point = point + factor @ move

@@ -50,8 +50,6 @@ class Space:
         From values of the sites (n, ...) to positions (n, D).
     of_guide : callable
         What is known of a host's guide: its Normals, or draws by site; None of anything else.
-    guide_form : str
-        How a guide of the host is given, for messages.
     evaluate : callable
         Log densities and scores at positions.
     epsilon : float
@@ -70,7 +68,6 @@ class Space:
     shapes: Callable[[], Mapping[str, tuple[int, ...]]]
     unconstrain: Callable[[dict[str, np.ndarray]], Float[np.ndarray, "n D"]]
     of_guide: Callable[[Any], Start | Values | None]
-    guide_form: str
     evaluate: Evaluate
     epsilon: float
     clock: Callable[[], float] = time.perf_counter

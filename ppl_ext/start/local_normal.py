@@ -63,6 +63,7 @@ def local_factor(
     for _ in range(AGAIN):
         curvature = whitened_curvature(evaluate, point, factor, step)
         if curvature is None:
+            # Scores around are not finite: the next differences are shorter.
             factor = 0.1 * factor
             continue
         values, vectors = np.linalg.eigh(curvature)
@@ -71,6 +72,7 @@ def local_factor(
         # nothing of the narrow directions.
         upper = np.linalg.qr((factor @ (vectors / np.sqrt(sizes))).T).R
         factor = upper.T * np.where(np.diag(upper) < 0.0, -1.0, 1.0)
+        # About one: differences were as long as they were meant to be.
         if NEAR[0] < sizes.min() and sizes.max() < NEAR[1]:
             return factor
     return factor if curvature is not None else None

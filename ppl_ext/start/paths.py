@@ -81,6 +81,7 @@ class InverseHessian:
 
     def add(self, move: Vector, change: Vector) -> None:
         """Learn that the score fell by ``change`` along ``move``; concave parts alone are kept."""
+        # Only so does the matrix stay positive definite.
         if move @ change > 1e-10 * np.linalg.norm(move) * np.linalg.norm(change):
             self._moves = [*self._moves, move][-HISTORY:]
             self._changes = [*self._changes, change][-HISTORY:]
@@ -102,6 +103,7 @@ class InverseHessian:
         for move, change in reversed(pairs):
             weights.append((move @ found) / (move @ change))
             found -= weights[-1] * change
+        # The matrix that the recursion begins with (Nocedal and Wright 2006, equation 7.20).
         found *= variance
         for (move, change), weight in zip(pairs, reversed(weights), strict=True):
             found += move * (weight - (change @ found) / (move @ change))
@@ -133,6 +135,7 @@ def follow(
             path.settled = path.known = True
             return
         if known.variance is None:
+            # Of length one at most, while nothing is known of scales.
             direction = score / max(1.0, float(np.linalg.norm(score)))
         else:
             direction = known.times(score)
@@ -143,6 +146,7 @@ def follow(
             return
         low, high, length = 0.0, np.inf, 1.0
         best: tuple[float, Vector, Vector] | None = None
+        # The weak Wolfe conditions, by doubling and halving the length.
         for _ in range(TRIES):
             there = position + length * direction
             found, gradient = yield there

@@ -34,13 +34,16 @@ def effective_number(draws: Float[np.ndarray, "N M D"]) -> Float[np.ndarray, " D
         return np.full(dim, every)
     size = number * chains
     centered = draws - draws.mean(0)
+    # With zeros behind the draws the circular correlations of the transform are those of lags.
     padded = 1 << (2 * number - 1).bit_length()
     spectrum = np.abs(np.fft.rfft(centered, padded, axis=0)) ** 2
     covariances = np.fft.irfft(spectrum, padded, axis=0)[:number].mean(1) / number
+    # The variance over all draws, (N - 1) / N W + B / N.
     total = covariances[0].copy()
     if chains > 1:
         total += draws.mean(0).var(0, ddof=1)
     within = covariances[0] * number / (number - 1)
+    # Equation 10.
     correlations = 1.0 - (within - covariances) / total
     correlations[0] = 1.0
     count = (number - 1) // 2
@@ -49,6 +52,7 @@ def effective_number(draws: Float[np.ndarray, "N M D"]) -> Float[np.ndarray, " D
     positive = np.logical_and.accumulate(pairs > 0.0, axis=0)
     positive[-1] = False
     last = positive.sum(0)
+    # The initial monotone sequence: no pair counts more than those before it.
     falling = np.minimum.accumulate(np.where(positive, pairs, np.inf), axis=0)
     rest = np.maximum(correlations[2 * last, np.arange(dim)], 0.0)
     times = 2.0 * np.where(positive, falling, 0.0).sum(0) + rest - 1.0

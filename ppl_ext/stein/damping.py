@@ -97,6 +97,7 @@ def judge(
     solved : bool, or array ()
         Whether the linear system was solved.
     """
+    # d'Hd / 2, since a length is sqrt(d'Hd / D).
     predicted_loss = 0.5 * proposal.moves.shape[1] * proposal.lengths**2
     predicted, actual = predicted_gain - predicted_loss, after - before
     # Differences of log densities are known to their rounding only.
@@ -111,10 +112,13 @@ def judge(
     mean = xp.where(within.any(), xp.where(within, disagreement, 0.0).sum() / within.sum(), GOOD)
     one = xp.ones_like(mean)
     factor = xp.where(mean < GOOD, FALL * one, xp.where(mean > POOR, GROWTH * one, one))
+    # Where all moves are refused the model is of no use at this size: two factors at once.
     factor = xp.where(accepted.any(), factor, GROWTH**2)
     if radius is not None:
+        # Only a radius that has shortened a move can have been too small.
         wider = proposal.shortened & (disagreement <= BELIEVED)
         kept = xp.where(wider, WIDENING * radius, radius)
+        # Below the length that failed; the radius itself may lie far above that.
         judged = xp.where(believed, kept, NARROWING * proposal.lengths)
         radius = xp.where(xp.ones_like(believed) & solved, judged, radius)
     following = xp.clip(damping * factor, LEAST_DAMPING, MOST_DAMPING)
@@ -181,6 +185,7 @@ def judged_moves(
 
 def rows_of_a_step(estimator: GradientEstimator, target: Any) -> Any:
     """Rows of the shape that the estimator's batches have, or None where a step sees all."""
+    # Noise changes scores, and leaves the rows that they are of.
     while isinstance(estimator, Noisy):
         estimator = estimator.inner(target)
     return None if isinstance(estimator, Full) or not target.plates else target.first_rows()

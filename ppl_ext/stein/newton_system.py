@@ -227,6 +227,7 @@ class LinearSystem(ABC):
         # One solve with each particle's curvature serves the right side and the basis.
         every = self.xp.concatenate([right[:, None], shared], axis=1)
         products, solution = self._particle_solves(every, solver)
+        # Vector 0 of each particle is the right side, all others are the basis.
         plain, inner = products[:, 0, 1:], products[:, 1:, 1:]
         weights = self.eliminated(self._features(), inverse, plain, inner)
         ones = self.xp.ones_like(weights[:, :1])
@@ -281,6 +282,7 @@ class LinearSystem(ABC):
             every = xp.einsum("nja,mjb->manb", gradients, gradients)
             coupled = xp.einsum("pm,manb,qn->paqb", inverse, every, inverse)
         dense = self._of_each(self._damped().dense())
+        # L' from the left, and d = L x:  L' H L x + L^-1 (P Q) L^-T x = L' s + L^-1 r.
         own = xp.einsum("pm,pab,pn->manb", factor, dense, factor)
         matrix = (own + coupled).reshape(number * dim, number * dim)
         # Symmetric up to rounding; factorisations read one triangle alone.

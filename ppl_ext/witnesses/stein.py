@@ -101,10 +101,9 @@ def stein_identities(
     positions: Float[np.ndarray, "S D"],
     scores: Float[np.ndarray, "S D"],
     names: Sequence[str],
-    effective: float | None = None,
 ) -> Stein:
-    """The identities at draws (S, D) with scores (S, D), worth ``effective`` independent ones."""
-    number = float(len(positions)) if effective is None else effective
+    """The identities at independent draws (S, D) with scores (S, D)."""
+    number = float(len(positions))
     scale = positions.std(0)
     units = scores * scale
     products = (positions - positions.mean(0)) * scores + 1.0

@@ -1,13 +1,10 @@
 """Curvature of programs: Fisher information of their outputs, and what is built on it."""
 
 from ppl_ext.curvature.program_curvature import (
-    STRUCTURES,
     GaussNewton,
     PriorStructure,
-    RowStructure,
     Structure,
 )
-from ppl_ext.curvature.solvers import IterativeSolution
 from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
 from pyro_ext.curvature.fisher import fisher_root, register_output_fisher
 from pyro_ext.curvature.gauss_newton import (
@@ -26,14 +23,11 @@ from pyro_ext.curvature.solvers import (
 )
 
 __all__ = [
-    "STRUCTURES",
     "Curvature",
-    "IterativeSolution",
     "GaussNewton",
     "KroneckerBlock",
     "PriorStructure",
     "ProgramCurvature",
-    "RowStructure",
     "Structure",
     "cholesky_solve",
     "conjugate_gradients",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ppl_ext.curvature import curvature
+from ppl_ext.curvature import curvature, outer_products
 from ppl_ext.curvature.curvature import KroneckerBlock
 from pyro_ext.curvature.solvers import symmetric_eigen
 
@@ -53,4 +54,19 @@ class Curvature(curvature.Curvature):
         return total
 
 
-__all__ = ["Curvature", "KroneckerBlock"]
+def _repeated(steps: int, step: Callable[[Any], Any], tree: Any) -> Any:
+    for _ in range(steps):
+        tree = step(tree)
+    return tree
+
+
+OUTER_PRODUCTS = outer_products.OuterProducts(
+    torch,
+    lambda direction, like: torch.from_numpy(direction).to(like),
+    Curvature,
+    _repeated,
+    lambda holds, first, second, tree: (first if bool(holds) else second)(tree),
+)
+
+
+__all__ = ["OUTER_PRODUCTS", "Curvature", "KroneckerBlock"]

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.curvature.curvature import Rows, Sums
+from ppl_ext.curvature.outer_products import kronecker_factors
 from ppl_ext.curvature.program_curvature import (
     LARGEST_JACOBIANS,
     ROWS_UP_TO,
@@ -27,10 +28,9 @@ from ppl_ext.curvature.program_curvature import (
     sites_with_curvature,
 )
 from pyro_ext.curvature.coordinates import Coordinates
-from pyro_ext.curvature.curvature import Curvature, KroneckerBlock
+from pyro_ext.curvature.curvature import OUTER_PRODUCTS, Curvature, KroneckerBlock
 from pyro_ext.curvature.fisher import drawn_values
 from pyro_ext.curvature.gauss_newton import Drawn, Parameters, drawn_at, drawn_from, rows_of_one
-from pyro_ext.curvature.kronecker import kronecker_factors, rank_one_sites
 from pyro_ext.curvature.prior import (
     prior_curvature_of_one,
     prior_structure,
@@ -71,7 +71,7 @@ class _KeptPrior(NamedTuple):
 
 class ProgramCurvature(ProgramCurvatureShell):
     kind = Curvature
-    factors = staticmethod(kronecker_factors)
+    factors = staticmethod(partial(kronecker_factors, OUTER_PRODUCTS))
 
     def __init__(
         self, target: LogDensity, data: Data, options: GaussNewton, *, often: bool = True
@@ -89,6 +89,7 @@ class ProgramCurvature(ProgramCurvatureShell):
         self._outputs, self.drawn = outputs, tuple(drawn_from(outputs))
         with global_generator(0):
             for name in self.drawn:
+                # What cannot be drawn from is told here, before any step.
                 drawn_values(outputs[name])
 
         def rows(position: Tensor, arguments: Any) -> Tensor:
@@ -120,7 +121,7 @@ class ProgramCurvature(ProgramCurvatureShell):
             return frozenset()
         with global_generator(0), torch.no_grad():
             rows = self._rows_of_chunk(positions, data, indices, 1.0)
-            found = rank_one_sites(rows, self.slices, target.layout.shapes)
+            found = OUTER_PRODUCTS.sites(rows, self.slices, target.layout.shapes)
         return frozenset(name for name, holds in found.items() if holds)
 
     def at(
@@ -270,6 +271,7 @@ class _Rows(Rows):
         if weight not in self._counts:
             with torch.no_grad(), self._alike():
                 self._counts[weight] = self._of_chunk(self._z, data, indices, 1.0).shape[1]
+        # A weight is the share of all rows that a chunk has.
         return round(self._counts[weight] / weight)
 
     def fold(self, function: Callable[[Sums, Tensor, Sums], Sums], carry: Sums, held: Sums) -> Sums:

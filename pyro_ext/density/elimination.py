@@ -148,6 +148,7 @@ class _Rounds:
             times = 1
             for symbol in missing:
                 times *= self.sizes[symbol]
+            # A factor without the dimension of a plate is the same in each of its rows.
             reduced = reduced * times if times != 1 else reduced
             for place, (term, outside) in enumerate(old):
                 dims = "".join(symbol for symbol in term.dims if symbol not in outside)
@@ -175,6 +176,7 @@ class _Rounds:
         """Sum sites of which no two are in one factor; whether there are any."""
         found = {symbol: self._result(symbol) for symbol in self.left}
         able = [symbol for symbol, result in found.items() if result is not None]
+        # The cheapest first: what is left of others may have become cheaper by then.
         able.sort(key=lambda symbol: found[symbol][0])  # type: ignore[index]
         taken: set[int] = set()
         groups: dict[Any, list[str]] = {}
@@ -209,6 +211,7 @@ class _Rounds:
 
     def _form(self, symbol: str, result: str) -> tuple[object, ...]:
         """The sum over a site as an equation whose symbols are the same for all of one form."""
+        # In an order that does not depend on names, so that sums of one form have one equation.
         ranked = sorted(self.of[symbol], key=lambda number: self._rank(number, symbol))
         self.of[symbol] = dict.fromkeys(ranked)
         terms = [self.terms[number] for number in self.of[symbol]]
@@ -216,6 +219,7 @@ class _Rounds:
         for term in terms:
             for other in term.dims:
                 names.setdefault(other, chr(ord("B") + len(names)))
+        # A is the dimension along which sums of one form are stacked.
         inputs = ",".join("A" + "".join(map(names.__getitem__, term.dims)) for term in terms)
         equation = f"{inputs}->A{''.join(map(names.__getitem__, result))}"
         return equation, *(term.shape for term in terms)

@@ -141,6 +141,7 @@ class Evaluation:
         values, pullback = torch.func.vjp(lambda z: self.value(z, arguments), z)[:2]
         log_prior, log_likelihood = values
         one, zero = torch.ones_like(log_prior), torch.zeros_like(log_prior)
+        # One way forwards, and backwards one for each value.
         (prior,) = pullback((one, zero))
         (likelihood,) = pullback((zero, one))
         return prior, likelihood, log_prior, log_likelihood
@@ -225,6 +226,7 @@ def add_normal(
             torch.sub(loc[:, piece], z[:, part], out=residual)
             torch.mul(residual, precision, out=gradient)
             score[:, part] += gradient
+            # ((m - x) / s)^2, of which the log density has half.
             return residual.mul_(gradient).sum(-1)
 
         return add

@@ -230,6 +230,7 @@ def _watch_modules() -> Iterator[list[torch.nn.Module]]:
 
     hooks = [
         register_module_forward_pre_hook(enter),
+        # Also after a call that has failed, whose module would else stay on the stack.
         register_module_forward_hook(leave, always_call=True),
     ]
     try:

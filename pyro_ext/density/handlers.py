@@ -211,6 +211,7 @@ class _LowerCholesky(Transform):
         return torch.cat([tril_matrix_to_vec(y, -1), diagonal], -1) if y.shape[-1] > 1 else diagonal
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        # Of the exponentials on the diagonal; all other entries stay as they are.
         return x[..., -y.shape[-1] :].sum(-1)
 
     def forward_shape(self, shape: torch.Size) -> torch.Size:

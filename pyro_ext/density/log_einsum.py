@@ -28,6 +28,7 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
     total: Tensor | None = None
     for dims, operand in zip(inputs.split(","), operands, strict=True):
         order = sorted(dims, key=(output + summed).index)
+        # All dimensions in one order, those that an operand lacks of length one.
         aligned = operand.permute([dims.index(name) for name in order])
         shape = iter(aligned.shape)
         aligned = aligned.reshape([next(shape) if name in dims else 1 for name in output + summed])

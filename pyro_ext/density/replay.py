@@ -26,12 +26,10 @@ from torch import Tensor
 
 from ppl_ext.diagnostics.replay import (
     DISCRETE,
-    DRAW_CHUNK,
     GROUPS,
     PASS_ALL_ROWS,
     REPLAY_DOCUMENTATION,
     TERMS,
-    TOGETHER,
     Array,
     ComputedEntries,
     Recorder,
@@ -518,7 +516,7 @@ def _record(
     if around is not None:
         (centre,) = _positions(target, data, one_draw(around))
         moves = _positions(target, data, values) - centre
-    size = draw_chunk or recorder.draws_together(TOGETHER, DRAW_CHUNK)
+    size = draw_chunk or recorder.draws_together()
     for chunk, (_, indices) in enumerate(target.sweep(data_chunk)):
         rows = {name: _host(places) for name, places in indices.items()}
         at_draw = _Rows(recorder, target, data, indices, most, missing, finite)

@@ -47,6 +47,7 @@ class Minibatch(minibatch.Minibatch, GradientEstimator):
                 following[name] = {"position": (position + count) % size}
             else:
                 order, position = state[name]["order"], state[name]["position"]
+                # What is left of a round and fills no batch is left out.
                 if position + count > size:
                     order, position = shuffled(size, lead, generator), 0
                 rows = order[..., position : position + count]

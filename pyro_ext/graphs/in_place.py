@@ -115,11 +115,13 @@ def join_in_place(graph: torch.fx.Graph, memory: Memory) -> None:
         # Each piece is a view, or a view of a view, of what its source has computed.
         views = {piece: _views_of_source(piece) for piece in pieces}
         sources = {piece: (chain[-1].args[0] if chain else piece) for piece, chain in views.items()}
+        # A piece that is joined twice has two places, and an input is not computed here.
         if len(views) < len(pieces) or any(
             sources[piece].op == "placeholder" or piece.meta["val"].dtype != whole.dtype
             for piece in pieces
         ):
             continue
+        # The place has to be there before the first piece is computed.
         with graph.inserting_before(min(sources.values(), key=order.__getitem__)):
             description = (list(whole.shape), whole.dtype, whole.device)
             joined = graph.call_function(memory.empty, description)
@@ -140,6 +142,7 @@ def join_in_place(graph: torch.fx.Graph, memory: Memory) -> None:
                     graph.erase_node(node)
                 continue
             latest = source
+            # Views follow their source at once, so that the piece can be copied and freed there.
             for node in reversed(chain):
                 latest.append(node)
                 latest = node

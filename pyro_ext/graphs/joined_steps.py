@@ -144,9 +144,11 @@ class _Recorder(TorchDispatchMode):
         found = func(*args, **kwargs)
         if self.unfit:
             return found
+        # Joined operations run in another order, in which writes and draws would come elsewhere.
         if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
             self.unfit = f"{func} changes a tensor or is random"
             return found
+        # What torch.tensor makes of numbers of Python, the same at every run.
         if func is _ATEN.lift_fresh.default or func is _ATEN.lift_fresh_copy.default:
             self._keep("constant", None, found)
             return found
@@ -155,6 +157,7 @@ class _Recorder(TorchDispatchMode):
         if func.overloadpacket in _UNDEFINED:
             self._keep("undefined", None, found)
             return found
+        # Made of shapes or of constants alone: the value of this run is that of every run.
         if func in _FILLED or all(each.kind == "constant" for each in sources):
             for leaf in pytree.tree_leaves(found):
                 if isinstance(leaf, Tensor) and id(leaf) not in self.known:
@@ -178,6 +181,7 @@ class _Recorder(TorchDispatchMode):
             dim, index = dim % source.dim(), index % source.shape[dim]
             self._keep("row", (dim, index, None), found, sources)
             return
+        # With steps of one these are entries in a row; with longer ones an operation as any other.
         if func is _ATEN.slice.Tensor and (len(leaves) < 5 or leaves[4] == 1):
             source = leaves[0]
             dim = (leaves[1] if len(leaves) > 1 else 0) % source.dim()
@@ -286,6 +290,7 @@ def _without_repeats(nodes: list[Node], outputs: list[Node]) -> tuple[list[Node]
         if not node.given and not isinstance(node.kind, str):
             left = iter(node.sources)
             given, spec = node.args
+            # References follow their sources to the nodes that are kept.
             given = [_Ref(next(left)) if isinstance(leaf, _Ref) else leaf for leaf in given]
             node.args = (given, spec)
         first = known.setdefault(_description(node), node)
@@ -320,6 +325,7 @@ def _with_totals(nodes: list[Node], outputs: list[Node]) -> list[Node]:
         terms, left, passed = [], list(reversed(node.sources)), []
         while left:
             term = left.pop()
+            # A partial sum that something else takes has to be there by itself.
             if _adds(term) and users[id(term)] == 1 and term.form == node.form:
                 passed.append(id(term))
                 left.extend(reversed(term.sources))
@@ -349,6 +355,7 @@ def _alike(nodes: list[Node]) -> list[Alike]:
 def _kind(node: Node) -> Any:
     """What nodes have in common that are the same operation of the same kinds of arguments."""
     if node.given:
+        # Those of one kind are stacked, which would copy long ones, such as the data, at every run.
         return id(node) if node.value.numel() > SHORT else ("given", node.form)
     if node.kind == "total":
         return id(node)
@@ -418,6 +425,8 @@ class _Values:
         for node in nodes:
             together = node.alike.joined
             key = id(node.alike if together else node)
+            # Nodes that were computed at once are stacked already: their whole stack is taken,
+            # once.
             if key not in starts:
                 value = self.found[key] if together else self.of(node).unsqueeze(0)
                 tensors.append(value)
@@ -440,6 +449,7 @@ class _Values:
             return held[number][source.place] if source.alike.joined else held[source.place][number]
         if node.kind == "total":
             return self.stacked(node.sources).sum(0)
+        # A join of many pieces of one shape is their stack seen in another way.
         if node.kind in _JOINS and len(node.sources) >= FEWEST_ALIKE and _alike_in_shape(node):
             options = [leaf for leaf in node.args[0] if not isinstance(leaf, _Ref)]
             dim = options[0] if options else 0
@@ -470,6 +480,8 @@ class _Values:
                 tensors.append(self.of(sources[0]) if same else self.stacked(sources))
                 dims.append(None if same else 0)
             elif place in numbers and any(leaf != leaves[0] for leaf in leaves):
+                # Numbers that differ from step to step, in the type of the result, which they leave
+                # as it is.
                 _, dtype, device = first.form
                 tensors.append(torch.tensor(leaves, dtype=dtype, device=device))
                 dims.append(0)

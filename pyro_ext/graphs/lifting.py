@@ -153,6 +153,7 @@ class BatchedFunction:
         with torch.no_grad():
             if self.mode in ("graph", "inductor"):
                 inputs = Inputs(arguments)
+                # What a graph is made for: shapes, numbers of Python, and axes of particles.
                 key = (tuple(z.shape), z.dtype, z.device, inputs.key, in_dims)
                 entry = self._graphs.get(key)
                 if entry is not None:
@@ -165,6 +166,8 @@ class BatchedFunction:
                 except (ModelCheckError, ArgumentError):
                     raise
                 except _LIFT_FAILURES as error:
+                    # Where the model writes into its own tensors the same way is tried once more,
+                    # with copies.
                     if not self._found_writes(error):
                         self._fall_back("graph" if self.mode == "inductor" else "handlers", error)
                     return self._evaluated(z, arguments, in_dims)
@@ -267,12 +270,15 @@ class BatchedFunction:
 
         with self._around(), ShortFunctions():
             module = _made(batched)(z, *inputs.tensors)
+        # Before pieces are written into lent memory: such writes have no users and would go too.
         module.graph.eliminate_dead_code()
         drop_identities(module.graph)
         replay: Callable[..., Any]
         if self.mode == "inductor":
             materialize_accumulators(module.graph)
             module.recompile()
+            # Also before compiling, which takes long; after it mistakes of the compiler count as
+            # well.
             self._require_same_result(module, z, inputs, in_dims)
             replay = torch.compile(module)
         else:

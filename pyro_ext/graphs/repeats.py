@@ -141,6 +141,7 @@ def _repeat_last(graph: Any, node: Any, short: dict[Any, Any]) -> None:
     if found is None or found.dtype != value.dtype:
         return
     if found.shape == value.shape:
+        # Views of the result may ask for the strides that it had.
         if found.stride() == value.stride():
             node.args = args
         return
@@ -170,6 +171,7 @@ def _multiply_once(graph: Any, node: Any) -> None:
     if of_right is not None and of_left is None:
         moving, matrix, turned = left, of_right, False
         shape = [batch * rows, _value(left).shape[2]]
+    # M x_b is x_b' M' where x_b is a vector; of matrices the results would have to be turned.
     elif of_left is not None and of_right is None and columns == 1:
         moving, matrix, turned = right, of_left, True
         shape = [batch, _value(right).shape[1]]

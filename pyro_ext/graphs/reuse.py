@@ -55,6 +55,7 @@ def write_over(graph: Graph, long: int) -> None:
         place, (node.target, name) = places[0], out
         node.kwargs = {**node.kwargs, name: place}
         taken, former = roots[place], roots[node]
+        # The argument's memory is the result's from here on, and in use until that is used last.
         last[taken] = last[former]
         roots.update({each: taken for each, root in roots.items() if root is former})
 
@@ -73,6 +74,7 @@ def _may_take(
     alike = (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
     if not alike or not (old.is_contiguous() and new.is_contiguous()):
         return False
+    # The same memory as another argument, seen otherwise, would be overwritten as it is read.
     shared = [each for each in node.all_input_nodes if each is not place and roots[each] is root]
     return not shared and last[root] == order[node] and _has_own_memory(root)
 

@@ -69,6 +69,7 @@ def simplify(module: GraphModule) -> None:
     if any(node.op != "call_function" for node in changed):
         return  # memory from outside, which the graph may have under several names
     constants: dict[Any, Tensor] = {}
+    # Each pass leaves constants and equal operations that were none before it, hence the folds.
     see_single_pieces(graph, lambda node: _touches(node, changed))
     _fold(module, constants, changed)
     without_repeats(graph, constants, lambda node: _touches(node, changed))
@@ -170,6 +171,7 @@ def _constant(node: Any, constants: dict[Any, Tensor], module: GraphModule) -> T
         if isinstance(fill, Node):
             return None
         return torch.full(expected.shape, fill, dtype=expected.dtype, device=expected.device)
+    # Of constants alone, and laid out as it is in the graph, whose views count on that.
     if any(source not in constants for source in node.all_input_nodes):
         return None
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), constants.__getitem__)
@@ -243,6 +245,7 @@ def _read_numbers(node: Any, constants: dict[Any, Tensor]) -> None:
     value = constants.get(second) if isinstance(second, Node) else None
     if value is None or not isinstance(first, Node) or first in constants:
         return
+    # A number takes the type of the tensor, where another tensor could have changed that.
     alike = value.dtype == first.meta["val"].dtype and value.dtype.is_floating_point
     if value.numel() == 1 and alike and first.meta["val"].shape == node.meta["val"].shape:
         node.args = (first, value.item())

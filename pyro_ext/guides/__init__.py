@@ -3,7 +3,6 @@
 from pyro_ext.guides.flat_density import (
     FlatDensity,
     Moments,
-    check_has_flat_density,
     flat_density,
     refuse_flat_density,
     register_flat_density,
@@ -16,9 +15,6 @@ from pyro_ext.guides.matrix_normal import AutoMatrixNormal, MatrixNormalDensity
 from pyro_ext.guides.mixture import AutoGaussianMixture, GaussianMixtureDensity
 from pyro_ext.guides.normal import (
     DiagonalNormalDensity,
-    LowRankNormalDensity,
-    MultivariateNormalDensity,
-    NormalDensity,
 )
 from pyro_ext.guides.planar_flow import AutoPlanarFlow, PlanarFlowDensity
 
@@ -31,14 +27,10 @@ __all__ = [
     "FlatDensity",
     "GaussianMixtureDensity",
     "LayerLowRankNormalDensity",
-    "LowRankNormalDensity",
     "MatrixNormalDensity",
     "Moments",
-    "MultivariateNormalDensity",
-    "NormalDensity",
     "PlanarFlowDensity",
     "RowNoiseELBO",
-    "check_has_flat_density",
     "flat_density",
     "flipout",
     "local_reparameterization",

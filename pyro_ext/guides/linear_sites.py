@@ -124,6 +124,7 @@ class _Weight:
         if not isinstance(base, torch.distributions.Normal) or not self.drawn.is_contiguous():
             return None
         offset = view.storage_offset() - self.drawn.storage_offset()
+        # Seen as the draw is seen where it is used, whichever views lead there.
         mean, scale = (
             values.expand(self.drawn.shape)
             .contiguous()

@@ -1,7 +1,7 @@
 """Stein kernels: one written bandwidth definition, named alternatives, and the host's kernels."""
 
 from ppl_ext.kernels.base import Interactions, KernelState
-from ppl_ext.kernels.rules import BANDWIDTH_RULES, METRICS, ProductMetric
+from ppl_ext.kernels.rules import METRICS, ProductMetric
 from pyro_ext.kernels.classes import (
     IMQ,
     RBF,
@@ -28,7 +28,6 @@ from pyro_ext.kernels.host import HostKernel, as_kernel
 __all__ = [
     "Additive",
     "ByParticleCount",
-    "BANDWIDTH_RULES",
     "IMQ",
     "METRICS",
     "RBF",

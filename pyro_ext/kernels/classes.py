@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -43,32 +44,25 @@ class Kernel(base.Kernel):
     __rmul__ = __mul__
 
 
-class Sum(base.Sum, Kernel):
-    pass
+class Sum(base.Sum, Kernel): ...
 
 
-class Scaled(base.Scaled, Kernel):
-    pass
+class Scaled(base.Scaled, Kernel): ...
 
 
-class RBF(rbf.RBF, Kernel):
-    pass
+class RBF(rbf.RBF, Kernel): ...
 
 
-class IMQ(imq.IMQ, Kernel):
-    pass
+class IMQ(imq.IMQ, Kernel): ...
 
 
-class Linear(linear.Linear, Kernel):
-    pass
+class Linear(linear.Linear, Kernel): ...
 
 
-class Additive(additive.Additive, Kernel):
-    pass
+class Additive(additive.Additive, Kernel): ...
 
 
-class Dilation(dilation.Dilation, Kernel):
-    pass
+class Dilation(dilation.Dilation, Kernel): ...
 
 
 class SemiExact(semi_exact.SemiExact, Kernel):
@@ -93,8 +87,7 @@ class SemiExact(semi_exact.SemiExact, Kernel):
     linear = Linear
 
 
-class Preconditioned(preconditioned.Preconditioned, Kernel):
-    pass
+class Preconditioned(preconditioned.Preconditioned, Kernel): ...
 
 
 class Graphical(graphical.Graphical, Kernel):
@@ -115,8 +108,7 @@ class RandomFeature(random_feature.RandomFeature, Kernel):
         return {"frequencies": frequencies.to(like.device), "offsets": offsets.to(like.device)}
 
 
-class ByParticleCount(default.ByParticleCount, Kernel):
-    pass
+class ByParticleCount(default.ByParticleCount, Kernel): ...
 
 
 mixture = Sum.mixture
@@ -130,10 +122,10 @@ def default_kernel() -> Kernel:
     ``Linear()``. The first has no Gram matrix: engines that need one have defaults of their own.
     """
     some = mixture([IMQ("dimension", metric="variance"), Linear()])
-    return ByParticleCount(_hierarchical(), some, RBF())
+    return replace(hierarchical_kernel(), some=some)
 
 
-def hierarchical_kernel() -> Kernel:
+def hierarchical_kernel() -> ByParticleCount:
     """A kernel for scales that depend on one another, as in hierarchical models.
 
     A quarter each of ``RBF("wide", metric="variance")`` and ``Additive(4.0)``, half of
@@ -142,12 +134,9 @@ def hierarchical_kernel() -> Kernel:
     it, such as ``SVGD`` and ``SVGDVR``. Chosen on targets of ``python -m benchmarks semi-exact``,
     with seeds that are not in its records.
     """
-    return ByParticleCount(_hierarchical(), _hierarchical(), RBF())
-
-
-def _hierarchical() -> Kernel:
     kernels = [RBF("wide", metric="variance"), Additive(4.0), Linear()]
-    return mixture(kernels, [0.25, 0.25, 0.5]) + 0.15 * Dilation()
+    several = mixture(kernels, [0.25, 0.25, 0.5]) + 0.15 * Dilation()
+    return ByParticleCount(several, several, RBF())
 
 
 Bandwidth: TypeAlias = str | float | Callable[[Tensor], Tensor | float]

@@ -63,16 +63,13 @@ class DensePrecision(gaussian.DensePrecision, Algebra):
         return sound.expand(self.scale.shape)
 
 
-class RowPrecision(gaussian.RowPrecision, Algebra):
-    pass
+class RowPrecision(gaussian.RowPrecision, Algebra): ...
 
 
-class KroneckerPrecision(gaussian.KroneckerPrecision, Algebra):
-    pass
+class KroneckerPrecision(gaussian.KroneckerPrecision, Algebra): ...
 
 
-class BlockPrecision(gaussian.BlockPrecision, Algebra):
-    pass
+class BlockPrecision(gaussian.BlockPrecision, Algebra): ...
 
 
 Precision = gaussian.Precision

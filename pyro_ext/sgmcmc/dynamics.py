@@ -84,6 +84,8 @@ def hamiltonian_step(
     """
     mass = torch.ones_like(z[0]) if mass is None else mass
     decay = math.exp(-friction * step_size)
+    # BAOAB ends a step and begins the next with half a kick at one position: here they are one, so
+    # that a step takes one score.
     momentum = momentum + step_size * score
     z = torch.addcdiv(z, momentum, mass, value=0.5 * step_size)
     momentum = decay * momentum + (mass * (1.0 - decay**2)).sqrt() * noise

@@ -173,9 +173,11 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         self._data = data = target.bind(*args, **kwargs)
         estimator = default_estimator(target) if self._estimator is None else self._estimator
         self._check_not_one_batch(estimator, "pyro.plate")
+        # Chains that share rows share their noise, and would agree without having found anything.
         single = num_chains * self.num_replicas == 1
         self._score_estimator = estimator if single else estimator.with_own_rows(target)
         self._generator = torch.Generator()
+        # By the global generator, so that pyro.set_rng_seed decides on a run.
         seed = torch.randint(2**62, (1,))
         if self.sharding is not None:
             seed = self.sharding.of_first(seed)
@@ -301,6 +303,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
                     self.target, before, z, self._data, generator
                 )
                 scores.append(estimate.score[:: self.num_replicas])
+            # Less the first: of what is nearly alike the sums of squares would cancel.
             off = torch.stack(scores) - scores[0]
             heat = self._heat(state.dynamics, state.step_size)
             slices = self.target.layout.slices

@@ -1,9 +1,8 @@
 """Particle engines: Stein variational gradient descent and Newton, and deep ensembles."""
 
-from ppl_ext.stein.particles import annealed
 from pyro_ext.stein.deep_ensemble import DeepEnsemble
 from pyro_ext.stein.particles import ParticleEngine
-from pyro_ext.stein.svgd import SVGD, SVGDVR, KernelEngine
+from pyro_ext.stein.svgd import SVGD, SVGDVR
 from pyro_ext.stein.svn import SVN, curvature_kernel
 from pyro_ext.stein.wgd import WGD
 
@@ -13,8 +12,6 @@ __all__ = [
     "SVN",
     "WGD",
     "DeepEnsemble",
-    "KernelEngine",
     "ParticleEngine",
-    "annealed",
     "curvature_kernel",
 ]

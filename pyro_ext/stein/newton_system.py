@@ -49,6 +49,7 @@ class LinearSystem(newton_system.LinearSystem):
         flat = mixing.flatten(1)
         spread = (mixing.swapdims(0, 1) @ inner).swapdims(0, 1)
         capacity = spread.flatten(1) @ flat.T
+        # Woodbury's identity: I + W A^-1 W' is all that is solved.
         capacity = capacity + LinearSystem.identity(capacity)
         seen = flat @ plain.reshape(-1, 1)
         return (flat.T @ cholesky_solve(capacity, seen)).reshape(number, -1)

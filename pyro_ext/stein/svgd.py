@@ -175,34 +175,3 @@ class SVGDVR(ParticleEngine):
         if self.reset_optimizer and self._estimator_state["anchor_age"] >= self.anchor_every:
             state = state._replace(optimizer=self._new_optimizer(state.particles))
         return super()._update(plan, state, data)
-
-
-class KernelEngine(ParticleEngine):
-    """Base of engines of one's own whose direction comes from a kernel.
-
-    Unless ``_direction`` says otherwise it is the kernel's Stein direction.
-
-    Parameters
-    ----------
-    model : callable
-        Pyro model, used as it is.
-    optim : PyroOptim or callable
-        Such as ``pyro.optim.Adam({"lr": 0.05})``, or a callable from a list of tensors to a torch
-        optimizer.
-    kernel : Kernel
-    num_particles : int, default 32
-        Number P of particles.
-    **options
-        Options of every engine; see :class:`~pyro_ext.engine.Engine`.
-    """
-
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        optim: OptimizerLike,
-        kernel: Kernel,
-        num_particles: int = 32,
-        **options: Any,
-    ) -> None:
-        self._set_kernel(kernel)
-        super().__init__(model, optim, num_particles, **options)

@@ -262,6 +262,7 @@ class SVN(NewtonPart, ParticleEngine):
                 kernel, curvature, points, scores, state.damping, *options
             )
 
+            # The optimizer writes its state as it moves, before it is known whether all is finite.
             undo = _undo(state)
             with undo or nullcontext():
                 moves = self._moves(state, points, solution.moves)

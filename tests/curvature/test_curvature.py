@@ -9,6 +9,7 @@ import pytest
 from scipy.special import expit, softmax
 from scipy.stats import binom
 
+from ppl_ext.curvature.outer_products import kronecker_factors
 from ppl_ext.curvature.program_curvature import (
     NO_STRUCTURE,
     GaussNewton,
@@ -487,7 +488,8 @@ def test_coordinates_of_sites_are_taken_and_put_back(backend: Any, chosen: list[
 
 def test_outer_products_are_found_from_vectors_orthogonal_to_a_direction(backend: Any) -> None:
     """In single precision, where what is left of rounding would look like a second term."""
-    rng, room = np.random.default_rng(0), backend.room("curvature.kronecker")
+    rng = np.random.default_rng(0)
+    products = backend.room("curvature.curvature").OUTER_PRODUCTS
     left, right = rng.normal(size=(1, 6, 4)), rng.normal(size=(1, 6, 5))
     for number in (0, 1):
         direction = generic_direction(5, number)
@@ -495,20 +497,21 @@ def test_outer_products_are_found_from_vectors_orthogonal_to_a_direction(backend
         orthogonal = right - (1.0 - 1e-6) * along[..., None] * direction
         outer = left[..., None] * orthogonal[..., None, :]
         matrices = backend.xp.asarray(outer.astype(np.float32))
-        u, v = map(backend.numpy, room.outer_vectors(matrices))
+        u, v = map(backend.numpy, products.vectors(matrices))
         found = u[..., None] * v[..., None, :]
         np.testing.assert_allclose(found, outer, atol=1e-5 * np.abs(outer).max())
         rows = matrices.reshape(1, 6, 20)
-        assert bool(room.rank_one_sites(rows, {"w": slice(0, 20)}, {"w": (4, 5)})["w"])
+        assert bool(products.sites(rows, {"w": slice(0, 20)}, {"w": (4, 5)})["w"])
 
 
 @pytest.mark.parametrize("size", [1e-17, 1e-36])
 def test_outer_products_without_squares_are_outer_products(backend: Any, size: float) -> None:
     """Of a network whose weights are all next to zero: what is left of them is not exact."""
-    rng, room = np.random.default_rng(0), backend.room("curvature.kronecker")
+    rng = np.random.default_rng(0)
+    products = backend.room("curvature.curvature").OUTER_PRODUCTS
     outer = rng.normal(size=(2, 6, 4, 1)) * rng.normal(size=(2, 6, 1, 5))
     rows = backend.xp.asarray((size * outer).reshape(2, 6, 20).astype(np.float32))
-    assert bool(room.rank_one_sites(rows, {"w": slice(0, 20)}, {"w": (4, 5)})["w"])
+    assert bool(products.sites(rows, {"w": slice(0, 20)}, {"w": (4, 5)})["w"])
 
 
 def test_a_constant_prior_follows_the_names_of_arguments(backend: Any) -> None:
@@ -663,7 +666,7 @@ def test_prior_curvature_is_the_clipped_hessian(backend: Any, kind: str) -> None
 
 
 def test_kronecker_factors_of_outer_products_are_those_of_any_rows(backend: Any) -> None:
-    kronecker = backend.room("curvature.kronecker")
+    products = backend.room("curvature.curvature").OUTER_PRODUCTS
     generator = np.random.default_rng(5)
     left, right = generator.normal(size=(2, 7, 3, 1)), generator.normal(size=(2, 7, 1, 4))
     left[:, 2] = 0.0  # a row whose unit is dead
@@ -673,7 +676,7 @@ def test_kronecker_factors_of_outer_products_are_those_of_any_rows(backend: Any)
     mixed = outer + np.roll(outer, 1, axis=1)
     for matrices, holds in ((outer, True), (mixed, False), (0.0 * outer, False)):
         rows = backend.array(matrices)
-        found = kronecker.rank_one_sites(rows, slices, shapes)
+        found = products.sites(rows, slices, shapes)
         assert bool(found["w"]) == holds
 
     rows = backend.array(outer)
@@ -682,7 +685,7 @@ def test_kronecker_factors_of_outer_products_are_those_of_any_rows(backend: Any)
         return function(rows, *held)
 
     plain, quick, at_once = (
-        backend.numpy(kronecker.kronecker_factors(total, slices, shapes, rows, *way).dense())
+        backend.numpy(kronecker_factors(products, total, slices, shapes, rows, *way).dense())
         for way in ((), (("w",),), (("w",), rows))
     )
     np.testing.assert_allclose(quick, plain, rtol=1e-9, atol=1e-12)
@@ -690,7 +693,7 @@ def test_kronecker_factors_of_outer_products_are_those_of_any_rows(backend: Any)
     # Rows of other arguments may not be what they were.
     rows = backend.array(mixed)
     plain, *claimed = (
-        backend.numpy(kronecker.kronecker_factors(total, slices, shapes, rows, *way).dense())
+        backend.numpy(kronecker_factors(products, total, slices, shapes, rows, *way).dense())
         for way in ((), (("w",),), (("w",), rows))
     )
     for each in claimed:
@@ -700,7 +703,7 @@ def test_kronecker_factors_of_outer_products_are_those_of_any_rows(backend: Any)
 @pytest.mark.parametrize("size", [1e-18, 1e-21, 1e-25, 0.0])
 def test_vectors_of_small_rows_are_finite_in_single_precision(backend: Any, size: float) -> None:
     """Rows of a classifier that is certain are this small; their squares have no reciprocals."""
-    outer_vectors = backend.room("curvature.kronecker").outer_vectors
+    outer_vectors = backend.room("curvature.curvature").OUTER_PRODUCTS.vectors
     matrix = np.outer([1.0, 0.5, 0.0], [1.0, 2.0])
     rows = backend.xp.asarray((size * matrix)[None, None].astype(np.float32))
     left, right = map(backend.numpy, outer_vectors(rows))

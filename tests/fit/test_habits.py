@@ -101,7 +101,7 @@ def test_an_engine_that_there_is_not(backend: Any) -> None:
     # What engines stand on is none.
     with pytest.raises(ArgumentError, match="one of the engines") as told:
         fit_of(backend, model, y, engine="ParticleEngine")
-    assert "KernelEngine" not in str(told.value)
+    assert "GuideEngine" not in str(told.value)
 
 
 def test_engines_get_what_they_have_no_default_of(backend: Any) -> None:

@@ -200,6 +200,21 @@ class TestDirection:
             phi = direction(backend, kernel, particles, scores)
             np.testing.assert_allclose(phi, scores, rtol=1e-12, err_msg=repr(kernel))
 
+    def test_a_direction_of_ones_own_counts_in_sums_and_multiples(self, backend, kernels):
+        """Of a kernel that derives from one of the package's, which has another direction."""
+
+        class Weaker(kernels.RBF):
+            def direction(self, state, particles, scores):
+                phi, state = super().direction(state, particles, scores)
+                return 0.1 * phi, state
+
+        particles, scores = cloud(6, 3)
+        weaker, linear = Weaker(2.0), kernels.Linear()
+        made = [kernels.RBF(2.0), linear, linear + weaker, linear + 0.5 * weaker, 0.5 * weaker]
+        radial, straight, *found = (direction(backend, each, particles, scores) for each in made)
+        expected = [straight + 0.1 * radial, straight + 0.05 * radial, 0.05 * radial]
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
     @pytest.mark.parametrize("dtype", ["float32", "float64"])
     def test_coincident_particles(self, backend, kernels, dtype):
         RBF, Linear = kernels.RBF, kernels.Linear

@@ -618,6 +618,13 @@ def _kernels() -> Iterator[Mutation]:
         pyro=("values.new_tensor(ordered[upper_rank:].min())", "lower"),
     )
     yield from neutral(
+        "sum of kernels without the direction of a user's own term",
+        "kernels/base.py",
+        "if type(term).direction is direction_at_points:",
+        'if hasattr(term, "direction_at"):',
+        tests,
+    )
+    yield from neutral(
         "sum of kernels keeps the last only",
         "kernels/base.py",
         "total = total + phi",

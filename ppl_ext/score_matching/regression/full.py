@@ -146,12 +146,15 @@ class BlockForm:
         spread = spread.clip(min=precision.eps * spread[-1])
         along = block.cross_covariance @ axes
         # Symmetric up to rounding.
+        # R - C V^-1 C': what the regression of the scores on the points leaves.
         residual = block.score_covariance - (along / spread) @ along.T
         noise, basis = xp.linalg.eigh(residual)
         noise = noise.clip(min=0.0) / free_share(dim, number)
         column = noise[:, None]
         pull = column * (dim / number)
         turned = basis.T @ axes
+        # (rho I - C) (V + rho I)^-1, with a rho for each row, in the eigenbases of the noise and of
+        # V.
         slope = ((pull * turned - basis.T @ along) / (spread + pull)) @ turned.T
         # The more certain of the two estimates of an entry counts more; without noise, both alike.
         floor = 1e-6 * noise[-1] + precision.tiny

@@ -182,6 +182,8 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
         """Coordinates of a guide's factor: a unique, smooth function of W of full column rank."""
         scale, factor, arrays = moments.scale[:, None], moments.factor, cls.arrays
         identity = arrays.identity(factor.shape[1], factor)
+        # With R R' = W' W and T = W R'^-1, which is orthonormal: W W' = T R' R T', and K K' = I +
+        # R' R.
         root = arrays.xp.linalg.cholesky(factor.T @ factor)
         basis = arrays.solve_lower(root, factor)
         root = arrays.xp.linalg.cholesky(identity + root.T @ root)

@@ -91,16 +91,13 @@ class SmallForm(ClosedForm[State]):
         super().__init__(SmallDensity(density), *options)
 
 
-class SmallDiagonalForm(SmallForm[DiagonalRegression], diagonal.DiagonalForm):
-    pass
+class SmallDiagonalForm(SmallForm[DiagonalRegression], diagonal.DiagonalForm): ...
 
 
-class SmallFullForm(SmallForm[FullRegression], full.FullForm):
-    pass
+class SmallFullForm(SmallForm[FullRegression], full.FullForm): ...
 
 
-class SmallLowRankForm(SmallForm[LowRankRegression], low_rank.LowRankForm):
-    pass
+class SmallLowRankForm(SmallForm[LowRankRegression], low_rank.LowRankForm): ...
 
 
 #: By structure, as ``CLOSED_FORMS``.
