@@ -1,4 +1,4 @@
-"""Minibatch scores: the engine owns the row indices, one set a step for all particles or not."""
+"""Minibatch scores: the engine draws the rows of a step, for all particles or for each its own."""
 
 from __future__ import annotations
 

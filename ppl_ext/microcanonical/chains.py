@@ -16,7 +16,7 @@ from ppl_ext.microcanonical.dynamics import (
     forgetting,
     leapfrog,
     refreshed,
-    settled,
+    metropolis,
     with_spare,
 )
 from ppl_ext.microcanonical.functions import Functions
@@ -295,7 +295,7 @@ class Microcanonical:
         if self.noisy:
             # The rows of other scores are others: their densities tell of no step.
             error = xp.where((looked > 0.0) | ~xp.isfinite(error), error, xp.zeros_like(error))
-        point, _, diverged, chance = settled(before, after, error, chances, self.functions)
+        point, _, diverged, chance = metropolis(before, after, error, chances, self.functions)
         z, spare = point.position[:, : self.dim], point.position[:, self.dim :]
         moved = dynamics._replace(
             direction=point.direction,

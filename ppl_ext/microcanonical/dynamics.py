@@ -144,7 +144,7 @@ def leapfrog(
     return Point(position, direction, log_density, score), error
 
 
-def settled(
+def metropolis(
     before: Point,
     after: Point,
     error: Float[Any, " C"],

@@ -104,7 +104,7 @@ def _fold(module: GraphModule, constants: dict[Any, Tensor], changed: set[Any]) 
 
 
 def _drop_unused(graph: Any, constants: dict[Any, Tensor]) -> None:
-    """Drop what nothing uses, of which some operations would be the users of others."""
+    """Drop operations whose results nothing uses, and constants that only such operations read."""
     graph.eliminate_dead_code()
     for node in set(constants).difference(graph.nodes):
         del constants[node]
@@ -254,7 +254,7 @@ def _read_numbers(node: Any, constants: dict[Any, Tensor]) -> None:
 
 
 def _same_view(node: Any) -> Any:
-    """What a view of views of it is once more, if anything."""
+    """The earlier tensor that a chain of views gives back unchanged; None where there is none."""
     source = node
     while _begins_alike(source) and isinstance(source.meta.get("val"), Tensor):
         (source, *_) = source.args
@@ -342,7 +342,8 @@ def _carry_numbers(graph: Any, constants: dict[Any, Tensor], changed: set[Any]) 
     """Multiply by numbers where there are fewest entries: sums, and the smaller of two factors.
 
     Minibatches scale every row of a likelihood by a number, and the gradient of a square has a 2.
-    Of two numbers that are added one after another the first may be one of few.
+    Two numbers that multiply one after another become one, and a number is added to the smaller of
+    two terms.
     """
     for node in reversed(graph.nodes):
         if _touches(node, changed) or not isinstance(node.meta.get("val"), Tensor):

@@ -16,7 +16,7 @@ from ppl_ext.microcanonical.dynamics import (
     forgetting,
     leapfrog,
     refreshed,
-    settled,
+    metropolis,
     turned,
     with_spare,
 )
@@ -172,7 +172,7 @@ def test_moves_are_taken_by_their_error() -> None:
     after = Point(*(each + 1.0 for each in before))
     error = np.array([-1.0, 0.7, 0.7, np.nan, DIVERGED])
     log_uniform = np.log(np.array([0.999, np.exp(-0.71), np.exp(-0.69), 1e-9, 1e-9]))
-    found, accepted, diverged, chance = settled(before, after, error, log_uniform, NUMPY)
+    found, accepted, diverged, chance = metropolis(before, after, error, log_uniform, NUMPY)
     np.testing.assert_array_equal(accepted, [True, True, False, False, False])
     np.testing.assert_array_equal(diverged, [False, False, False, True, True])
     np.testing.assert_allclose(chance, [1.0, np.exp(-0.7), np.exp(-0.7), 0.0, 0.0])
@@ -180,7 +180,7 @@ def test_moves_are_taken_by_their_error() -> None:
     np.testing.assert_array_equal(found.position[2:], before.position[2:])
     np.testing.assert_array_equal(found.direction[2:], -before.direction[2:])
     # Without uniform numbers all are taken that have not diverged.
-    taken = settled(before, after, error, None, NUMPY)[1]
+    taken = metropolis(before, after, error, None, NUMPY)[1]
     np.testing.assert_array_equal(taken, ~diverged)
 
 
