@@ -15,8 +15,8 @@ from ppl_ext.microcanonical.dynamics import (
     Point,
     forgetting,
     leapfrog,
-    refreshed,
     metropolis,
+    refreshed,
     turned,
     with_spare,
 )
