@@ -43,6 +43,28 @@ def pyplot() -> Any:
     return plt
 
 
+def subplots(*shape: int, **options: Any) -> tuple[Any, Any]:
+    """What matplotlib's ``subplots`` gives, whose parts do not overlap."""
+    found: tuple[Any, Any] = pyplot().subplots(*shape, **{"layout": "constrained", **options})
+    return found
+
+
+def grid(number: int, columns: int = 4) -> tuple[Any, Any]:
+    """A figure and its axes (rows, columns) in rows of so many, those hidden that are too many."""
+    columns = min(columns, number)
+    rows = -(-number // columns)
+    figure, axes = subplots(rows, columns, figsize=(3.6 * columns, 3.0 * rows), squeeze=False)
+    for axis in axes.flat[number:]:
+        axis.set_visible(False)
+    return figure, axes
+
+
+def save(figure: Any, path: Path, dpi: int = 120) -> None:
+    """Write a figure to a file, and let go of it."""
+    figure.savefig(path, dpi=dpi)
+    pyplot().close(figure)
+
+
 class Study:
     """A benchmark's runs and what is written of them: its records, its table and its picture.
 

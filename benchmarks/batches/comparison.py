@@ -17,7 +17,7 @@ from benchmarks import records
 from benchmarks.batches import file
 from benchmarks.memory import resident
 from benchmarks.records import Record
-from benchmarks.study import Study, backends_of, pyplot
+from benchmarks.study import Study, backends_of, save, subplots
 
 PARTICLES, RATE = 16, 0.01
 #: Rows in memory at most: a part of the data, which memory gives sooner than all of them.
@@ -201,8 +201,7 @@ def _scaled(number: float | None) -> float | None:
 
 def plot(runs: Sequence[Record], path: Path) -> None:
     """Memory of a fit from the file, and the rate of its steps."""
-    plt = pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.5), layout="constrained")
+    figure, (left, right) = subplots(1, 2, figsize=(10, 3.5))
     labels, ratios = [], []
     for each in runs:
         if each.failed:
@@ -221,5 +220,4 @@ def plot(runs: Sequence[Record], path: Path) -> None:
         right.boxplot(ratios, tick_labels=labels)
     right.axhline(LEAST_RATE, color="grey", linewidth=0.8, linestyle="--")
     right.set(ylabel="steps a second from the file,\nover rows in memory", ylim=(0.0, None))
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(figure, path, dpi=150)

@@ -16,6 +16,7 @@ from benchmarks.bnn import CLASSIFICATION, COMPARED, REGRESSION
 from benchmarks.bnn.methods import METHODS, NEWTON_SHARE
 from benchmarks.datasets import Task
 from benchmarks.records import Record
+from benchmarks.study import grid, save
 from benchmarks.study import pyplot as pyplot
 
 REGRESSION_FIGURES = ("RMSE", "NLL", "paper's NLL", "noise")
@@ -407,20 +408,9 @@ def _panels(groups: Groups) -> list[tuple[Any, ...]]:
     return list(dict.fromkeys(cell[:3] for cell in groups))
 
 
-def _axes(plt: Any, number: int) -> tuple[Any, Any]:
-    columns = min(4, number)
-    rows = -(-number // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(3.6 * columns, 3.0 * rows), layout="constrained", squeeze=False
-    )
-    for axis in axes.flat[number:]:
-        axis.set_visible(False)
-    return figure, axes
-
-
-def _colors(plt: Any, groups: Groups) -> dict[str, Any]:
+def _colors(groups: Groups) -> dict[str, Any]:
     methods = dict.fromkeys(cell.method for cell in groups)
-    colors = plt.get_cmap("tab20" if len(methods) > 10 else "tab10").colors
+    colors = pyplot().get_cmap("tab20" if len(methods) > 10 else "tab10").colors
     return dict(zip(methods, colors, strict=False))
 
 
@@ -435,10 +425,9 @@ def plot_first_epochs(groups: Groups, out: Path) -> None:
     panels = _panels(drawn)
     if not panels:
         return
-    plt = pyplot()
-    colors = _colors(plt, drawn)
+    colors = _colors(drawn)
     for by, name in (("epoch", "validation-by-epoch.png"), ("seconds", "validation-by-second.png")):
-        figure, axes = _axes(plt, len(panels))
+        figure, axes = grid(len(panels))
         for axis, panel in zip(axes.flat, panels, strict=False):
             lowest, highest = np.inf, -np.inf
             for cell, runs in drawn.items():
@@ -461,9 +450,8 @@ def plot_first_epochs(groups: Groups, out: Path) -> None:
             axis.set(title=_title(panel), xlabel="epoch" if by == "epoch" else "seconds")
             axis.grid(alpha=0.3)
         axes[0][0].set_ylabel("validation NLL")
-        _legend(plt, figure, colors)
-        figure.savefig(out / name, dpi=120)
-        plt.close(figure)
+        _legend(figure, colors)
+        save(figure, out / name)
 
 
 def plot_whole_runs(groups: Groups, path: Path) -> None:
@@ -471,9 +459,8 @@ def plot_whole_runs(groups: Groups, path: Path) -> None:
     panels = _panels(groups)
     if not panels:
         return
-    plt = pyplot()
-    colors = _colors(plt, groups)
-    figure, axes = _axes(plt, len(panels))
+    colors = _colors(groups)
+    figure, axes = grid(len(panels))
     for axis, panel in zip(axes.flat, panels, strict=False):
         lowest, highest = np.inf, -np.inf
         for cell, runs in groups.items():
@@ -493,9 +480,8 @@ def plot_whole_runs(groups: Groups, path: Path) -> None:
         axis.set(title=_title(panel), xlabel="epoch", xscale="log")
         axis.grid(alpha=0.3, which="both")
     axes[0][0].set_ylabel("test NLL")
-    _legend(plt, figure, colors)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    _legend(figure, colors)
+    save(figure, path)
 
 
 def _title(panel: Sequence[Any]) -> str:
@@ -503,6 +489,6 @@ def _title(panel: Sequence[Any]) -> str:
     return f"{name} / {backend} / P = {particles}"
 
 
-def _legend(plt: Any, figure: Any, colors: dict[str, Any]) -> None:
-    handles = [plt.Line2D([], [], color=color, label=name) for name, color in colors.items()]
+def _legend(figure: Any, colors: dict[str, Any]) -> None:
+    handles = [pyplot().Line2D([], [], color=color, label=name) for name, color in colors.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize=8)

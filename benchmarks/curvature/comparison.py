@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks import records
 from benchmarks.curvature import network
-from benchmarks.study import backends_of, pyplot
+from benchmarks.study import backends_of, save, subplots
 from benchmarks.timing import alternate, ratio
 
 Cases = dict[str, Callable[[], object]]
@@ -130,15 +130,13 @@ def peers(rounds: int, out: Path) -> list[dict[str, Any]]:
 
 
 def _plot(rows: list[dict[str, Any]], path: Path) -> None:
-    plt = pyplot()
     comparisons = list(dict.fromkeys(row["comparison"] for row in rows))
     counts = [sum(row["comparison"] == name for row in rows) for name in comparisons]
-    figure, axes = plt.subplots(
+    figure, axes = subplots(
         len(comparisons),
         1,
         figsize=(7, 0.4 * sum(counts) + 1.2 * len(counts)),
         height_ratios=counts,
-        layout="constrained",
     )
     for axis, comparison in zip(np.atleast_1d(axes), comparisons, strict=True):
         chosen = [row for row in rows if row["comparison"] == comparison]
@@ -147,5 +145,4 @@ def _plot(rows: list[dict[str, Any]], path: Path) -> None:
         axis.set(xscale="log", xlabel="milliseconds", title=comparison)
         axis.margins(x=0.25)
         axis.invert_yaxis()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

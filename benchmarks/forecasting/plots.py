@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks.forecasting.problem import Problem
 from benchmarks.records import Record
+from benchmarks.study import save, subplots
 
 FIGURES = ("MSE", "MAE", "NLL")
 
@@ -29,11 +26,10 @@ def figures_by_series(cells: Sequence[Sequence[Record]], path: Path) -> None:
     cells = [cell for cell in cells if cell[0].backend]
     methods = list(dict.fromkeys(cell[0].method for cell in cells))
     series = list(dict.fromkeys(cell[0].model for cell in cells))
-    figure, axes = plt.subplots(
+    figure, axes = subplots(
         max(1, len(series)),
         len(FIGURES),
         figsize=(4.2 * len(FIGURES), 0.6 + 2.0 * max(1, len(series))),
-        layout="constrained",
         squeeze=False,
     )
     for line, name in zip(axes, series, strict=False):
@@ -72,8 +68,7 @@ def figures_by_series(cells: Sequence[Sequence[Record]], path: Path) -> None:
         "filled: NumPyro, open: Pyro, bar: mean over the seeds, dashed (where near): last value",
         fontsize=9,
     )
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
 def mixture_interval(
@@ -99,11 +94,10 @@ def example_forecasts(
             chosen.setdefault((cell[0].model, cell[0].method), cell[0])
     names = [name for name in problems if any(key[0] == name for key in chosen)]
     columns = max((sum(key[0] == name for key in chosen) for name in names), default=1)
-    figure, axes = plt.subplots(
+    figure, axes = subplots(
         max(1, len(names)),
         columns,
         figsize=(3.6 * columns, 0.6 + 2.3 * max(1, len(names))),
-        layout="constrained",
         squeeze=False,
         sharey="row",
     )
@@ -128,5 +122,4 @@ def example_forecasts(
         line[0].set_ylabel(f"{name}\n{problem.columns[-1]}", fontsize=9)
     axes[0, 0].legend(fontsize=7, loc="best")
     figure.supxlabel("time steps after the window", fontsize=9)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from benchmarks.records import Record
+from benchmarks.study import save, subplots
 
 PANELS = (("error", "test error (%)", 100.0), ("ECE", "ECE (%)", 100.0), ("NLL", "test NLL", 1.0))
 #: Test images below which a bin of a reliability diagram is not drawn.
@@ -28,12 +25,11 @@ def figures_by_share(cells: Sequence[Sequence[Record]], path: Path) -> None:
     cells = [cell for cell in cells if not cell[0].failed]
     places = list(dict.fromkeys(_place(cell[0]) for cell in cells))
     methods = list(dict.fromkeys(cell[0].method for cell in cells))
-    figure, axes = plt.subplots(
+    figure, axes = subplots(
         max(1, len(places)),
         len(PANELS),
         figsize=(3.8 * len(PANELS), 3.0 * max(1, len(places))),
         sharex=True,
-        layout="constrained",
         squeeze=False,
     )
     shares = sorted({cell[0].settings["percent"] for cell in cells})
@@ -58,8 +54,7 @@ def figures_by_share(cells: Sequence[Sequence[Record]], path: Path) -> None:
             axis.grid(alpha=0.3)
     axes[0, 0].legend(fontsize=9)
     figure.supxlabel("share of the training images (%)", fontsize=10)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
 def _place(record: Record) -> str:
@@ -74,12 +69,8 @@ def validation_losses(cells: Sequence[Sequence[Record]], path: Path) -> None:
     cells = [[record for record in cell if not record.failed] for cell in cells]
     cells = [cell for cell in cells if cell]
     names = list(dict.fromkeys(cell[0].backend for cell in cells))
-    figure, axes = plt.subplots(
-        max(1, len(names)),
-        2,
-        figsize=(9.0, 3.4 * max(1, len(names))),
-        layout="constrained",
-        squeeze=False,
+    figure, axes = subplots(
+        max(1, len(names)), 2, figsize=(9.0, 3.4 * max(1, len(names))), squeeze=False
     )
     for line, name in zip(axes, names, strict=False):
         largest = 0.0
@@ -104,20 +95,15 @@ def validation_losses(cells: Sequence[Sequence[Record]], path: Path) -> None:
         line[0].set_ylabel("validation NLL")
         line[0].set_title(f"{cells[0][0].model}, {name}", fontsize=10)
         line[0].legend(fontsize=8)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
 def reliability_diagrams(cells: Sequence[Sequence[Record]], path: Path) -> None:
     """Accuracy less confidence against confidence, and the share of rows, of the first seed."""
     cells = [cell for cell in cells if not cell[0].failed]
     names = list(dict.fromkeys(cell[0].backend for cell in cells))
-    figure, axes = plt.subplots(
-        max(1, len(names)),
-        2,
-        figsize=(9.0, 3.4 * max(1, len(names))),
-        layout="constrained",
-        squeeze=False,
+    figure, axes = subplots(
+        max(1, len(names)), 2, figsize=(9.0, 3.4 * max(1, len(names))), squeeze=False
     )
     for line, name in zip(axes, names, strict=False):
         for index, cell in enumerate([cell for cell in cells if cell[0].backend == name]):
@@ -151,5 +137,4 @@ def reliability_diagrams(cells: Sequence[Sequence[Record]], path: Path) -> None:
             axis.grid(alpha=0.3)
         line[0].set_title(f"{cells[0][0].model}, {name}", fontsize=10)
         line[0].legend(fontsize=8)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks import records
 from benchmarks.kernels.fits import KERNELS, PARTICLES, RATE, fit, judge, reference
 from benchmarks.kernels.targets import Target, make_targets
-from benchmarks.study import Study, backends_of, pyplot
+from benchmarks.study import Study, backends_of, save, subplots
 
 FIGURES = ("mean error", "least variance ratio", "greatest variance ratio", "covariance error")
 
@@ -127,10 +127,8 @@ def page_table(runs: list[records.Record]) -> str:
 
 def picture(runs: Sequence[records.Record], path: Path) -> None:
     """Error of the covariance and worst error of a mean, by target and kernel."""
-    plt, targets = pyplot(), list(dict.fromkeys(run.model for run in runs))
-    figure, axes = plt.subplots(
-        1, 2, figsize=(11, 0.45 * len(targets) + 1.8), sharey=True, layout="constrained"
-    )
+    targets = list(dict.fromkeys(run.model for run in runs))
+    figure, axes = subplots(1, 2, figsize=(11, 0.45 * len(targets) + 1.8), sharey=True)
     positions = np.arange(len(targets))[::-1]
     titles = {
         "covariance error": "relative error of the covariance",
@@ -152,5 +150,4 @@ def picture(runs: Sequence[records.Record], path: Path) -> None:
         axis.grid(axis="x", alpha=0.3)
     axes[0].set_yticks(positions, targets)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

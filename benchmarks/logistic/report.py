@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import records
-from benchmarks.study import pyplot
+from benchmarks.study import save, subplots
 from benchmarks.variance_reduction.methods import METHODS
 
 #: Accuracies of the paper's Tables I and II, in per cent. Its covertype has 581,012 rows.
@@ -96,7 +96,6 @@ def _table(runs: list[records.Record], protocol: str) -> str:
 
 
 def _plot(runs: list[records.Record], protocol: str, figure_name: str, path: Path) -> None:
-    plt = pyplot()
     groups = {
         key: [run for run in group if figure_name in run.figures]
         for key, group in _groups(runs, protocol).items()
@@ -112,10 +111,8 @@ def _plot(runs: list[records.Record], protocol: str, figure_name: str, path: Pat
         ],
         "online": lambda run: run.figures["rows"],
     }[protocol]
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(4.2 * len(panels), 3.6), layout="constrained", squeeze=False
-    )
-    colors = dict(zip(METHODS, plt.rcParams["axes.prop_cycle"].by_key()["color"], strict=False))
+    figure, axes = subplots(1, len(panels), figsize=(4.2 * len(panels), 3.6), squeeze=False)
+    colors = {method: f"C{number}" for number, method in enumerate(METHODS)}
     for axis, panel in zip(axes[0], panels, strict=True):
         bottom = []
         for key, group in groups.items():
@@ -136,5 +133,4 @@ def _plot(runs: list[records.Record], protocol: str, figure_name: str, path: Pat
         axis.set_xlabel("rows seen" if protocol == "online" else "sweeps of gradients")
         axis.grid(alpha=0.3)
     axes[0][0].legend(fontsize=8)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from benchmarks import records
 from benchmarks.arguments import add_resume, count
 from benchmarks.records import Record
-from benchmarks.study import Study, backends_of, pyplot
+from benchmarks.study import Study, backends_of, pyplot, save
 
 Floats = NDArray[np.float32]
 
@@ -170,5 +170,4 @@ def plot(runs: Sequence[Record], path: Path) -> None:
         axes[0, 0].scatter([], [], s=14, color=colour, label=label)
     axes[0, 0].legend()
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

@@ -22,7 +22,7 @@ from benchmarks import datasets, records
 from benchmarks.arguments import add_resume, count
 from benchmarks.images.training import mean_and_spread, plus_minus
 from benchmarks.records import Record
-from benchmarks.study import Study, backends_of, pyplot
+from benchmarks.study import Study, backends_of, save, subplots
 
 SETS = (
     "yacht",
@@ -217,13 +217,11 @@ def wins(groups: dict[tuple[str, str], list[Record]], backend: str) -> str:
 
 def plot(runs: Sequence[Record], path: Path) -> None:
     """How far each prediction's NLL is below that of the mode, by set."""
-    plt, groups = pyplot(), grouped(runs)
+    groups = grouped(runs)
     backends = sorted({backend for _, backend in groups})
     names = list(dict.fromkeys(name for name, _ in groups))
     size = (5.0 * len(backends), 4.2)
-    figure, axes = plt.subplots(
-        1, len(backends), figsize=size, sharey=True, squeeze=False, layout="constrained"
-    )
+    figure, axes = subplots(1, len(backends), figsize=size, sharey=True, squeeze=False)
     for axis, backend in zip(axes[0], backends, strict=True):
         for offset, prediction in ((-0.2, "all weights"), (0.2, "linearised")):
             gains = []
@@ -242,5 +240,4 @@ def plot(runs: Sequence[Record], path: Path) -> None:
     axes[0, 0].set_ylabel("test NLL of the mode less theirs")
     handles = axes[0, 0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper right", ncols=2)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks import records
 from benchmarks.noisy_scores.figures import middle
 from benchmarks.records import LABELS, Record
-from benchmarks.study import pyplot
+from benchmarks.study import save, subplots
 
 CLOSED = "closed form"
 #: Headings of the comparison, in order.
@@ -309,16 +309,14 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 def picture(runs: Sequence[Record], path: Path) -> None:
     """Divergence over scores, with what least squares would leave."""
-    plt = pyplot()
     compared = _of(runs, "comparison")
     shown = [each for each in SHOWN if _one(compared, *each, CLOSED) is not None]
     shown = shown or [(run.model, run.settings["level"]) for run in compared[:1]]
-    figure, axes = plt.subplots(
+    figure, axes = subplots(
         -(-len(shown) // 3),
         min(3, max(1, len(shown))),
         figsize=(12.0, 3.4 * -(-len(shown) // 3) + 0.8),
         squeeze=False,
-        layout="constrained",
     )
     for axis, (problem, level) in zip(axes.flat, shown, strict=False):
         find = partial(_one, compared, problem, level)
@@ -346,5 +344,4 @@ def picture(runs: Sequence[Record], path: Path) -> None:
     for axis in axes.flat[len(shown) :]:
         axis.set_visible(False)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path, dpi=110)

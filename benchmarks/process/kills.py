@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks import records
 from benchmarks.arguments import count
 from benchmarks.process.fits import Fits
-from benchmarks.study import pyplot
+from benchmarks.study import save, subplots
 
 #: Steps of a run that is killed again and again, and seconds until a kill at most.
 STEPS, LONGEST = 400, 0.5
@@ -126,7 +126,6 @@ def page_table(found: list[records.Record]) -> str:
 
 def plot(found: list[records.Record], path: Path) -> None:
     """Bars: how often each signal came, and what was found."""
-    plt = pyplot()
     shown = {
         "SIGKILL": {
             "kills": "kills",
@@ -138,12 +137,8 @@ def plot(found: list[records.Record], path: Path) -> None:
         },
         "Ctrl-C": {"interrupts": "interrupts", "not exact": "not exact"},
     }
-    figure, axes = plt.subplots(
-        1,
-        2,
-        figsize=(9, 3.5),
-        layout="constrained",
-        width_ratios=[len(each) for each in shown.values()],
+    figure, axes = subplots(
+        1, 2, figsize=(9, 3.5), width_ratios=[len(each) for each in shown.values()]
     )
     for axis, (signal_name, names) in zip(axes, shown.items(), strict=True):
         chosen = [each for each in found if each.method == signal_name]
@@ -160,8 +155,7 @@ def plot(found: list[records.Record], path: Path) -> None:
         handles, labels = axis.get_legend_handles_labels()
         legend |= dict(zip(labels, handles, strict=True))
     figure.legend(legend.values(), legend.keys(), loc="outside right upper")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
 # -- SIGKILL ---------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks import records
 from benchmarks.arguments import count
 from benchmarks.process.fits import ENGINES, Fits
-from benchmarks.study import pyplot
+from benchmarks.study import save, subplots
 
 READINGS, STEPS_OF_AN_ENGINE, GOAL = 50, 50, 0.02
 
@@ -185,8 +185,7 @@ def page_table(found: list[records.Record]) -> str:
 
 def plot(found: list[records.Record], path: Path) -> None:
     """Memory over steps and over engines."""
-    plt = pyplot()
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
+    figure, axes = subplots(1, 2, figsize=(9, 3.5))
     for axis, phase in zip(axes, PHASES, strict=True):
         for each in found:
             if each.method == phase and not each.failed:
@@ -196,5 +195,4 @@ def plot(found: list[records.Record], path: Path) -> None:
         axis.set(title=phase, xlabel=PHASES[phase][1], ylabel="resident memory (MB)")
         axis.set_ylim(0, 1.15 * axis.get_ylim()[1])
         axis.legend()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

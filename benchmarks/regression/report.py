@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import records
-from benchmarks.study import pyplot
+from benchmarks.study import grid, save
 
 #: RMSE and log likelihood of SVGD and SVGD-VR in the paper's Tables IV and V. Its energy is the
 #: cooling load with the heating load as a feature; its protein cannot be the standard response.
@@ -147,21 +147,14 @@ def picture(runs: list[records.Record], path: Path) -> None:
 
 
 def _plot(groups: Groups, figure_name: str, path: Path) -> None:
-    plt = pyplot()
     from matplotlib.ticker import NullFormatter
 
     panels = list(dict.fromkeys(key[:2] for key in groups))
     if not panels:
         return
-    columns = min(4, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(3.6 * columns, 3.0 * rows), layout="constrained", squeeze=False
-    )
+    figure, axes = grid(len(panels))
     methods = dict.fromkeys(key[2] for key in groups)
-    colors = dict(zip(methods, plt.rcParams["axes.prop_cycle"].by_key()["color"], strict=False))
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
+    colors = {method: f"C{number}" for number, method in enumerate(methods)}
     for axis, panel in zip(axes.flat, panels, strict=False):
         for key, runs in groups.items():
             if key[:2] != panel:
@@ -178,5 +171,4 @@ def _plot(groups: Groups, figure_name: str, path: Path) -> None:
         axis.grid(alpha=0.3, which="both")
     axes[0][0].set_ylabel(figure_name)
     axes[0][0].legend(fontsize=7)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

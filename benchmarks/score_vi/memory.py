@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import records
 from benchmarks.memory import release_freed, reset_peak, resident
 from benchmarks.records import Record
-from benchmarks.study import pyplot
+from benchmarks.study import save, subplots
 from benchmarks.timing import timed
 from benchmarks.turns import Started, take_turns
 
@@ -131,8 +131,7 @@ def page_table(runs: list[Record]) -> str:
 
 
 def _plot(rows: list[dict[str, Any]], path: Path) -> None:
-    plt = pyplot()
-    figure, axes = plt.subplots(1, 2, figsize=(9, 0.35 * len(rows) + 1.2), layout="constrained")
+    figure, axes = subplots(1, 2, figsize=(9, 0.35 * len(rows) + 1.2))
     labels = [f"{row['method']} ({row['backend']})" for row in rows]
     for axis, name in zip(axes, ("peak (vectors)", "seconds a step"), strict=True):
         axis.barh(labels, [row[name] or 0.0 for row in rows], color="tab:blue")
@@ -140,5 +139,4 @@ def _plot(rows: list[dict[str, Any]], path: Path) -> None:
         axis.set_xlabel(name)
     axes[1].set_yticklabels([])
     axes[0].axvline(9.0, color="grey", linewidth=0.8)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(figure, path, dpi=150)

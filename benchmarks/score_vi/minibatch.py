@@ -26,7 +26,7 @@ from benchmarks.datasets import MissingDataError
 from benchmarks.predictive import predictive_scores
 from benchmarks.records import Record
 from benchmarks.score_vi import ANNEALED, NETWORK_METHODS, RIVALS, natural_gradient, problems
-from benchmarks.study import pyplot
+from benchmarks.study import save, subplots
 
 BACKENDS = {"numpyro": ("numpyro",), "pyro": ("pyro",), "both": ("numpyro", "pyro")}
 RATES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
@@ -258,10 +258,9 @@ def _wins(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    plt = pyplot()
     sets = list(dict.fromkeys(row["problem"] for row in rows))
     labels = list(dict.fromkeys((row["backend"], row["method"]) for row in rows))
-    figure, axes = plt.subplots(1, 2, figsize=(11, 0.5 * len(sets) + 2), layout="constrained")
+    figure, axes = subplots(1, 2, figsize=(11, 0.5 * len(sets) + 2))
     for axis, name in zip(axes, ("RMSE", "NLL"), strict=True):
         for backend, method in labels:
             places, values = [], []
@@ -283,5 +282,4 @@ def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         )
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=4, fontsize="small")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(figure, path, dpi=150)

@@ -19,7 +19,7 @@ from benchmarks.semi_exact.methods import (
     METHODS,
     STRETCHED,
 )
-from benchmarks.study import pyplot
+from benchmarks.study import save, subplots
 from ppl_ext.kernels.rules import are_many
 
 TITLES = {
@@ -270,21 +270,19 @@ def picture(runs: Sequence[Record], path: Path) -> None:
 
 
 def _plot(runs: Sequence[Record], group: str, path: Path) -> None:
-    plt = pyplot()
-    (_plot_shaped if group == "shaped" else _plot_ratios)(plt, runs, path)
+    (_plot_shaped if group == "shaped" else _plot_ratios)(runs, path)
 
 
-def _plot_ratios(plt: Any, runs: Sequence[Record], path: Path) -> None:
+def _plot_ratios(runs: Sequence[Record], path: Path) -> None:
     """Medians over seeds by the ratio of dimensions to particles, a column for each family."""
     families = list(dict.fromkeys(run.settings["family"] for run in runs))
-    figure, axes = plt.subplots(
+    figure, axes = subplots(
         len(FIGURES),
         len(families),
         figsize=(3.6 * len(families) + 1.0, 2.6 * len(FIGURES) + 1.2),
         sharex=True,
         sharey="row",
         squeeze=False,
-        layout="constrained",
     )
     for column, family in enumerate(families):
         for row, name in enumerate(FIGURES):
@@ -306,22 +304,17 @@ def _plot_ratios(plt: Any, runs: Sequence[Record], path: Path) -> None:
                 axis.set_ylabel(TITLES[name].replace(", ", ",\n").replace(" of ", "\nof "))
         axes[-1][column].set_xlabel("dimensions / particles")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path, dpi=110)
 
 
-def _plot_shaped(plt: Any, runs: Sequence[Record], path: Path) -> None:
+def _plot_shaped(runs: Sequence[Record], path: Path) -> None:
     """Medians over seeds with the least and the greatest, a row for each target."""
     from matplotlib.ticker import NullFormatter
 
     targets = list(dict.fromkeys(run.model for run in runs))
     methods = _methods(runs)
-    figure, axes = plt.subplots(
-        1,
-        len(FIGURES),
-        figsize=(4.0 * len(FIGURES), 1.1 * len(targets) + 1.6),
-        sharey=True,
-        layout="constrained",
+    figure, axes = subplots(
+        1, len(FIGURES), figsize=(4.0 * len(FIGURES), 1.1 * len(targets) + 1.6), sharey=True
     )
     for axis, name in zip(axes, FIGURES, strict=True):
         for index, method in enumerate(methods):
@@ -341,5 +334,4 @@ def _plot_shaped(plt: Any, runs: Sequence[Record], path: Path) -> None:
         axis.grid(axis="x", alpha=0.3)
     axes[0].set_yticks(np.arange(len(targets))[::-1], targets)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path, dpi=110)

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks import records
 from benchmarks.sgmcmc import problems
-from benchmarks.study import backends_of, pyplot
+from benchmarks.study import backends_of, save, subplots
 
 #: Steps of the two lengths of a run; their difference leaves out what is compiled and set up.
 LENGTHS = {"numpyro": (5_000, 55_000), "pyro": (20, 320)}
@@ -312,11 +312,10 @@ def _table(runs: list[records.Record], arguments: argparse.Namespace) -> str:
 
 def plot_bias(runs: list[records.Record], path: Path) -> None:
     """Standard deviations by step size."""
-    plt = pyplot()
     found = [r for r in runs if r.benchmark == "sgmcmc bias" and not r.failed]
     if not found:
         return
-    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure, axis = subplots(figsize=(7, 4))
     colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(r.method for r in found))}
     for backend, method in dict.fromkeys((r.backend, r.method) for r in found):
         points = sorted(
@@ -339,20 +338,16 @@ def plot_bias(runs: list[records.Record], path: Path) -> None:
     axis.set_xlabel("step size")
     axis.set_ylabel("standard deviation / NUTS's")
     axis.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
 def plot_modes(runs: list[records.Record], path: Path) -> None:
     """Draws of one chain of each kernel."""
-    plt = pyplot()
     found = [r for r in runs if r.benchmark == "sgmcmc modes" and not r.failed]
     found = [r for r in found if r.backend == found[0].backend]
     if not found:
         return
-    figure, axes = plt.subplots(
-        len(found), 2, figsize=(9, 4.5), layout="constrained", width_ratios=(3, 1), squeeze=False
-    )
+    figure, axes = subplots(len(found), 2, figsize=(9, 4.5), width_ratios=(3, 1), squeeze=False)
     grid = np.linspace(-10, 10, 400)
     density = 0.5 * sum(
         np.exp(-0.5 * (grid - mode) ** 2) / np.sqrt(2 * np.pi) for mode in (-DISTANCE, DISTANCE)
@@ -365,5 +360,4 @@ def plot_modes(runs: list[records.Record], path: Path) -> None:
         histogram.hist(z, bins=60, range=(-10, 10), density=True, orientation="horizontal")
         histogram.plot(density, grid, color="black", linewidth=1)
         histogram.set_ylim(-10, 10)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks.records import LABELS as PACKAGES
 from benchmarks.records import Record
+from benchmarks.study import save, subplots
 from benchmarks.synthetic.experiments import (
     ELBO_GAP,
     FORWARD,
@@ -108,11 +105,10 @@ def trajectories(experiment: Experiment, found: Sequence[Record], path: Path) ->
     Values below 1e-12 are drawn there.
     """
     measures = [FORWARD, PARAMETER_ERROR] if experiment.name == "fig1" else [FORWARD]
-    figure, axes = plt.subplots(
+    figure, axes = subplots(
         len(measures),
         len(experiment.cases),
         figsize=(4.2 * max(len(experiment.cases), 1.2), 3.4 * len(measures)),
-        layout="constrained",
         squeeze=False,
     )
     for row, measure in zip(axes, measures, strict=True):
@@ -128,8 +124,7 @@ def trajectories(experiment: Experiment, found: Sequence[Record], path: Path) ->
         if axis.lines:
             axis.legend(fontsize=7)
     figure.suptitle(experiment.title, fontsize=11)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
 def mixtures(found: Sequence[Record], path: Path) -> None:
@@ -152,9 +147,7 @@ def noise(experiment: Experiment, found: Sequence[Record], path: Path) -> None:
     panels: dict[str, list[Case]] = {}
     for case in experiment.cases:
         panels.setdefault(case.title.rpartition(", level ")[0], []).append(case)
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(4.4 * len(panels), 3.8), layout="constrained", squeeze=False
-    )
+    figure, axes = subplots(1, len(panels), figsize=(4.4 * len(panels), 3.8), squeeze=False)
     ceiling, floor = 1e6, 1e-6
     for axis, (title, cases) in zip(axes[0], panels.items(), strict=True):
         for place, method in enumerate(cases[0].methods):
@@ -185,8 +178,7 @@ def noise(experiment: Experiment, found: Sequence[Record], path: Path) -> None:
         f"{experiment.title}: values above {ceiling:g} and failed runs are drawn at the top",
         fontsize=11,
     )
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
 def draw(experiment: Experiment, found: Sequence[Record], path: Path) -> None:
