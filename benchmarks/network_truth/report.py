@@ -127,7 +127,7 @@ def page_table(found: Sequence[Record]) -> str:
     return records.markdown_table(table, [*kept, "processor s", "outcome"], digits=2)
 
 
-def references_table(found: Sequence[Record]) -> str:
+def chains_table(found: Sequence[Record]) -> str:
     """Networks and how well the chains of their references agree, for the page."""
     made = {
         run.model: run
@@ -195,7 +195,7 @@ def write(found: Sequence[Record], out: Path) -> None:
     parts = ["# Networks judged by their outputs", "", ABOUT]
     if own:
         parts += [records.markdown_table(rows(own), COLUMNS)]
-    parts += ["## References", "", references_table(found)]
+    parts += ["## References", "", chains_table(found)]
     if failed:
         parts += ["## Failed", "", *failed, ""]
     records.write_text(out / "network-truth.md", "\n".join(parts))
