@@ -123,13 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         if not arguments.keep:
             path.unlink(missing_ok=True)
-    return study.report(
-        "# Rows from a file\n\nMade by `python -m benchmarks batches`: one epoch of SVGD with "
-        f"{PARTICLES} particles from a file, its peak of memory that belongs to no file, and the "
-        "rate of steps over that on rows in memory.\n\n"
-        + records.markdown_table(table(study.runs)),
-        plot,
-    )
+    return study.report(study.overview(), plot)
 
 
 PARTS = ("fit", "rate")
@@ -154,29 +148,6 @@ def _run_part(
     study.run(what, backend, "logistic regression", 0, settings, work)
 
 
-def table(runs: list[Record]) -> list[dict[str, Any]]:
-    """A row for each package: memory and accuracy of the fit, and the rate of its steps."""
-    rows = []
-    for backend in dict.fromkeys(each.backend for each in runs):
-        own = {each.method: each for each in runs if each.backend == backend}
-        figures = {name: each.figures for name, each in own.items()}
-        fit, rate = figures.get("fit", {}), figures.get("rate", {})
-        rows.append(
-            {
-                "backend": backend,
-                "rows": next(iter(own.values())).settings["rows"],
-                "peak GB": _scaled(fit.get("peak bytes")),
-                "GB of the libraries": _scaled(fit.get("bytes of the libraries")),
-                "steps": fit.get("steps"),
-                "seconds": fit.get("seconds"),
-                "largest error": fit.get("largest error of a coefficient"),
-                "rate over memory's": rate.get("rate"),
-                "error": "; ".join(each.error for each in own.values() if each.error),
-            }
-        )
-    return rows
-
-
 def page_table(runs: list[Record]) -> str:
     """The table on the page."""
     found = {(each.method, each.backend): each.figures for each in runs if not each.failed}
@@ -193,10 +164,6 @@ def page_table(runs: list[Record]) -> str:
         rows[2][name] = f"{rate['rate']:.2f}"
         rows[3][name] = f"{fit['largest error of a coefficient']:.3f}"
     return records.markdown_table(rows, ["", *records.LABELS.values(), "goal"])
-
-
-def _scaled(number: float | None) -> float | None:
-    return None if number is None else number / 1e9
 
 
 def plot(runs: Sequence[Record], path: Path) -> None:

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     study = Study("kernels", arguments.out)
     for name in chosen:
         _run_target(study, targets[name], backends_of(arguments.backend), kernels, arguments.seeds)
-    return study.report(_table(study.runs, chosen), picture)
+    return study.report(study.overview(*FIGURES), picture)
 
 
 def _run_target(
@@ -62,40 +62,6 @@ def _medians(runs: Sequence[records.Record], target: str, kernel: str) -> Mappin
     if not found:
         return {}
     return {name: float(np.median([figures[name] for figures in found])) for name in FIGURES}
-
-
-def _table(runs: Sequence[records.Record], targets: list[str]) -> str:
-    """One row for each kernel and target: medians over the seeds."""
-    seeds = 1 + max(run.seed or 0 for run in runs)
-    lines = [
-        "# Kernels",
-        "",
-        f"Made by `python -m benchmarks kernels`: SVGD with {PARTICLES} particles, Adam from a "
-        f"rate of {RATE} along a cosine; medians over {seeds} seeds and the backends that ran. "
-        "Cells: relative error of the covariance; in brackets, the worst error of a mean in "
-        "standard deviations, and the least and greatest ratio of variances.",
-        "",
-    ]
-    rows = []
-    for target in targets:
-        row: dict[str, str] = {"target": target}
-        for kernel in KERNELS:
-            f = _medians(runs, target, kernel)
-            row[kernel] = (
-                f"{f['covariance error']:.2g} ({f['mean error']:.2g}; "
-                f"{f['least variance ratio']:.2f}–{f['greatest variance ratio']:.2f})"
-                if f
-                else "failed"
-            )
-        rows.append(row)
-    lines.append(records.markdown_table(rows, ["target", *KERNELS]))
-    vouched = [r for r in runs if r.method == "reference" and "R-hat" in r.figures]
-    for run in vouched:
-        lines.append(
-            f"{run.model}: moments by NUTS, R-hat {run.figures['R-hat']:.3f}, at least "
-            f"{run.figures['effective draws']:,.0f} effective draws.\n"
-        )
-    return "\n".join(lines)
 
 
 #: Kernels of the table on the page.

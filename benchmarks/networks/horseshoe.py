@@ -53,7 +53,7 @@ def main(arguments: argparse.Namespace) -> int:
         for backend in backends_of(arguments.backend):
             work = partial(fitted, backend, seed, arguments.rows, arguments.steps)
             study.run("ProximalScoreVI", backend, "sines", seed, settings, work)
-    return study.report(text_of(study.runs), plot)
+    return study.report(study.overview(), plot)
 
 
 def data(seed: int, rows: int) -> tuple[Floats, Floats, NDArray[np.int64]]:
@@ -116,23 +116,6 @@ def fitted(backend: str, seed: int, rows: int, steps: int) -> dict[str, Any]:
         "scales": median.tolist(),
         "relevant": sorted(relevant.tolist()),
     }
-
-
-def text_of(runs: list[Record]) -> str:
-    """The table of all runs."""
-    shown = ("found", "false", "least relevant scale", "largest other scale")
-    table = [
-        {"backend": each.backend, "seed": each.seed}
-        | {name: each.figures[name] for name in (*shown, "test RMSE", "test NLL")}
-        | {"seconds": each.seconds}
-        for each in runs
-        if not each.failed
-    ]
-    return (
-        "# Inputs that matter\n\nMade by `python -m benchmarks horseshoe`: of 10 planted inputs "
-        f"among {INPUTS} so many were found, and so many others.\n\n"
-        f"{records.markdown_table(table)}"
-    )
 
 
 def page_table(runs: list[Record]) -> str:

@@ -20,7 +20,6 @@ import numpy as np
 
 from benchmarks import datasets, records
 from benchmarks.arguments import add_resume, count
-from benchmarks.images.training import mean_and_spread, plus_minus
 from benchmarks.records import Record
 from benchmarks.study import Study, backends_of, save, subplots
 
@@ -89,7 +88,7 @@ def main(arguments: argparse.Namespace) -> int:
             else:
                 for split in range(arguments.splits):
                     run_table(study, name, backend, split, arguments)
-    return study.report(text_of(study.runs), plot)
+    return study.report(study.overview(), plot)
 
 
 def run_table(
@@ -161,26 +160,6 @@ def judged(
     return found
 
 
-def text_of(runs: list[Record]) -> str:
-    """The table of all runs, and how often each prediction beat the mode."""
-    groups = grouped(runs)
-    table = []
-    for (name, backend), own in groups.items():
-        row: dict[str, Any] = {"set": name, "backend": backend, "splits": len(own)}
-        for figure in ("NLL", "calibration error"):
-            for prediction in PREDICTIONS:
-                values = [each.figures[f"{prediction}: {figure}"] for each in own]
-                row[f"{prediction}: {figure}"] = plus_minus(values, 3)
-        table.append(row)
-    counts = "\n\n".join(wins(groups, backend) for backend in sorted({key[1] for key in groups}))
-    return (
-        "# Linearised Laplace\n\nMade by `python -m benchmarks linearized`: test NLL and "
-        "calibration error of one fit, means over splits. The linearised predictions and those of "
-        "all weights have the same draws.\n\n"
-        f"{records.markdown_table(table)}\n\n{counts}\n"
-    )
-
-
 def grouped(runs: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
     """Runs that did not fail, by set and package."""
     groups: dict[tuple[str, str], list[Record]] = {}
@@ -199,20 +178,6 @@ def page_table(runs: list[Record]) -> str:
             own = "failed" if each.failed else f"{each.figures[f'{name}: NLL']:.3f}"
             row[name] = f"{row[name]} / {own}" if name in row else own
     return records.markdown_table(list(rows.values()), ["set", *PREDICTIONS])
-
-
-def wins(groups: dict[tuple[str, str], list[Record]], backend: str) -> str:
-    """On how many sets each prediction has a lower mean NLL than the mode."""
-    own = {name: runs for (name, of), runs in groups.items() if of == backend}
-
-    def nll(prediction: str, runs: list[Record]) -> float:
-        return mean_and_spread([each.figures[f"{prediction}: NLL"] for each in runs])[0]
-
-    said = []
-    for prediction in PREDICTIONS[1:]:
-        better = [name for name, runs in own.items() if nll(prediction, runs) < nll("mode", runs)]
-        said.append(f"{prediction} beat the mode on {len(better)} of {len(own)}")
-    return f"{backend}: {', '.join(said)}."
 
 
 def plot(runs: Sequence[Record], path: Path) -> None:
