@@ -25,7 +25,7 @@ from benchmarks.bnn.protocol import Budget, Rows
 from benchmarks.datasets import Split
 from benchmarks.images.training import Book
 from benchmarks.records import Record
-from benchmarks.study import backends_of, save, subplots
+from benchmarks.study import backends_of, overview, save, subplots
 
 SYSTEMS = {"full": "all blocks", "block_diagonal": "diagonal blocks"}
 STRUCTURES = ("full", "diag", "kfac", "low_rank")
@@ -44,25 +44,19 @@ def run(arguments: argparse.Namespace) -> int:
     book = Book(
         arguments.out / f"bnn-{arguments.study}.jsonl", arguments.resume, arguments.retry_failed
     )
-    status = 0
+    statuses = []
     for backend in backends_of(arguments.backend):
         if arguments.study == "toy":
-            status |= toy(book, backend, arguments)
+            statuses.append(toy(book, backend, arguments))
             continue
-        for name in arguments.sets or ["yacht"]:
-            try:
-                data = protocol.load(name)
-            except datasets.MissingDataError as error:
-                print(f"{name}: {error}")
-                status = 1
-                continue
+        for _, data in datasets.there(arguments.sets or ["yacht"], protocol.load):
             if arguments.study == "matrices":
-                status |= matrices(book, data, backend, arguments)
+                statuses.append(matrices(book, data, backend, arguments))
             elif arguments.study == "particles":
-                status |= particles(book, data, backend, arguments)
+                statuses.append(particles(book, data, backend, arguments))
             else:
-                status |= options(book, data, backend, arguments)
-    return status
+                statuses.append(options(book, data, backend, arguments))
+    return int(not statuses or any(statuses))
 
 
 def variants(study: str) -> dict[str, Method]:
@@ -93,8 +87,7 @@ def options(book: Book, data: datasets.Dataset, backend: str, arguments: argpars
     runs = protocol.compare(book, data, backend, chosen, budget)
     groups = report.grouped(runs)
     stem = f"bnn-{arguments.study}-{data.name}-{backend}"
-    rows = report.figure_rows(groups, report.figures_of(data.task))
-    _write_table(arguments.out / f"{stem}.md", rows, runs)
+    _write_table(arguments.out / f"{stem}.md", runs)
     report.plot_whole_runs(groups, arguments.out / f"{stem}.png")
     return int(all(run.failed for run in runs))
 
@@ -103,9 +96,9 @@ def _particles(arguments: argparse.Namespace, default: int = protocol.PARTICLES)
     return arguments.particles[0] if arguments.particles else default
 
 
-def _write_table(path: Path, rows: list[dict[str, Any]], runs: list[Record]) -> None:
+def _write_table(path: Path, runs: list[Record]) -> None:
     failures = [f"{run.method} failed: {run.error}" for run in runs if run.failed]
-    text = "\n".join([records.markdown_table(rows), *failures, ""])
+    text = "\n".join([overview(runs, *report.SHOWN, by=("particles",)), *failures, ""])
     records.write_text(path, text)
     print(text)
 
@@ -123,8 +116,7 @@ def particles(
         runs += protocol.compare(book, data, backend, methods, budget)
     groups = report.grouped(runs)
     stem = f"bnn-particles-{data.name}-{backend}"
-    rows = report.figure_rows(groups, report.figures_of(data.task))
-    _write_table(arguments.out / f"{stem}.md", rows, runs)
+    _write_table(arguments.out / f"{stem}.md", runs)
     figure, axis = subplots(figsize=(4.6, 3.4))
     for name in names:
         own = {cell.particles: group for cell, group in groups.items() if cell.method == name}
