@@ -3,10 +3,11 @@
 Each command lives in a module of its own, which defines
 
 - `add_arguments(parser: argparse.ArgumentParser) -> None`, the command's options, and
-- `main(arguments: argparse.Namespace) -> int`, the work, returning the exit status;
+- `main(arguments: argparse.Namespace) -> int`, the work, returning the exit status, or `RUN`,
+  which names a function of another module for that,
 
-and is registered by one line of `COMMANDS`. Only the chosen command's module is imported, so help
-is quick and a command asks only for the parts it uses.
+and has a line in `SUMMARIES`. Only the chosen command's module is imported, and what it runs only
+then, so help is quick and a command asks only for the parts it uses.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     chosen = argv[0] if argv and argv[0] in COMMANDS else None
     arguments = build_parser(chosen).parse_args(argv)
-    status: int = importlib.import_module(COMMANDS[arguments.command][0]).main(arguments)
+    module = importlib.import_module(COMMANDS[arguments.command][0])
+    where, _, name = getattr(module, "RUN", ":main").partition(":")
+    status: int = getattr(importlib.import_module(where) if where else module, name)(arguments)
     return status
 
 

@@ -137,8 +137,32 @@ class Study:
         Whatever error ends it is part of its record, and the study goes on. A part of a study has
         a benchmark's name of its own.
         """
+        return self.follow(
+            method,
+            backend,
+            model,
+            seed,
+            settings,
+            lambda figures: figures.update(work()),
+            go_on_after=go_on_after,
+            benchmark=benchmark,
+        )
+
+    def follow(
+        self,
+        method: str,
+        backend: str,
+        model: str,
+        seed: int | None,
+        settings: Mapping[str, Any],
+        work: Callable[[dict[str, Any]], None],
+        *,
+        go_on_after: tuple[type[Exception], ...] = (Exception,),
+        benchmark: str | None = None,
+    ) -> Record:
+        """As :meth:`run` for work that writes its figures on its way: an error leaves those."""
         record = Record(benchmark or self.name, method, backend, model, seed, dict(settings))
-        record = self._book.run(record, lambda own: own.figures.update(work()), go_on_after)
+        record = self._book.run(record, lambda own: work(own.figures), go_on_after)
         shown = {name: value for name, value in record.figures.items() if np.ndim(value) == 0}
         told = ", ".join(f"{name} {records.format_cell(value)}" for name, value in shown.items())
         print(f"{name_of(record)}: {record.error or told}", flush=True)
@@ -192,9 +216,8 @@ def overview(runs: Sequence[Record], *columns: str, by: Sequence[str] = ()) -> s
             row = dict(zip(("model", "package", "method", *by), key, strict=True))
             row |= {"runs": len(own), "failed": sum(run.failed for run in own)}
             found: dict[str, list[Any]] = {}
-            for run in own:
-                for figure, value in _flat(run.figures):
-                    found.setdefault(figure, []).append(value)
+            for figure, value in (each for r in own if not r.failed for each in _flat(r.figures)):
+                found.setdefault(figure, []).append(value)
             for figure, values in found.items():
                 if not columns or figure in columns:
                     words = any(isinstance(value, str) for value in values)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import records
-from benchmarks.arguments import add_resume, count
+from benchmarks.arguments import add_common, add_resume, count
 from benchmarks.records import Record
 from benchmarks.study import Study, backends_of, pyplot, save
 
@@ -36,11 +36,9 @@ START_SCALE, FOUND = 0.1, 0.1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks horseshoe`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
-    parser.add_argument("--seeds", type=count, default=3, help="data sets, one a seed (3)")
+    add_common(parser, seeds=3, of_seeds="data sets, one a seed")
     parser.add_argument("--rows", type=count, default=2000, help="to fit (2,000)")
     parser.add_argument("--steps", type=count, default=6000, help="of the fit (6,000)")
-    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
     add_resume(parser)
 
 

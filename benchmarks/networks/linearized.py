@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import datasets, records
-from benchmarks.arguments import add_resume, count
+from benchmarks.arguments import add_common, add_resume, count
 from benchmarks.records import Record
 from benchmarks.study import Study, backends_of, save, subplots
 
@@ -44,7 +44,7 @@ EVERY = {2_000: 50, 20_000: 250, 100_000: 500}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks linearized`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    add_common(parser)
     parser.add_argument(
         "--sets",
         nargs="+",
@@ -72,7 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="noise and prior of the UCI sets from the marginal likelihood",
     )
-    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
     add_resume(parser)
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import records
-from benchmarks.arguments import count
+from benchmarks.arguments import add_common, count
 from benchmarks.process.fits import Fits
 from benchmarks.study import save, subplots
 
@@ -43,8 +43,7 @@ INTERRUPTED = ("SVGD", "FisherVI")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks kills`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
-    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
+    add_common(parser)
     parser.add_argument("--kills", type=count, default=200)
     parser.add_argument("--interrupts", type=count, default=50)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import records
-from benchmarks.arguments import count
+from benchmarks.arguments import add_common, count
 from benchmarks.process.fits import ENGINES, Fits
 from benchmarks.study import save, subplots
 
@@ -35,8 +35,7 @@ READINGS, STEPS_OF_AN_ENGINE, GOAL = 50, 50, 0.02
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks soak`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
-    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
+    add_common(parser)
     parser.add_argument("--steps", type=count, default=50_000, help="of one engine")
     parser.add_argument("--engines", type=count, default=200, help="made and dropped")
     parser.add_argument(
