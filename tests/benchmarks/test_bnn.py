@@ -299,7 +299,7 @@ def test_who_is_there_first_and_who_is_best() -> None:
     assert row["reached at"] == "never" and row["SVGD first there"] == 80
     runs[0].figures["at last"]["test NLL"] = 1.5
     (row,) = report.speed_rows(report.grouped(runs))
-    assert row["reached at"] == "4" and row["SVGD first there"] == 60
+    assert row["reached at"] == "4" and row["SVGD first there"] == 80
     assert row["of processor seconds"] == pytest.approx(20.0)
     (rank,) = report.rank_rows(report.grouped(runs))
     # Differences of SVGD to SVN: 0.7 and -0.5, a mean of 0.1 with an error of 0.6.
