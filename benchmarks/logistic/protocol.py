@@ -260,7 +260,8 @@ def learn_online(
         settings["searched"] = {f"{rate:g}": score for rate, score in searched.items()}
 
         def work(given: Any = (x, y), rate: Any = rate, seed: Any = seed, rows: Any = rows) -> Any:
-            curve = predict_and_learn(backend, *given, method, rate, seed, rows)
+            x, y = given
+            curve = predict_and_learn(backend, x, y, method, rate, seed, rows)
             marks = np.unique(np.linspace(1, rows, 50).astype(int))
             return {"rows": marks, "accuracy": [curve[mark - 1] for mark in marks]}
 

@@ -15,20 +15,19 @@ import copy
 import gc
 import multiprocessing
 import os
-import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks import records
 from benchmarks.arguments import add_common, count
 from benchmarks.process.fits import ENGINES, Fits
-from benchmarks.study import save, subplots
+from benchmarks.study import Study, save, subplots
 
 READINGS, STEPS_OF_AN_ENGINE, GOAL = 50, 50, 0.02
 
@@ -115,12 +114,9 @@ def main(arguments: argparse.Namespace) -> int:
         for package in ("pyro", "numpyro"):
             if arguments.backend in (package, "both"):
                 _run(package, arguments, path)
-    found_records = records.read(path)
-    text = table(found_records)
-    records.write_text(out / "soak.md", text)
-    plot(found_records, out / "soak.png")
-    sys.stdout.write(text)
-    good = [not each.failed and each.figures["growth"] <= GOAL for each in found_records]
+    study = Study.recorded("soak", out)
+    study.report(study.overview("first", "last", "growth"), plot)
+    good = [not each.failed and each.figures["growth"] <= GOAL for each in study.runs]
     return 0 if all(good) else 1
 
 
@@ -148,24 +144,7 @@ def _run(package: str, arguments: argparse.Namespace, path: Path) -> None:
         records.append(path, record)
 
 
-def table(found: list[records.Record]) -> str:
-    """Markdown table of the records."""
-    rows: list[dict[str, Any]] = [
-        {
-            "package": each.backend,
-            "half": each.method,
-            "number": each.settings.get("number"),
-            "first MB": each.figures.get("first"),
-            "last MB": each.figures.get("last"),
-            "growth %": each.error or 100.0 * each.figures["growth"],
-            "seconds": each.seconds,
-        }
-        for each in found
-    ]
-    return records.markdown_table(rows)
-
-
-def page_table(found: list[records.Record]) -> str:
+def page_table(found: Sequence[records.Record]) -> str:
     """Memory and its growth, for the page."""
     rows = [
         {
@@ -182,7 +161,7 @@ def page_table(found: list[records.Record]) -> str:
     return records.markdown_table(rows)
 
 
-def plot(found: list[records.Record], path: Path) -> None:
+def plot(found: Sequence[records.Record], path: Path) -> None:
     """Memory over steps and over engines."""
     figure, axes = subplots(1, 2, figsize=(9, 3.5))
     for axis, phase in zip(axes, PHASES, strict=True):

@@ -51,8 +51,8 @@ def run_logistic(arguments: argparse.Namespace) -> int:
     study = Study("score-vi", arguments.out)
 
     def fitted(backend: Any, method: str, scores: int, batch: int, seed: int, rate: Any) -> Any:
-        found = backend.fit_logistic(problem, method, scores, batch, seed, rate)
-        return problems.moment_errors(*found, reference)
+        mean, covariance = backend.fit_logistic(problem, method, scores, batch, seed, rate)
+        return problems.moment_errors(mean, covariance, reference)
 
     cases = [(each, LOGISTIC_METHODS) for each in _backends(arguments, float64=True)]
     for backend, methods in [*cases, (natural_gradient, ("natural gradient",))]:
