@@ -137,16 +137,12 @@ class Study:
         Whatever error ends it is part of its record, and the study goes on. A part of a study has
         a benchmark's name of its own.
         """
-        return self.follow(
-            method,
-            backend,
-            model,
-            seed,
-            settings,
-            lambda figures: figures.update(work()),
-            go_on_after=go_on_after,
-            benchmark=benchmark,
-        )
+
+        def write(figures: dict[str, Any]) -> None:
+            figures.update(work())
+
+        given = (method, backend, model, seed, settings, write)
+        return self.follow(*given, go_on_after=go_on_after, benchmark=benchmark)
 
     def follow(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.arguments import add_common, count
+from benchmarks.arguments import add_common, add_resume, count
 
 #: What runs the command.
 RUN = "benchmarks.discrete.comparison:run"
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("gradient", "fit", "nuts", "large"),
         default=["gradient", "fit", "large"],
     )
-    parser.add_argument("--append", action="store_true", help="keep the records that are there")
+    add_resume(parser)
     parser.add_argument("--programs", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument(
         "--lengths", nargs="*", type=count, default=[50, 200, 1000], help="of long chains"

@@ -39,7 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"Expected programs among {list(PROGRAMS)}, found {unknown}.")
         return 2
     hosts = backends_of(arguments.backend)
-    study = Study("discrete", arguments.out)
+    resumed = {"resume": arguments.resume, "retry_failed": arguments.retry_failed}
+    study = Study("discrete", arguments.out, **resumed)
     for name in hosts:
         host = host_of(name)
         for program in chosen if "gradient" in arguments.parts else ():
