@@ -9,7 +9,7 @@ dynamics is that of Y. Liu et al., "Koopa: Learning Non-stationary Time Series D
 Koopman Predictors", 2023.
 
 A point estimate, the hosts' ELBO (ADVI) and ProximalScoreVI fit it on both backends; a smaller
-one also with a planar flow (section 5.5). Records, a table and plots are written to
+one also with a planar flow (section 5.5). Records and a table are written to
 ``out/forecasting``.
 """
 
