@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+Loaded = TypeVar("Loaded")
 Task = Literal["regression", "classification"]
 
 FOLDER_VARIABLE = "PPL_EXT_DATA"
@@ -246,6 +247,15 @@ class Images:
     x_test: NDArray[np.uint8]
     y_test: NDArray[np.int64]
     source: str
+
+
+def there(names: Iterable[str], load: Callable[[str], Loaded]) -> Iterator[tuple[str, Loaded]]:
+    """What can be loaded of these names; of the others a line says why not."""
+    for name in names:
+        try:
+            yield name, load(name)
+        except MissingDataError as error:
+            print(f"{name}: {error}")
 
 
 def images(name: str) -> Images:

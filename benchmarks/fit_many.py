@@ -15,14 +15,13 @@ import time
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.stats import chisquare
 
 from benchmarks import records
-from benchmarks.arguments import add_resume, count
+from benchmarks.arguments import add_common, add_resume, count
 from benchmarks.hosts import BACKENDS, Host, fitted, host_of
 from benchmarks.records import Record
 from benchmarks.study import Study, backends_of
@@ -56,8 +55,7 @@ def simulated(number: int, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks fit-many`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
-    parser.add_argument("--backend", choices=(*BACKENDS, "both"), default="both")
+    add_common(parser)
     parser.add_argument("--data-sets", type=count, default=1_000, help="of fit_many (1,000)")
     parser.add_argument("--alone", type=count, default=20, help="data sets that fit fits (20)")
     add_resume(parser)

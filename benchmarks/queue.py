@@ -77,6 +77,7 @@ class Part:
         return [
             record
             for path in sorted(self.folder(out).rglob("*.jsonl"))
+            if not re.search(r"-\d+$", path.stem)  # begun anew, and moved aside
             for record in records.read(path)
         ]
 

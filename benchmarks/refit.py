@@ -13,14 +13,13 @@ import argparse
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
 
 from benchmarks import records
-from benchmarks.arguments import add_resume, count
+from benchmarks.arguments import add_common, add_resume, count
 from benchmarks.hosts import BACKENDS, Host, fitted, host_of
 from benchmarks.records import Record
 from benchmarks.study import Study, backends_of
@@ -196,8 +195,7 @@ KINDS: dict[str, Callable[[Family], Arguments]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks refit`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
-    parser.add_argument("--backend", choices=(*BACKENDS, "both"), default="both")
+    add_common(parser)
     parser.add_argument("--programs", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--seeds", type=count, default=1, help="of each pair (1)")
     add_resume(parser)

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from benchmarks import datasets, records
 from benchmarks.arguments import count
-from benchmarks.study import pyplot
+from benchmarks.study import save, subplots
 from benchmarks.timing import alternate, ratio
 from ppl_ext.engines.judgement import unjudged
 
@@ -569,11 +569,8 @@ def page_table(runs: list[records.Record]) -> str:
 
 
 def _plot(rows: list[dict[str, Any]], path: Path) -> None:
-    plt = pyplot()
     comparisons = list(dict.fromkeys(row["comparison"] for row in rows))
-    figure, axes = plt.subplots(
-        len(comparisons), 1, figsize=(7, 2 * len(comparisons)), layout="constrained"
-    )
+    figure, axes = subplots(len(comparisons), 1, figsize=(7, 2 * len(comparisons)))
     for axis, comparison in zip(np.atleast_1d(axes), comparisons, strict=True):
         chosen = [row for row in rows if row["comparison"] == comparison]
         bars = axis.barh([row["case"] for row in chosen], [row["ms"] for row in chosen])
@@ -581,5 +578,4 @@ def _plot(rows: list[dict[str, Any]], path: Path) -> None:
         axis.set(xscale="log", xlabel="milliseconds", title=comparison)
         axis.margins(x=0.15)
         axis.invert_yaxis()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

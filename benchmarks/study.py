@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,55 @@ def pyplot() -> Any:
     return plt
 
 
+def subplots(*shape: int, **options: Any) -> tuple[Any, Any]:
+    """What matplotlib's ``subplots`` gives, whose parts do not overlap."""
+    found: tuple[Any, Any] = pyplot().subplots(*shape, **{"layout": "constrained", **options})
+    return found
+
+
+def grid(number: int, columns: int = 4) -> tuple[Any, Any]:
+    """A figure and its axes (rows, columns) in rows of so many, those hidden that are too many."""
+    columns = min(columns, number)
+    rows = -(-number // columns)
+    figure, axes = subplots(rows, columns, figsize=(3.6 * columns, 3.0 * rows), squeeze=False)
+    for axis in axes.flat[number:]:
+        axis.set_visible(False)
+    return figure, axes
+
+
+def save(figure: Any, path: Path, dpi: int = 120) -> None:
+    """Write a figure to a file, and let go of it."""
+    figure.savefig(path, dpi=dpi)
+    pyplot().close(figure)
+
+
+def curves(runs: Sequence[Record], along: str, figure_name: str, path: Path) -> None:
+    """A figure along runs, means over seeds: a panel for each model and package."""
+    from matplotlib.ticker import NullFormatter
+
+    groups: dict[tuple[str, str], dict[str, list[Record]]] = {}
+    methods = list(dict.fromkeys(run.method for run in runs))
+    for run in runs:
+        groups.setdefault((run.model, run.backend), {}).setdefault(run.method, []).append(run)
+    figure, axes = grid(len(groups))
+    for axis, (panel, cells) in zip(axes.flat, groups.items(), strict=False):
+        for method, own in cells.items():
+            values = np.array([run.figures[figure_name] for run in own], float)
+            color = f"C{methods.index(method)}"
+            x = own[0].figures[along]
+            axis.plot(x, values.mean(0), "o-", ms=3, color=color, label=method)
+        axis.set(title=" / ".join(panel), xscale="log", xlabel=f"sweeps of {along}")
+        low, high = axis.get_ylim()
+        if low > 0 and high > 5 * low:
+            axis.set_yscale("log")
+        # Within less than a decade the labels of minor ticks would lie on each other.
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.grid(alpha=0.3, which="both")
+    axes[0][0].set_ylabel(figure_name)
+    axes[0][0].legend(fontsize=7)
+    save(figure, path)
+
+
 class Study:
     """A benchmark's runs and what is written of them: its records, its table and its picture.
 
@@ -64,6 +113,13 @@ class Study:
         self.runs: list[Record] = []
         self._book = Book(out / f"{name}.jsonl", resume, retry_failed)
 
+    @classmethod
+    def recorded(cls, name: str, out: Path) -> Study:
+        """A study with the runs that its file holds."""
+        study = cls(name, out, resume=True)
+        study.runs = records.read(out / f"{name}.jsonl")
+        return study
+
     def run(
         self,
         method: str,
@@ -74,13 +130,35 @@ class Study:
         work: Callable[[], Mapping[str, Any]],
         *,
         go_on_after: tuple[type[Exception], ...] = (Exception,),
+        benchmark: str | None = None,
     ) -> Record:
         """Have the work return its figures, unless it has been done before, and say what came out.
 
-        Whatever error ends it is part of its record, and the study goes on.
+        Whatever error ends it is part of its record, and the study goes on. A part of a study has
+        a benchmark's name of its own.
         """
-        record = Record(self.name, method, backend, model, seed, dict(settings))
-        record = self._book.run(record, lambda own: own.figures.update(work()), go_on_after)
+
+        def write(figures: dict[str, Any]) -> None:
+            figures.update(work())
+
+        given = (method, backend, model, seed, settings, write)
+        return self.follow(*given, go_on_after=go_on_after, benchmark=benchmark)
+
+    def follow(
+        self,
+        method: str,
+        backend: str,
+        model: str,
+        seed: int | None,
+        settings: Mapping[str, Any],
+        work: Callable[[dict[str, Any]], None],
+        *,
+        go_on_after: tuple[type[Exception], ...] = (Exception,),
+        benchmark: str | None = None,
+    ) -> Record:
+        """As :meth:`run` for work that writes its figures on its way: an error leaves those."""
+        record = Record(benchmark or self.name, method, backend, model, seed, dict(settings))
+        record = self._book.run(record, lambda own: work(own.figures), go_on_after)
         shown = {name: value for name, value in record.figures.items() if np.ndim(value) == 0}
         told = ", ".join(f"{name} {records.format_cell(value)}" for name, value in shown.items())
         print(f"{name_of(record)}: {record.error or told}", flush=True)
@@ -103,6 +181,61 @@ class Study:
         if picture is not None and whole:
             picture(whole, self.out / f"{self.name}.png")
         return int(not whole)
+
+    def overview(self, *columns: str, by: Sequence[str] = ()) -> str:
+        """What :func:`overview` makes of the runs, as the text of a report."""
+        return f"# {self.name}\n\n{overview(self.runs, *columns, by=by)}"
+
+
+def overview(runs: Sequence[Record], *columns: str, by: Sequence[str] = ()) -> str:
+    """A table for each benchmark, whose rows are means over seeds of the figures of runs.
+
+    Of a list the last entry counts, which is the end of a run. Entries of a mapping are figures
+    of their own.
+
+    Parameters
+    ----------
+    runs : sequence of Record
+    columns : str
+        Figures to show; default all.
+    by : sequence of str
+        Settings that tell rows apart, besides model, package and method.
+    """
+    tables: dict[str, dict[tuple[Any, ...], list[Record]]] = {}
+    for run in runs:
+        key = (run.model, run.backend, run.method, *(run.settings.get(each) for each in by))
+        tables.setdefault(run.benchmark, {}).setdefault(key, []).append(run)
+    text = []
+    for benchmark, groups in tables.items():
+        rows = []
+        for key, own in groups.items():
+            row = dict(zip(("model", "package", "method", *by), key, strict=True))
+            row |= {"runs": len(own), "failed": sum(run.failed for run in own)}
+            found: dict[str, list[Any]] = {}
+            for figure, value in (each for r in own if not r.failed for each in _flat(r.figures)):
+                found.setdefault(figure, []).append(value)
+            for figure, values in found.items():
+                if not columns or figure in columns:
+                    words = any(isinstance(value, str) for value in values)
+                    row[figure] = (
+                        ", ".join(dict.fromkeys(map(str, values)))
+                        if words
+                        else (float(np.mean(values)))
+                    )
+            rows.append(row | {"seconds of a run": float(np.mean([r.seconds or 0 for r in own]))})
+        text.append(f"## {benchmark}\n\n{records.markdown_table(rows)}")
+    return "\n".join(text)
+
+
+def _flat(figures: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Single numbers and words, by name."""
+    for name, value in figures.items():
+        while isinstance(value, list | tuple | np.ndarray) and len(value):
+            value = value[-1]
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}: ")
+        elif isinstance(value, str | float | int | np.generic):
+            yield f"{before}{name}", value
 
 
 def name_of(run: Record) -> str:

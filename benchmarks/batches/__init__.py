@@ -13,13 +13,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.arguments import add_resume, count
+from benchmarks.arguments import add_common, add_resume, count
+
+#: What runs the command.
+RUN = "benchmarks.batches.comparison:run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks batches`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
-    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
+    add_common(parser)
     parser.add_argument("--rows", type=count, default=50_000_000, help="rows of the file (50 M)")
     parser.add_argument("--batch", type=count, default=8192, help="rows of a batch (8192)")
     parser.add_argument("--rounds", type=count, default=9, help="turns of both ways (9)")
@@ -27,11 +29,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="the file (default: in the output folder)")
     parser.add_argument("--keep", action="store_true", help="do not delete the file")
     add_resume(parser)
-
-
-def main(arguments: argparse.Namespace) -> int:
-    """Run the comparison."""
-    # Imported here so that the command line's help does not wait for what it imports.
-    from benchmarks.batches import comparison
-
-    return comparison.run(arguments)

@@ -17,7 +17,7 @@ from benchmarks import records
 from benchmarks.batches import file
 from benchmarks.memory import resident
 from benchmarks.records import Record
-from benchmarks.study import Study, backends_of, pyplot
+from benchmarks.study import Study, backends_of, save, subplots
 
 PARTICLES, RATE = 16, 0.01
 #: Rows in memory at most: a part of the data, which memory gives sooner than all of them.
@@ -123,13 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         if not arguments.keep:
             path.unlink(missing_ok=True)
-    return study.report(
-        "# Rows from a file\n\nMade by `python -m benchmarks batches`: one epoch of SVGD with "
-        f"{PARTICLES} particles from a file, its peak of memory that belongs to no file, and the "
-        "rate of steps over that on rows in memory.\n\n"
-        + records.markdown_table(table(study.runs)),
-        plot,
-    )
+    return study.report(study.overview(), plot)
 
 
 PARTS = ("fit", "rate")
@@ -154,29 +148,6 @@ def _run_part(
     study.run(what, backend, "logistic regression", 0, settings, work)
 
 
-def table(runs: list[Record]) -> list[dict[str, Any]]:
-    """A row for each package: memory and accuracy of the fit, and the rate of its steps."""
-    rows = []
-    for backend in dict.fromkeys(each.backend for each in runs):
-        own = {each.method: each for each in runs if each.backend == backend}
-        figures = {name: each.figures for name, each in own.items()}
-        fit, rate = figures.get("fit", {}), figures.get("rate", {})
-        rows.append(
-            {
-                "backend": backend,
-                "rows": next(iter(own.values())).settings["rows"],
-                "peak GB": _scaled(fit.get("peak bytes")),
-                "GB of the libraries": _scaled(fit.get("bytes of the libraries")),
-                "steps": fit.get("steps"),
-                "seconds": fit.get("seconds"),
-                "largest error": fit.get("largest error of a coefficient"),
-                "rate over memory's": rate.get("rate"),
-                "error": "; ".join(each.error for each in own.values() if each.error),
-            }
-        )
-    return rows
-
-
 def page_table(runs: list[Record]) -> str:
     """The table on the page."""
     found = {(each.method, each.backend): each.figures for each in runs if not each.failed}
@@ -195,14 +166,9 @@ def page_table(runs: list[Record]) -> str:
     return records.markdown_table(rows, ["", *records.LABELS.values(), "goal"])
 
 
-def _scaled(number: float | None) -> float | None:
-    return None if number is None else number / 1e9
-
-
 def plot(runs: Sequence[Record], path: Path) -> None:
     """Memory of a fit from the file, and the rate of its steps."""
-    plt = pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.5), layout="constrained")
+    figure, (left, right) = subplots(1, 2, figsize=(10, 3.5))
     labels, ratios = [], []
     for each in runs:
         if each.failed:
@@ -221,5 +187,4 @@ def plot(runs: Sequence[Record], path: Path) -> None:
         right.boxplot(ratios, tick_labels=labels)
     right.axhline(LEAST_RATE, color="grey", linewidth=0.8, linestyle="--")
     right.set(ylabel="steps a second from the file,\nover rows in memory", ylim=(0.0, None))
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(figure, path, dpi=150)

@@ -13,9 +13,8 @@ last record.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from benchmarks.arguments import add_resume, count
+from benchmarks.arguments import add_common, add_resume, count
 from benchmarks.bnn.methods import METHODS
 
 REGRESSION = (
@@ -39,7 +38,7 @@ DEFAULT_METHODS = tuple(name for name in METHODS if name not in ("SVN diag", "LL
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks bnn`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    add_common(parser, backend="numpyro")
     parser.add_argument("--sets", nargs="+", choices=SETS, metavar="NAME", help=", ".join(SETS))
     parser.add_argument(
         "--methods", nargs="+", choices=tuple(METHODS), metavar="METHOD", help=", ".join(METHODS)
@@ -85,9 +84,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=STUDIES,
         help="instead of the comparison: numbers of particles, structures of curvature, kernels, "
         "the toy regression, or curvature matrices along a run",
-    )
-    parser.add_argument(
-        "--backend", choices=("numpyro", "pyro", "both"), default="numpyro", help="Pyro is slower"
     )
     add_resume(parser)
     parser.add_argument(

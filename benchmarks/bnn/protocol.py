@@ -27,7 +27,7 @@ from benchmarks.bnn.methods import (
 from benchmarks.datasets import Dataset, Split, Task
 from benchmarks.images.training import Book, tuned_runs
 from benchmarks.records import Record
-from benchmarks.study import backends_of
+from benchmarks.study import Study, backends_of
 
 VALIDATION = 0.2
 #: Epochs after each of which all curves have a point, and points from there on.
@@ -159,16 +159,7 @@ def run(arguments: argparse.Namespace) -> int:
     default = tuple(METHODS) if arguments.full else DEFAULT_METHODS
     methods = {name: METHODS[name] for name in arguments.methods or default}
     particles = arguments.particles or (FULL_PARTICLES if arguments.full else (PARTICLES,))
-    runs: list[Record] = []
-    missing = 0
-    names = arguments.sets or SETS
-    for name in names:
-        try:
-            data = load(name)
-        except datasets.MissingDataError as error:
-            print(f"{name}: {error}")
-            missing += 1
-            continue
+    for _, data in datasets.there(arguments.sets or SETS, load):
         for backend in backends_of(arguments.backend):
             for number in particles:
                 budget = Budget.of(arguments, number)
@@ -178,13 +169,12 @@ def run(arguments: argparse.Namespace) -> int:
                     for name, method in methods.items()
                     if method.has_particles or number == particles[0]
                 }
-                runs += compare(book, data, backend, own, budget)
-                # With all that earlier commands have recorded and this one keeps.
-                report.write(report.chosen(records.read(book.path)), arguments.out)
-    if missing == len(names):
-        return 1
-    print((arguments.out / "bnn.md").read_text(encoding="utf-8"))
-    return int(all(record.failed for record in runs))
+                compare(book, data, backend, own, budget)
+    # With all that earlier commands have recorded and this one keeps.
+    runs = records.read(book.path) if book.path.exists() else []
+    study = Study("bnn", arguments.out, resume=True)
+    study.runs = report.chosen(runs)
+    return study.report(study.overview(*report.SHOWN, by=("particles",)), report.picture)
 
 
 def load(name: str) -> Dataset:

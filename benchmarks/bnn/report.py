@@ -12,14 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import records
-from benchmarks.bnn import CLASSIFICATION, COMPARED, REGRESSION
-from benchmarks.bnn.methods import METHODS, NEWTON_SHARE
-from benchmarks.datasets import Task
+from benchmarks.bnn import COMPARED, REGRESSION
 from benchmarks.records import Record
+from benchmarks.study import grid, save
 from benchmarks.study import pyplot as pyplot
 
-REGRESSION_FIGURES = ("RMSE", "NLL", "paper's NLL", "noise")
-CLASSIFICATION_FIGURES = ("accuracy", "NLL", "paper's NLL", "ECE", "Brier", "AUROC")
 #: Table C.2 of the paper: its NLL of Ensemble, WGD, SVGD and SVN, in original units. Its wine is
 #: the red one, its energy the heating load without further features as far as its text tells.
 PUBLISHED = {
@@ -34,13 +31,11 @@ PUBLISHED = {
 }
 #: Of the page's tables.
 PARTICLES = 5
-#: Epochs of the pictures of the first ones.
-FIRST_EPOCHS = 20
-
-
-def figures_of(task: Task) -> tuple[str, ...]:
-    """Names of the test figures of a table."""
-    return REGRESSION_FIGURES if task == "regression" else CLASSIFICATION_FIGURES
+#: Figures of an overview.
+SHOWN = (
+    *("at best: epoch", "at best: test RMSE", "at best: test accuracy", "at best: test NLL"),
+    *("at best: test paper's NLL", "at last: test NLL", "at last: seconds", "skipped"),
+)
 
 
 class Cell(NamedTuple):
@@ -115,113 +110,6 @@ def shown(values: Sequence[float], digits: int = 4) -> str:
     return mean if math.isnan(error) else f"{mean} ± {error:.2g}"
 
 
-def write(runs: Sequence[Record], out: Path) -> None:
-    """Write bnn.md and the plots."""
-    groups = grouped(runs)
-    failures = [
-        f"- {run.method} on {run.model}, {run.backend}, split {run.settings['split']}, candidate "
-        f"{run.settings['candidate']:g}, failed: {run.error}"
-        for run in runs
-        if run.failed
-    ]
-    parts = ["# Bayesian neural networks", "", INTRODUCTION, ""]
-    for title, names, figures in (
-        ("Regression", REGRESSION, REGRESSION_FIGURES),
-        ("Classification", CLASSIFICATION, CLASSIFICATION_FIGURES),
-    ):
-        own = {cell: group for cell, group in groups.items() if cell.data in names}
-        if own:
-            parts += [f"## {title}", "", records.markdown_table(figure_rows(own, figures)), ""]
-    overview = overview_rows(groups)
-    if overview:
-        parts += ["## Test NLL of all methods", "", OVERVIEW, ""]
-        parts += [records.markdown_table(overview, digits=4), ""]
-    speed = speed_rows(groups)
-    if speed:
-        parts += ["## Epochs to the final test NLL of SVGD", "", SPEED, ""]
-        parts += [records.markdown_table(speed), "", speed_summary(speed), ""]
-    ranks = rank_rows(groups)
-    if ranks:
-        parts += ["## Best or tied test NLL", "", RANKS, "", records.markdown_table(ranks), ""]
-        parts += [rank_summary(ranks), ""]
-    if failures:
-        parts += ["## Failures", "", *failures, ""]
-    records.write_text(out / "bnn.md", "\n".join(parts))
-    plot_first_epochs(groups, out)
-    plot_whole_runs(groups, out / "test-nll.png")
-
-
-INTRODUCTION = (
-    "Made by `python -m benchmarks bnn`. Mean and standard error over splits, in original units, "
-    'at the epoch with the best validation NLL; "last NLL" is that after the last epoch. NLL is '
-    'that of the mixture over networks with the noise that each has learnt. "paper\'s NLL" is '
-    "that of Flöge et al.: for regression of a Normal with the variance of the networks' means "
-    "alone, without noise and without log(2 pi) / 2; for classification that of the mean logit. "
-    "Seconds are those of the steps of a whole run; compiling is apart. P is the number of "
-    "particles or chains. What has none is fitted once, and drawn in the pictures of the first "
-    "number alone: of a guide, a Gaussian or a network with dropout there are 50 draws, and the "
-    "chains of SGLD give as many along the last half of their run. The published column is "
-    "the paper's NLL of its Table C.2, on other splits."
-)
-OVERVIEW = (
-    "Mean over splits at the epoch with the best validation NLL. Standard errors are above, and "
-    "the number of splits, which may still differ while a study goes on."
-)
-SPEED = (
-    "Target: the test NLL of SVGD after its last epoch, and, in brackets, at its best epoch in "
-    'validation; means over splits. "reached at" is the first epoch at which the mean curve is '
-    'at the target or below it, "within one error" the first at most one standard error above. '
-    "The ratio of seconds is that of SVGD's whole run to SVN's up to there, by the wall clock and "
-    'of the processor, which other work on the machine does not lengthen. "SVGD first there" is '
-    "where SVGD's own mean curve first is at its final NLL: where that is early, it went up again "
-    "later, and the target says little. The ratio of the same name counts SVGD up to there."
-)
-RANKS = (
-    "A method is tied with the best one where the mean of the differences, split by split, is at "
-    "most their standard error."
-)
-
-
-def _particles(cell: Cell) -> int | None:
-    """The number of particles, of a method that has some."""
-    method = METHODS.get(cell.method)
-    return cell.particles if method is None or method.has_particles else None
-
-
-def figure_rows(groups: Groups, figures: Sequence[str]) -> list[dict[str, Any]]:
-    """One row for each method on each set."""
-    rows = []
-    for cell, runs in groups.items():
-        row: dict[str, Any] = {"set": cell.data, "method": cell.method}
-        row |= {"backend": cell.backend, "P": _particles(cell), "splits": len(runs)}
-        row["chosen"] = f"{runs[0].settings['candidate']:g}"
-        row["epochs"] = runs[0].settings["epochs"]
-        row["best epoch"] = shown([run.figures["at best"]["epoch"] for run in runs])
-        for figure in figures:
-            row[figure] = shown([run.figures["at best"][f"test {figure}"] for run in runs])
-        row["last NLL"] = shown([run.figures["at last"]["test NLL"] for run in runs])
-        if cell.data in PUBLISHED and cell.method in COMPARED:
-            row["published"] = PUBLISHED[cell.data][COMPARED.index(cell.method)]
-        row["seconds"] = float(np.mean([run.figures["at last"]["seconds"] for run in runs]))
-        row["compiling"] = float(runs[0].figures["compiling seconds"])
-        skipped = sum(run.figures.get("skipped", 0.0) for run in runs)
-        if skipped:
-            row["steps skipped"] = int(skipped)
-        rows.append(row)
-    return rows
-
-
-def overview_rows(groups: Groups) -> list[dict[str, Any]]:
-    """One row for each method, with its test NLL on each set."""
-    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for cell, runs in groups.items():
-        particles = _particles(cell)
-        key = cell.method, cell.backend, particles
-        row = rows.setdefault(key, {"method": cell.method, "backend": cell.backend, "P": particles})
-        row[cell.data] = float(np.mean([run.figures["at best"]["test NLL"] for run in runs]))
-    return [rows[key] for key in sorted(rows, key=lambda key: (key[1], key[2] or 0))]
-
-
 def mean_curve(runs: Sequence[Record], figure: str) -> NDArray[np.float64]:
     """Mean over runs of a figure along them."""
     found = np.array([run.figures["curves"][figure] for run in runs], np.float64)
@@ -235,70 +123,29 @@ def first_at(curve: NDArray[np.float64], target: float) -> int | None:
 
 
 def speed_rows(groups: Groups) -> list[dict[str, Any]]:
-    """How soon Newton methods are where SVGD ends, for each regression set."""
+    """When `SVN` is where SVGD ends, for each regression set, and SVGD itself first.
+
+    The ratio of processor seconds is that of SVGD's whole run to SVN's up to there, which other
+    work on the machine does not lengthen. Where SVGD itself is there early, it went up again later,
+    and its end says little.
+    """
     rows = []
     for cell, slow in groups.items():
-        if cell.method != "SVGD" or cell.data not in REGRESSION:
+        fast = groups.get(cell._replace(method="SVN"))
+        if cell.method != "SVGD" or cell.data not in REGRESSION or fast is None:
             continue
-        final = [run.figures["at last"]["test NLL"] for run in slow]
-        best = float(np.mean([run.figures["at best"]["test NLL"] for run in slow]))
-        target = float(np.mean(final))
-        error = standard_error(final)
-        slow_seconds, slow_epochs = mean_curve(slow, "seconds"), mean_curve(slow, "epoch")
+        target = float(np.mean([run.figures["at last"]["test NLL"] for run in slow]))
         own = first_at(mean_curve(slow, "test NLL"), target)
-        for other, fast in groups.items():
-            if other._replace(method="SVGD") != cell or "SVN" not in other.method:
-                continue
-            row: dict[str, Any] = {"set": cell.data, "method": other.method}
-            row |= {"backend": cell.backend, "P": cell.particles, "splits": len(fast)}
-            row["target"] = f"{shown(final)} ({best:.4g})"
-            row["SVGD's epochs"] = int(slow_epochs[-1])
-            row["SVGD first there"] = None if own is None else int(slow_epochs[own])
-            curve, epochs = mean_curve(fast, "test NLL"), mean_curve(fast, "epoch")
-            seconds = mean_curve(fast, "seconds")
-            at = first_at(curve, target)
-            near = None if math.isnan(error) else first_at(curve, target + error)
-            of_best = first_at(curve, best)
-            row["lowest NLL"] = float(curve.min())
-            for name, found in (
-                ("reached at", at),
-                ("within one error", near),
-                ("best reached at", of_best),
-            ):
-                row[name] = "never" if found is None else f"{int(epochs[found])}"
-            if at is None:
-                row["in 1/20"] = "no"
-            else:
-                enough = epochs[at] <= NEWTON_SHARE * slow_epochs[-1] + 1e-9
-                row["in 1/20"] = "yes" if enough else "no"
-                row["ratio of seconds"] = float(slow_seconds[-1] / seconds[at])
-                processor = mean_curve(fast, "processor seconds")[at]
-                row["of processor seconds"] = float(
-                    mean_curve(slow, "processor seconds")[-1] / max(processor, 1e-2)
-                )
-                if own is not None:
-                    row["SVGD first there, ratio"] = float(slow_seconds[own] / seconds[at])
-            row["seconds an epoch, ratio"] = float(
-                (seconds[-1] / epochs[-1]) / (slow_seconds[-1] / slow_epochs[-1])
-            )
-            rows.append(row)
+        at = first_at(mean_curve(fast, "test NLL"), target)
+        row: dict[str, Any] = {"set": cell.data, "backend": cell.backend, "splits": len(fast)}
+        epochs = mean_curve(slow, "epoch")
+        row["SVGD first there"] = None if own is None else int(epochs[own])
+        row["reached at"] = "never" if at is None else f"{int(mean_curve(fast, 'epoch')[at])}"
+        if at is not None:
+            whole, part = (mean_curve(runs, "processor seconds") for runs in (slow, fast))
+            row["of processor seconds"] = float(whole[-1] / max(part[at], 1e-2))
+        rows.append(row)
     return rows
-
-
-def speed_summary(rows: Sequence[dict[str, Any]]) -> str:
-    """On how many sets each method is there in a twentieth of the epochs."""
-    lines = []
-    for key in dict.fromkeys((row["method"], row["backend"], row["P"]) for row in rows):
-        # Steps fall to nothing at the end of a run, so that longer ones say nothing about this.
-        if key[0] not in METHODS or METHODS[key[0]].epochs > NEWTON_SHARE:
-            continue
-        own = [row for row in rows if (row["method"], row["backend"], row["P"]) == key]
-        there = sum(row["in 1/20"] == "yes" for row in own)
-        lines.append(
-            f"{key[0]} ({key[1]}, P = {key[2]}) reaches SVGD's final test NLL in at most 1/20 of "
-            f"its epochs on {there} of {len(own)} sets."
-        )
-    return "\n\n".join(lines)
 
 
 def rank_rows(groups: Groups) -> list[dict[str, Any]]:
@@ -337,20 +184,6 @@ def tied(differences: NDArray[np.float64]) -> bool:
     return bool(differences.mean() <= (0.0 if math.isnan(error) else error))
 
 
-def rank_summary(rows: Sequence[dict[str, Any]]) -> str:
-    """On how many sets each method is the best, or tied with it."""
-    lines = []
-    for key in dict.fromkeys((row["backend"], row["P"]) for row in rows):
-        own = [row for row in rows if (row["backend"], row["P"]) == key]
-        wins = {
-            name: sum(name == row["best"] or name in row["tied"].split(", ") for row in own)
-            for name in COMPARED
-        }
-        text = ", ".join(f"{name} {number}" for name, number in wins.items())
-        lines.append(f"Best or tied, of {len(own)} sets ({key[0]}, P = {key[1]}): {text}.")
-    return "\n\n".join(lines)
-
-
 # -- the page ---------------------------------------------------------------------------------
 
 #: Methods as the page names them.
@@ -362,14 +195,12 @@ def page_table(found: Iterable[Record]) -> str:
     groups = _compared(found)
     rows = {}
     for speed in speed_rows(groups):
-        if speed["method"] == "SVN":
-            row = rows[speed["set"], speed["backend"]] = {"set": speed["set"].replace("_", " ")}
-            row |= {"package": records.LABELS[speed["backend"]], "splits": speed["splits"]}
-            row |= dict.fromkeys(NAMES.values())
-            own, first = speed["reached at"], speed["SVGD first there"]
-            row["`SVN` reaches `SVGD`'s end at epoch"] = own
-            row["`SVGD` itself first"] = first
-            row["processor time of `SVGD` over `SVN`'s"] = speed.get("of processor seconds")
+        row = rows[speed["set"], speed["backend"]] = {"set": speed["set"].replace("_", " ")}
+        row |= {"package": records.LABELS[speed["backend"]], "splits": speed["splits"]}
+        row |= dict.fromkeys(NAMES.values())
+        row["`SVN` reaches `SVGD`'s end at epoch"] = speed["reached at"]
+        row["`SVGD` itself first"] = speed["SVGD first there"]
+        row["processor time of `SVGD` over `SVN`'s"] = speed.get("of processor seconds")
     for cell, runs in groups.items():
         if (cell.data, cell.backend) in rows:
             last = [run.figures["at last"]["test NLL"] for run in runs]
@@ -407,63 +238,10 @@ def _panels(groups: Groups) -> list[tuple[Any, ...]]:
     return list(dict.fromkeys(cell[:3] for cell in groups))
 
 
-def _axes(plt: Any, number: int) -> tuple[Any, Any]:
-    columns = min(4, number)
-    rows = -(-number // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(3.6 * columns, 3.0 * rows), layout="constrained", squeeze=False
-    )
-    for axis in axes.flat[number:]:
-        axis.set_visible(False)
-    return figure, axes
-
-
-def _colors(plt: Any, groups: Groups) -> dict[str, Any]:
+def _colors(groups: Groups) -> dict[str, Any]:
     methods = dict.fromkeys(cell.method for cell in groups)
-    colors = plt.get_cmap("tab20" if len(methods) > 10 else "tab10").colors
+    colors = pyplot().get_cmap("tab20" if len(methods) > 10 else "tab10").colors
     return dict(zip(methods, colors, strict=False))
-
-
-def plot_first_epochs(groups: Groups, out: Path) -> None:
-    """Validation NLL of the first epochs, by epoch and by second: the paper's Figure 5."""
-    # Those that are judged after every epoch.
-    drawn = {
-        cell: runs
-        for cell, runs in groups.items()
-        if "Laplace" not in cell.method and cell.method != "SVN, 5 times"
-    }
-    panels = _panels(drawn)
-    if not panels:
-        return
-    plt = pyplot()
-    colors = _colors(plt, drawn)
-    for by, name in (("epoch", "validation-by-epoch.png"), ("seconds", "validation-by-second.png")):
-        figure, axes = _axes(plt, len(panels))
-        for axis, panel in zip(axes.flat, panels, strict=False):
-            lowest, highest = np.inf, -np.inf
-            for cell, runs in drawn.items():
-                if cell[:3] != panel:
-                    continue
-                first = mean_curve(runs, "epoch") <= FIRST_EPOCHS
-                values = mean_curve(runs, "validation NLL")[first]
-                x = mean_curve(runs, by)[first]
-                axis.plot(x, values, "o-", ms=2.5, lw=1.2, color=colors[cell.method])
-                values = values[np.isfinite(values)]
-                if len(values):
-                    lowest = min(lowest, values.min())
-                    # A start far off would hide all others.
-                    highest = max(highest, np.median(values), values[-1])
-            if np.isfinite([lowest, highest]).all():
-                room = 0.25 * max(highest - lowest, 1e-3)
-                axis.set_ylim(lowest - room, highest + 2.0 * room)
-            if by == "seconds":
-                axis.set_xscale("log")
-            axis.set(title=_title(panel), xlabel="epoch" if by == "epoch" else "seconds")
-            axis.grid(alpha=0.3)
-        axes[0][0].set_ylabel("validation NLL")
-        _legend(plt, figure, colors)
-        figure.savefig(out / name, dpi=120)
-        plt.close(figure)
 
 
 def plot_whole_runs(groups: Groups, path: Path) -> None:
@@ -471,9 +249,8 @@ def plot_whole_runs(groups: Groups, path: Path) -> None:
     panels = _panels(groups)
     if not panels:
         return
-    plt = pyplot()
-    colors = _colors(plt, groups)
-    figure, axes = _axes(plt, len(panels))
+    colors = _colors(groups)
+    figure, axes = grid(len(panels))
     for axis, panel in zip(axes.flat, panels, strict=False):
         lowest, highest = np.inf, -np.inf
         for cell, runs in groups.items():
@@ -493,9 +270,8 @@ def plot_whole_runs(groups: Groups, path: Path) -> None:
         axis.set(title=_title(panel), xlabel="epoch", xscale="log")
         axis.grid(alpha=0.3, which="both")
     axes[0][0].set_ylabel("test NLL")
-    _legend(plt, figure, colors)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    _legend(figure, colors)
+    save(figure, path)
 
 
 def _title(panel: Sequence[Any]) -> str:
@@ -503,6 +279,6 @@ def _title(panel: Sequence[Any]) -> str:
     return f"{name} / {backend} / P = {particles}"
 
 
-def _legend(plt: Any, figure: Any, colors: dict[str, Any]) -> None:
-    handles = [plt.Line2D([], [], color=color, label=name) for name, color in colors.items()]
+def _legend(figure: Any, colors: dict[str, Any]) -> None:
+    handles = [pyplot().Line2D([], [], color=color, label=name) for name, color in colors.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize=8)

@@ -25,7 +25,7 @@ from benchmarks.bnn.protocol import Budget, Rows
 from benchmarks.datasets import Split
 from benchmarks.images.training import Book
 from benchmarks.records import Record
-from benchmarks.study import backends_of, pyplot
+from benchmarks.study import backends_of, overview, save, subplots
 
 SYSTEMS = {"full": "all blocks", "block_diagonal": "diagonal blocks"}
 STRUCTURES = ("full", "diag", "kfac", "low_rank")
@@ -44,25 +44,19 @@ def run(arguments: argparse.Namespace) -> int:
     book = Book(
         arguments.out / f"bnn-{arguments.study}.jsonl", arguments.resume, arguments.retry_failed
     )
-    status = 0
+    statuses = []
     for backend in backends_of(arguments.backend):
         if arguments.study == "toy":
-            status |= toy(book, backend, arguments)
+            statuses.append(toy(book, backend, arguments))
             continue
-        for name in arguments.sets or ["yacht"]:
-            try:
-                data = protocol.load(name)
-            except datasets.MissingDataError as error:
-                print(f"{name}: {error}")
-                status = 1
-                continue
+        for _, data in datasets.there(arguments.sets or ["yacht"], protocol.load):
             if arguments.study == "matrices":
-                status |= matrices(book, data, backend, arguments)
+                statuses.append(matrices(book, data, backend, arguments))
             elif arguments.study == "particles":
-                status |= particles(book, data, backend, arguments)
+                statuses.append(particles(book, data, backend, arguments))
             else:
-                status |= options(book, data, backend, arguments)
-    return status
+                statuses.append(options(book, data, backend, arguments))
+    return int(not statuses or any(statuses))
 
 
 def variants(study: str) -> dict[str, Method]:
@@ -93,8 +87,7 @@ def options(book: Book, data: datasets.Dataset, backend: str, arguments: argpars
     runs = protocol.compare(book, data, backend, chosen, budget)
     groups = report.grouped(runs)
     stem = f"bnn-{arguments.study}-{data.name}-{backend}"
-    rows = report.figure_rows(groups, report.figures_of(data.task))
-    _write_table(arguments.out / f"{stem}.md", rows, runs)
+    _write_table(arguments.out / f"{stem}.md", runs)
     report.plot_whole_runs(groups, arguments.out / f"{stem}.png")
     return int(all(run.failed for run in runs))
 
@@ -103,9 +96,9 @@ def _particles(arguments: argparse.Namespace, default: int = protocol.PARTICLES)
     return arguments.particles[0] if arguments.particles else default
 
 
-def _write_table(path: Path, rows: list[dict[str, Any]], runs: list[Record]) -> None:
+def _write_table(path: Path, runs: list[Record]) -> None:
     failures = [f"{run.method} failed: {run.error}" for run in runs if run.failed]
-    text = "\n".join([records.markdown_table(rows), *failures, ""])
+    text = "\n".join([overview(runs, *report.SHOWN, by=("particles",)), *failures, ""])
     records.write_text(path, text)
     print(text)
 
@@ -123,10 +116,8 @@ def particles(
         runs += protocol.compare(book, data, backend, methods, budget)
     groups = report.grouped(runs)
     stem = f"bnn-particles-{data.name}-{backend}"
-    rows = report.figure_rows(groups, report.figures_of(data.task))
-    _write_table(arguments.out / f"{stem}.md", rows, runs)
-    plt = pyplot()
-    figure, axis = plt.subplots(figsize=(4.6, 3.4), layout="constrained")
+    _write_table(arguments.out / f"{stem}.md", runs)
+    figure, axis = subplots(figsize=(4.6, 3.4))
     for name in names:
         own = {cell.particles: group for cell, group in groups.items() if cell.method == name}
         values = [[r.figures["at best"]["test NLL"] for r in group] for group in own.values()]
@@ -136,8 +127,7 @@ def particles(
     axis.set(xlabel="particles", ylabel="test NLL", title=f"{data.name} / {backend}")
     axis.grid(alpha=0.3)
     axis.legend()
-    figure.savefig(arguments.out / f"{stem}.png", dpi=120)
-    plt.close(figure)
+    save(figure, arguments.out / f"{stem}.png")
     return int(all(run.failed for run in runs))
 
 
@@ -231,10 +221,7 @@ def _plot_toy(
 ) -> None:
     if not drawn:
         return
-    plt = pyplot()
-    figure, axes = plt.subplots(
-        1, len(drawn), figsize=(3.6 * len(drawn), 3.2), sharey=True, layout="constrained"
-    )
+    figure, axes = subplots(1, len(drawn), figsize=(3.6 * len(drawn), 3.2), sharey=True)
     for axis, (name, (means, noises)) in zip(np.atleast_1d(axes), drawn.items(), strict=True):
         middle = means.mean(axis=0)
         spread = np.sqrt(means.var(axis=0) + np.square(noises).mean())
@@ -254,8 +241,7 @@ def _plot_toy(
         axis.grid(alpha=0.3)
     np.atleast_1d(axes)[0].legend(fontsize=7, loc="upper left")
     figure.suptitle("mean, and 1 to 3 standard deviations of networks and noise", fontsize=9)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
 # -- the curvature along a run ----------------------------------------------------------------
@@ -338,17 +324,13 @@ def _plot_matrices(
 ) -> None:
     from matplotlib.colors import SymLogNorm
 
-    plt = pyplot()
     number = curvature.shape[1]
     mean = curvature.mean(axis=1, keepdims=True)
     every = np.concatenate([curvature, mean], axis=1)
     largest = float(np.abs(every).max())
     norm = SymLogNorm(linthresh=1e-4 * largest, vmin=-largest, vmax=largest)
-    figure, axes = plt.subplots(
-        number + 1,
-        len(epochs),
-        figsize=(1.9 * len(epochs), 1.9 * (number + 1)),
-        layout="constrained",
+    figure, axes = subplots(
+        number + 1, len(epochs), figsize=(1.9 * len(epochs), 1.9 * (number + 1))
     )
     for row in range(number + 1):
         for column, epoch in enumerate(epochs):
@@ -371,5 +353,4 @@ def _plot_matrices(
     # Powers of ten within the linear part would be written over each other.
     powers = 10.0 ** np.arange(np.ceil(np.log10(norm.linthresh)), np.log10(largest))
     figure.colorbar(image, ax=axes, shrink=0.4, ticks=[*-powers[::-1], 0.0, *powers])
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path, dpi=110)

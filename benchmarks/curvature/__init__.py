@@ -12,21 +12,14 @@ Written to curvature.jsonl, curvature.md and curvature.png.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from benchmarks.arguments import count
+from benchmarks.arguments import add_common, count
+
+#: What runs the command.
+RUN = "benchmarks.curvature.comparison:run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks curvature`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    add_common(parser)
     parser.add_argument("--rounds", type=count, default=7, help="rounds of each comparison")
-    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
-
-
-def main(arguments: argparse.Namespace) -> int:
-    """Run the comparisons."""
-    # Imported here so that the command line's help does not wait for what it imports.
-    from benchmarks.curvature import comparison
-
-    return comparison.run(arguments)

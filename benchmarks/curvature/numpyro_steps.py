@@ -35,7 +35,7 @@ def cases() -> dict[str, Callable[[], object]]:
     adam = numpyro.optim.Adam(1e-3)
     shared: dict[str, Any] = {"num_particles": network.PARTICLES, "estimator": nx.Minibatch()}
     engines: dict[str, Any] = {"SVGD": nx.SVGD(model, adam, **shared)}
-    for name, (options, _) in network.STEPS.items():
+    for name, options in network.STEPS.items():
         optim = adam if name == network.LAST else None
         engines[name] = nx.SVN(model, optim, **shared, **options)
 

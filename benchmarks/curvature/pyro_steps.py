@@ -37,7 +37,7 @@ def cases() -> dict[str, Callable[[], object]]:
         return pyro.optim.Adam({"lr": 1e-3})
 
     engines: dict[str, Any] = {"SVGD": px.SVGD(model, adam(), **shared)}
-    for name, (options, _) in network.STEPS.items():
+    for name, options in network.STEPS.items():
         optim = adam() if name == network.LAST else None
         engines[name] = px.SVN(model, optim, **shared, **options)
 

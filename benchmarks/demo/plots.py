@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import arviz as az
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.lines import Line2D
 
 from benchmarks.demo.fits import Fit
 from benchmarks.demo.problems import Draws, Problem, network_output
+from benchmarks.study import save, subplots
 
 SHOWN = 4
 
@@ -42,9 +39,7 @@ def posterior_densities(problem: Problem, fits: Sequence[Fit], reference: Fit, p
         collection.add_legend("model")
         collection.savefig(path)
         return
-    figure, axes = plt.subplots(
-        len(rows), len(shown), figsize=(3.6 * len(shown), 2.8 * len(rows)), layout="constrained"
-    )
+    figure, axes = subplots(len(rows), len(shown), figsize=(3.6 * len(shown), 2.8 * len(rows)))
     for row, (backend, chosen) in zip(axes, rows.items(), strict=True):
         az.plot_density(
             [az.from_dict(posterior=posterior(fit)) for fit in chosen],
@@ -65,8 +60,7 @@ def posterior_densities(problem: Problem, fits: Sequence[Fit], reference: Fit, p
         ]
         row[-1].legend(handles=handles, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.suptitle(problem.title)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path, dpi=110)
 
 
 def _band(draws: Draws, problem: Problem, generator: np.random.Generator) -> Any:
@@ -89,14 +83,8 @@ def predictive_bands(problem: Problem, fits: Sequence[Fit], path: Path) -> None:
     grid = extra["grid"][:, feature]
     columns = 4
     rows = -(-len(fits) // columns)
-    figure, axes = plt.subplots(
-        rows,
-        columns,
-        figsize=(3.6 * columns, 3.0 * rows),
-        sharex=True,
-        sharey=True,
-        layout="constrained",
-        squeeze=False,
+    figure, axes = subplots(
+        rows, columns, figsize=(3.6 * columns, 3.0 * rows), sharex=True, sharey=True, squeeze=False
     )
     generator = np.random.default_rng(0)
     for axis in axes.flat[len(fits) :]:
@@ -112,8 +100,7 @@ def predictive_bands(problem: Problem, fits: Sequence[Fit], path: Path) -> None:
     axes[0, 0].legend(fontsize=7, loc="upper left")
     figure.supxlabel("body mass index (standardised), other features at their medians")
     figure.supylabel("disease progression")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path, dpi=110)
 
 
 def loss_traces(problems: Sequence[Problem], fits: Sequence[Fit], path: Path) -> None:
@@ -123,11 +110,10 @@ def loss_traces(problems: Sequence[Problem], fits: Sequence[Fit], path: Path) ->
     rises again while they spread. ProximalScoreVI: the squared distance of the scores.
     """
     methods = list(dict.fromkeys(fit.method for fit in fits if fit.losses.size))
-    figure, axes = plt.subplots(
+    figure, axes = subplots(
         len(problems),
         len(methods),
         figsize=(4.0 * len(methods), 2.6 * len(problems)),
-        layout="constrained",
         squeeze=False,
     )
     for row, problem in zip(axes, problems, strict=True):
@@ -151,5 +137,4 @@ def loss_traces(problems: Sequence[Problem], fits: Sequence[Fit], path: Path) ->
             axis.legend(fontsize=8)
     figure.supxlabel("step")
     figure.supylabel("loss")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path, dpi=110)

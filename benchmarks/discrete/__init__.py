@@ -9,22 +9,23 @@ a mixture of ten components with many rows in minibatches, beside the host's SVI
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from benchmarks.arguments import count
+from benchmarks.arguments import add_common, add_resume, count
+
+#: What runs the command.
+RUN = "benchmarks.discrete.comparison:run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks discrete`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
-    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
+    add_common(parser)
     parser.add_argument(
         "--parts",
         nargs="+",
         choices=("gradient", "fit", "nuts", "large"),
         default=["gradient", "fit", "large"],
     )
-    parser.add_argument("--append", action="store_true", help="keep the records that are there")
+    add_resume(parser)
     parser.add_argument("--programs", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument(
         "--lengths", nargs="*", type=count, default=[50, 200, 1000], help="of long chains"
@@ -35,11 +36,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--long", type=count, default=5000, help="draws of a reference's chain")
     parser.add_argument("--rows", type=count, default=1_000_000, help="rows of the large mixture")
     parser.add_argument("--steps", type=count, default=3000, help="steps on the large mixture")
-
-
-def main(arguments: argparse.Namespace) -> int:
-    """Run the parts."""
-    # Imported here so that the command line's help does not wait for what it imports.
-    from benchmarks.discrete import comparison
-
-    return comparison.run(arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from scipy import special, stats
 from benchmarks import records
 from benchmarks.discrete.hosts import Host, host_of
 from benchmarks.discrete.programs import PROGRAMS, Draws, Program, chain, large_mixture, series
-from benchmarks.study import backends_of
+from benchmarks.study import Study, backends_of
 from benchmarks.timing import alternate, ratio
 from benchmarks.trust.judge import judge
 from ppl_ext.chains.convergence import split_r_hat
@@ -30,10 +31,6 @@ BESIDE, MANY = "one beside the host's", "many beside one"
 CHAINS, ASSIGNED = 4, "of the discrete site"
 
 
-#: Figures of the records that the table leaves out.
-UNSHOWN = ("judged by quantiles",)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Run the parts that are asked for; the exit status."""
     chosen = arguments.programs or list(PROGRAMS)
@@ -42,46 +39,32 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"Expected programs among {list(PROGRAMS)}, found {unknown}.")
         return 2
     hosts = backends_of(arguments.backend)
-    path = arguments.out / "discrete.jsonl"
-    if not arguments.append:
-        path.unlink(missing_ok=True)
+    resumed = {"resume": arguments.resume, "retry_failed": arguments.retry_failed}
+    study = Study("discrete", arguments.out, **resumed)
     for name in hosts:
         host = host_of(name)
         for program in chosen if "gradient" in arguments.parts else ():
-            _recorded(path, host, "gradient", program, {"steps": GRADIENTS}, _gradient)
+            _recorded(study, host, "gradient", program, {"steps": GRADIENTS}, _gradient)
         for steps in arguments.lengths if "gradient" in arguments.parts else ():
-            _recorded(
-                path,
-                host,
-                "gradient of a chain",
-                f"{steps} steps",
-                {"steps": steps},
-                _of_long_chain,
-            )
+            settings = {"steps": steps}
+            name = "gradient of a chain"
+            _recorded(study, host, name, f"{steps} steps", settings, _of_long_chain)
         kept = {"references": str(arguments.out / "discrete-references"), "long": arguments.long}
         for program in chosen if "fit" in arguments.parts else ():
             settings = {**kept, "fit": {"target_ess": arguments.ess, "budget": arguments.budget}}
-            _recorded(path, host, "fit", program, settings, _fit)
+            _recorded(study, host, "fit", program, settings, _fit)
         for program in chosen if "nuts" in arguments.parts else ():
             settings = {**kept, "draws": arguments.draws}
-            _recorded(path, host, "NUTS", program, settings, _own_nuts)
+            _recorded(study, host, "NUTS", program, settings, _own_nuts)
         if "large" in arguments.parts:
             for method in ("SVGD", "SVI"):
                 settings = {"rows": arguments.rows, "steps": arguments.steps, "method": method}
-                _recorded(path, host, f"large, {method}", "large mixture", settings, _large)
-    runs = records.read(path)
-    table = _table(runs)
-    records.write_text(arguments.out / "discrete.md", table)
-    print(table)
-    print(f"Wrote {arguments.out}.")
-    return int(all(each.failed for each in runs))
+                _recorded(study, host, f"large, {method}", "large mixture", settings, _large)
+    return study.report(study.overview())
 
 
-def _recorded(path: Any, host: Host, part: str, program: str, settings: Any, work: Any) -> None:
-    record = records.Record("discrete", part, host.name, program, 0, settings)
-    with records.recorded_run(path, record, go_on_after=(Exception,)):
-        record.figures.update(work(host, program, settings))
-    print(f"{part}, {program}, {host.name}: done", flush=True)
+def _recorded(study: Study, host: Host, part: str, program: str, settings: Any, work: Any) -> None:
+    study.run(part, host.name, program, 0, settings, partial(work, host, program, settings))
 
 
 def _built(host: Host, each: Program) -> tuple[Any, tuple[Any, ...]]:
@@ -277,25 +260,3 @@ def large_table(runs: list[records.Record]) -> str:
             f"log density, {backend}": "log density",
         }
     return records.markdown_table(list(rows.values()), columns)
-
-
-def _table(runs: list[records.Record]) -> str:
-    """One row for each run of each part."""
-    lines = ["# Discrete latent sites", "", "Made by `python -m benchmarks discrete`.", ""]
-    for part in dict.fromkeys(each.method for each in runs):
-        rows = []
-        for each in runs:
-            if each.method != part:
-                continue
-            row = {"program": each.model, "backend": each.backend}
-            if each.failed:
-                row["failed"] = str(each.error)
-            for name, value in each.figures.items():
-                if name.endswith(" of") or name in UNSHOWN:
-                    continue  # whose worst it is
-                row[name] = f"{value:.3g}" if isinstance(value, float) else str(value)
-            rows.append(row)
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        table = [{name: row.get(name, "") for name in columns} for row in rows]
-        lines += [f"## {part}", "", records.markdown_table(table, columns)]
-    return "\n".join(lines)

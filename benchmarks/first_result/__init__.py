@@ -11,16 +11,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.arguments import count
+from benchmarks.arguments import add_common, count
+
+#: What runs the command.
+RUN = "benchmarks.first_result.comparison:run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks first-result`."""
     from benchmarks.first_result.problems import DIAGNOSTICS, METHODS, MODELS
 
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    add_common(parser)
     parser.add_argument("--rounds", type=count, default=3, help="runs of each case")
-    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument(
@@ -46,11 +48,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHECKOUT",
         help="another checkout of the project, whose packages take turns with this one's",
     )
-
-
-def main(arguments: argparse.Namespace) -> int:
-    """Run the comparison."""
-    # Imported here so that the command line's help does not wait for what it imports.
-    from benchmarks.first_result import comparison
-
-    return comparison.run(arguments)

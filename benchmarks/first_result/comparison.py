@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks import records
 from benchmarks.first_result.problems import DIAGNOSED, HOST_METHODS, SMALL, Recipe
 from benchmarks.posteriordb.workers import ONE_THREAD
-from benchmarks.study import backends_of, pyplot
+from benchmarks.study import backends_of, save, subplots
 
 HERE = Path(__file__).resolve().parents[2]
 OURS, OTHER = "this", "other"
@@ -276,12 +276,9 @@ def _whole(value: float | None) -> int | None:
 
 
 def _plot(rows: list[dict[str, Any]], path: Path) -> None:
-    plt = pyplot()
     panels = list(dict.fromkeys((row["backend"], row["model"]) for row in rows))
     columns = len(dict.fromkeys(row["model"] for row in rows))
-    figure, axes = plt.subplots(
-        -(-len(panels) // columns), columns, figsize=(4 * columns, 6), layout="constrained"
-    )
+    figure, axes = subplots(-(-len(panels) // columns), columns, figsize=(4 * columns, 6))
     for axis, (backend, model) in zip(np.ravel(axes), panels, strict=False):
         own = [row for row in rows if (row["backend"], row["model"]) == (backend, model)]
         names = [row["method"] + (", other" if row.get("checkout") == OTHER else "") for row in own]
@@ -295,5 +292,4 @@ def _plot(rows: list[dict[str, Any]], path: Path) -> None:
     # Below all panels: inside one it would hide a bar and its figure.
     handles, labels = np.ravel(axes)[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

@@ -9,16 +9,18 @@ dynamics is that of Y. Liu et al., "Koopa: Learning Non-stationary Time Series D
 Koopman Predictors", 2023.
 
 A point estimate, the hosts' ELBO (ADVI) and ProximalScoreVI fit it on both backends; a smaller
-one also with a planar flow (section 5.5). Records, a table and plots are written to
+one also with a planar flow (section 5.5). Records and a table are written to
 ``out/forecasting``.
 """
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from benchmarks.arguments import add_resume, count
+from benchmarks.arguments import add_common, add_resume, count
+
+#: What runs the command.
+RUN = "benchmarks.forecasting.experiment:main"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,20 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--series", nargs="+", help="names of the series' files")
     parser.add_argument("--flow-series", nargs="*", help="series that flows are fitted to")
     parser.add_argument("--full", action="store_true", help="larger network, all windows, 10 seeds")
-    parser.add_argument("--backend", choices=("both", "pyro", "numpyro"), default="both")
     parser.add_argument("--epochs", type=count, help="epochs at most")
     parser.add_argument("--most-steps", type=count, help="steps at most")
     parser.add_argument("--seeds", type=count, help="number of seeds")
     parser.add_argument("--rates", type=float, nargs="+", help="learning rates to try")
     parser.add_argument("--temperature", type=float, help="of the likelihood")
     parser.add_argument("--init-scale", type=float, help="standard deviation of q at the start")
-    parser.add_argument("--out", type=Path, default=Path("out/forecasting"), help="for the results")
+    add_common(parser, out="out/forecasting")
     add_resume(parser)
-
-
-def main(arguments: argparse.Namespace) -> int:
-    """Run the benchmark."""
-    # Imported here so that the command line's help does not wait for both frameworks.
-    from benchmarks.forecasting import experiment
-
-    return experiment.main(arguments)

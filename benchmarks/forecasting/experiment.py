@@ -1,4 +1,4 @@
-"""The runs of the forecasting benchmark, their table, and the paired comparison.
+"""The runs of the forecasting benchmark and their table.
 
 Sections 5.4, 5.5 and appendices C and D.2 of M. Kim, "Large-scale Score-based Variational Posterior
 Inference for Bayesian Deep Neural Networks". ``--full`` has the paper's epochs, batch, draws and
@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import sys
-import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from benchmarks import datasets, records
 from benchmarks.forecasting import metrics, sizes
@@ -34,8 +30,6 @@ from benchmarks.images.training import (
     Method,
     Schedule,
     minibatches,
-    paired,
-    plus_minus,
     rounded_steps,
     shown_rate,
     train,
@@ -43,12 +37,10 @@ from benchmarks.images.training import (
     with_options,
 )
 from benchmarks.records import Record
-from benchmarks.study import modules_of
+from benchmarks.study import modules_of, overview
 
 FIGURES = ("MSE", "MAE", "NLL")
 LAST_VALUE = "last value"
-#: What each method of this project is compared with.
-RIVALS = {OURS.name: ADVI.name, OURS_GRADIENT.name: ADVI.name, OURS_FLOW.name: ADVI_FLOW.name}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,147 +188,8 @@ def _test_figures(problem: Problem, draws: np.ndarray, variance: float) -> dict[
     }
 
 
-COLUMNS = {
-    "backend": "backend",
-    "series": "series",
-    "method": "method",
-    "weights": "weights",
-    "rate": "learning rate",
-    "validation": "validation NLL",
-    "MSE": "MSE",
-    "MAE": "MAE",
-    "NLL": "NLL",
-    "step": "best step",
-    "seconds": "seconds",
-}
-
-
-def table_row(chosen: Sequence[Record]) -> dict[str, Any]:
-    """One line of the table: mean and standard deviation over the seeds of one cell."""
-    first = chosen[0]
-    row = {"backend": first.backend or None, "series": first.model, "method": first.method}
-    if first.failed:
-        return {**row, "rate": "none", "validation": f"failed ({first.error})"}
-    done = [record for record in chosen if not record.failed]
-
-    def over(figure: str, digits: int = 4) -> str:
-        return plus_minus([record.figures[figure] for record in done], digits)
-
-    row |= {
-        "weights": first.figures["weights"],
-        "validation": over("validation"),
-        **{figure: over(figure) for figure in FIGURES},
-    }
-    if first.method == LAST_VALUE:
-        return row
-    return row | {
-        "rate": shown_rate(first.settings["learning rate"]),
-        "step": over("best step", 0),
-        "seconds": float(np.mean([record.seconds for record in done])),
-    }
-
-
-def comparison(cells: Sequence[Sequence[Record]]) -> list[dict[str, Any]]:
-    """Paired differences ProximalScoreVI - ADVI over the seeds, and what they say.
-
-    The p value is that of a paired t test; NaN for fewer than two seeds.
-    """
-    by_place = {(cell[0].backend, cell[0].model, cell[0].method): cell for cell in cells}
-    rows = []
-    for (backend, series, method), ours in by_place.items():
-        other = RIVALS.get(method)
-        if other is None or (backend, series, other) not in by_place:
-            continue
-        for figure in FIGURES:
-            differences = paired(ours, by_place[backend, series, other], figure)
-            if not len(differences):
-                continue
-            p_value = math.nan
-            if len(differences) > 1 and np.ptp(differences) > 0:
-                p_value = float(stats.ttest_1samp(differences, 0.0).pvalue)
-            better = "lower (better)" if differences.mean() < 0 else "**not lower**"
-            rows.append(
-                {
-                    "backend": backend,
-                    "series": series,
-                    "method": method,
-                    "figure": figure,
-                    "difference": plus_minus(list(differences), 5),
-                    "p": p_value,
-                    "wins": f"{int((differences < 0).sum())} of {len(differences)}",
-                    "verdict": better + (", p < 0.05" if p_value < 0.05 else ""),
-                }
-            )
-    return rows
-
-
-COMPARED = {
-    "backend": "backend",
-    "series": "series",
-    "method": "method",
-    "figure": "figure",
-    "difference": "ours - ADVI",
-    "p": "p (paired t)",
-    "wins": "seeds won",
-    "verdict": "ours is",
-}
-
-
-def report(
-    problems: Sequence[Problem],
-    settings: Settings,
-    cells: Sequence[Sequence[Record]],
-    seconds: float,
-) -> str:
-    """The Markdown file."""
-    compared = comparison(cells)
-    won = sum(row["verdict"].startswith("lower") for row in compared)
-    sure = sum(row["verdict"].startswith("lower") and row["p"] < 0.05 for row in compared)
-    lost = sum(row["verdict"].startswith("**") and row["p"] < 0.05 for row in compared)
-    grid = ", ".join(f"{rate:g}" for rate in settings.rates)
-    spans = "; ".join(
-        f"{p.name}: {p.horizon} from {p.window}, {len(p.columns)} channels, "
-        f"{len(p.x_train):,} training, {len(p.x_validation):,} validation and "
-        f"{len(p.x_test):,} test windows"
-        for p in problems
-    )
-    return (
-        "# Forecasting\n\n"
-        "Made by `python -m benchmarks forecasting`. Time steps forecast from those before: "
-        f"{spans}. Splits 70 / 10 / 20 % in time order, scaled by the training part; figures are "
-        "on that scale"
-        + (
-            ", on validation and test windows thinned evenly"
-            if settings.thinned_to is not None
-            else ""
-        )
-        + ".\n\n"
-        f"Likelihood Normal(forecast, 1) with temperature {settings.temperature:g}, weights "
-        "Normal(0, 1 / inputs). The point estimate is the host's SVI with AutoDelta (MAP), ADVI "
-        "the host's SVI with Trace_ELBO and AutoDiagonalNormal. All methods start from the same "
-        "weights, see the same minibatches and take one score of each; ProximalScoreVI with its "
-        "default solver, the closed form, two scores of every second. Adam with cosine decay, "
-        "which the closed form does not need; its rate was chosen for each cell and method from "
-        f"{{{grid}}} by validation NLL on the first "
-        f"seed. The guide with the lowest validation MSE of {settings.evaluations} looks is kept. "
-        f"MSE and MAE of the mean of {settings.draws} posterior draws; NLL of the mixture of "
-        f"Gaussians around them (one for the point estimate), variance by validation. Mean ± sd "
-        f"over {settings.seeds} seeds. {LAST_VALUE.capitalize()}: that of the window, repeated. "
-        "Lower is better throughout.\n\n"
-        + records.markdown_table([table_row(cell) for cell in cells], COLUMNS)
-        + "\n## ProximalScoreVI against ADVI, seed by seed\n\n"
-        + records.markdown_table(compared, COMPARED)
-        + f"\nProximalScoreVI has the lower mean in {won} of {len(compared)} comparisons; by the "
-        f"paired t test at 0.05 (without correction for their number) it is better in {sure} and "
-        f"worse in {lost}.\n\n"
-        "![Figures by series](figures.png)\n\n![Example forecasts](forecasts.png)\n\n"
-        f"The whole run took {seconds:.0f} s.\n"
-    )
-
-
 def main(arguments: argparse.Namespace) -> int:
     """Run the benchmark."""
-    started = time.perf_counter()
     settings = with_options(FULL if arguments.full else REDUCED, arguments)
     names = list(dict.fromkeys([*settings.series, *settings.flow_series]))
     try:
@@ -357,12 +210,8 @@ def main(arguments: argparse.Namespace) -> int:
                 run = partial(run_one, book, backend, method, problem, settings)
                 rates = method.rates(settings.rates)
                 cells.append(tuned_runs(run, range(settings.seeds), rates))
-    from benchmarks.forecasting import plots
-
-    plots.figures_by_series(cells, out / "figures.png")
-    plots.example_forecasts(problems, cells, out / "forecasts.png")
-    seconds = time.perf_counter() - started
-    text = report(list(problems.values()), settings, cells, seconds)
+    runs = [record for cell in cells for record in cell]
+    text = overview(runs, "validation", *FIGURES, "weights", "best step", by=("learning rate",))
     records.write_text(out / "table.md", text)
     print(f"\n{text}\nWrote {out}.")
-    return 0
+    return int(all(run.failed for run in runs))

@@ -8,7 +8,7 @@ MNIST, by the hosts' ELBO (ADVI) and by ProximalScoreVI, on both backends.
 five LeNets on MNIST and Fashion-MNIST by an ensemble, WGD, SVGD, SVN and last-layer SVN; with
 ``--step-cost`` the time and memory of a single step of these.
 
-Records, tables and plots are written to a folder of ``out/images``.
+Records and tables are written to a folder of ``out/images``.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ from benchmarks.images.training import (
     Array,
     Book,
     DivergedError,
-    plus_minus,
     shown_rate,
     spread_seed,
     tuned_runs,
@@ -37,7 +36,7 @@ from benchmarks.images.training import (
 )
 from benchmarks.memory import release_freed, reset_peak, resident
 from benchmarks.records import Record
-from benchmarks.study import modules_of
+from benchmarks.study import modules_of, overview
 from ppl_ext.curvature.program_curvature import GaussNewton
 from ppl_ext.stein.newton import LevenbergMarquardt, NewtonSystem
 
@@ -99,23 +98,6 @@ SVN_ADAPTIVE = Method("SVN adaptive", "SVN")
 LL_SVN = Method("LL-SVN", "LL-SVN", "kfac")
 METHODS = {method.name: method for method in (ENSEMBLE, WGD, SVGD, SVN, SVN_ADAPTIVE, LL_SVN)}
 
-#: Accuracy, NLL, ECE, Brier score and AUROC of the paper's table 2.
-PUBLISHED = {
-    "mnist": {
-        "ensemble": (0.991, 0.039, 0.011, 0.014, 1.000),
-        "WGD": (0.991, 0.041, 0.012, 0.014, 1.000),
-        "SVGD": (0.991, 0.038, 0.012, 0.014, 1.000),
-        "SVN": (0.991, 0.041, 0.015, 0.016, 1.000),
-        "LL-SVN": (0.991, 0.038, 0.011, 0.014, 1.000),
-    },
-    "fashion_mnist": {
-        "ensemble": (0.916, 0.259, 0.051, 0.122, 0.995),
-        "WGD": (0.912, 0.257, 0.056, 0.128, 0.994),
-        "SVGD": (0.916, 0.253, 0.051, 0.123, 0.995),
-        "SVN": (0.907, 0.261, 0.056, 0.135, 0.994),
-        "LL-SVN": (0.918, 0.241, 0.051, 0.120, 0.995),
-    },
-}
 FIGURES = ("accuracy", "NLL", "ECE", "Brier", "AUROC")
 
 
@@ -357,94 +339,8 @@ def start_of_memory() -> int | None:
         return None
 
 
-COLUMNS = {
-    "backend": "backend",
-    "method": "method",
-    "rate": "rate",
-    "accuracy": "accuracy",
-    "NLL": "NLL",
-    "ECE": "ECE",
-    "Brier": "Brier",
-    "AUROC": "AUROC",
-    "last": "NLL, last epoch",
-    "mean logits": "NLL of mean logits",
-    "single": "NLL of a particle",
-    "best": "best epoch",
-    "epoch": "seconds an epoch",
-    "compile": "seconds to compile",
-    "memory": "peak memory (MB)",
-}
-
-
-def table_row(runs: list[Record]) -> dict[str, Any]:
-    """One method's line: means and standard deviations over its seeds."""
-    first = runs[0]
-    row: dict[str, Any] = {"backend": first.backend, "method": first.method}
-    row["rate"] = shown_rate(first.settings["rate"])
-    fine = [run.figures for run in runs if not run.failed]
-    if not fine:
-        return row | {"accuracy": f"failed ({first.error})"}
-    for name in FIGURES:
-        row[name] = plus_minus([each[name] for each in fine], 4)
-    row["last"] = plus_minus([each["last"]["NLL"] for each in fine], 4)
-    row["mean logits"] = plus_minus([each["NLL of mean logits"] for each in fine], 4)
-    row["single"] = plus_minus([each["mean of single particles"]["NLL"] for each in fine], 4)
-    row["best"] = "/".join(str(each["best epoch"]) for each in fine)
-    row["epoch"] = float(np.mean([each["seconds an epoch"] for each in fine]))
-    row["compile"] = float(np.mean([each["seconds to compile"] for each in fine]))
-    peaks = [each["peak bytes"] / 1e6 for each in fine if "peak bytes" in each]
-    row["memory"] = float(np.max(peaks)) if peaks else None
-    return row
-
-
-def published_rows(name: str, methods: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The paper's lines for these methods."""
-    known = PUBLISHED.get(name, {})
-    return [
-        {"backend": "paper", "method": method}
-        | {figure: f"{value:.3f}" for figure, value in zip(FIGURES, known[method], strict=True)}
-        for method in methods
-        if method in known
-    ]
-
-
-def report(found: dict[str, list[list[Record]]], settings: Settings, seconds: float) -> str:
-    """The Markdown file; ``found`` maps data sets to the runs of each method."""
-    grid = ", ".join(f"{rate:g}" for rate in settings.rates)
-    shares = ", ".join(f"{share:g}" for share in settings.step_sizes)
-    tables = "\n".join(
-        f"## {name}\n\n"
-        + records.markdown_table(
-            [*map(table_row, cells), *published_rows(name, settings.methods)], COLUMNS
-        )
-        + f"\n![Validation NLL of {name}](lenet_{name}_validation.png)\n\n"
-        f"![Reliability on {name}](lenet_{name}_reliability.png)\n"
-        for name, cells in found.items()
-    )
-    return (
-        "# LeNet ensembles\n\n"
-        "Made by `python -m benchmarks images --experiment lenet`. "
-        f"{settings.particles} particles of {NUM_WEIGHTS:,} weights; priors Normal(0, "
-        f"{PRIOR_SCALE**2:g}); {settings.rows:,} training and {settings.validation_rows:,} "
-        f"validation images, batches of {settings.batch_size}; {settings.epochs} epochs, "
-        f"{settings.newton_epochs} of SVN. All by Adam with a rate from {{{grid}}}, chosen by "
-        "validation NLL on the first seed, but for LL-SVN's last layer, which takes "
-        f"{settings.newton_share:g} of Newton's move, and SVN adaptive, which takes a share from "
-        f"{{{shares}}}; all fall to 0 along a cosine. SVN's curvature serves "
-        f"{settings.curvature_every} steps.\n\n"
-        "Test figures of the mixture of particles after the epoch with the lowest validation NLL, "
-        f"mean ± sd over {settings.seeds} seed(s). ECE: {metrics.BINS} bins of equal width on the "
-        "top label's probability; Brier: squared distances summed over classes; AUROC: mean over "
-        "classes, each against the others. The paper's figures are those of its table 2, of "
-        "cross-validation with 44,800 training images and the logits averaged for the NLL. Peak "
-        "memory: what the process held at most, less what it held before.\n\n"
-        f"{tables}\nThe whole run took {seconds:.0f} s.\n"
-    )
-
-
 def main(arguments: argparse.Namespace) -> int:
     """Run the experiment."""
-    started = time.perf_counter()
     if arguments.step_cost:
         from benchmarks.images import step_cost
 
@@ -456,13 +352,10 @@ def main(arguments: argparse.Namespace) -> int:
     except datasets.MissingDataError as error:
         print(f"images: {error}", file=sys.stderr)
         return 1
-    from benchmarks.images import plots
-
     out: Path = arguments.out / "lenet"
     book = Book(out / "records.jsonl", arguments.resume, arguments.retry_failed)
-    found: dict[str, list[list[Record]]] = {}
+    found: list[Record] = []
     for images in sets:
-        cells = found.setdefault(images.name, [])
         for backend in modules_of(arguments.backend or "numpyro", "images.{}_lenet", None):
             backend.release()
             for name in settings.methods:
@@ -470,10 +363,10 @@ def main(arguments: argparse.Namespace) -> int:
                 shares = method.engine == "SVN" and not method.adam
                 rates = settings.step_sizes if shares else settings.rates
                 run = partial(run_one, book, backend, method, images, settings)
-                cells.append(tuned_runs(run, range(settings.seeds), rates))
-        plots.validation_losses(cells, out / f"lenet_{images.name}_validation.png")
-        plots.reliability_diagrams(cells, out / f"lenet_{images.name}_reliability.png")
-        text = report(found, settings, time.perf_counter() - started)
-        records.write_text(out / "table.md", text)
+                found += tuned_runs(run, range(settings.seeds), rates)
+    shown = ("last: NLL", "NLL of mean logits", "mean of single particles: NLL", "best epoch")
+    costs = ("seconds an epoch", "seconds to compile", "peak bytes")
+    text = overview(found, *FIGURES, *shown, *costs, by=("rate",))
+    records.write_text(out / "table.md", text)
     print(f"\n{text}\nWrote {out}.")
     return 0

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,6 @@ from benchmarks.images.training import (
     Method,
     Schedule,
     minibatches,
-    paired,
-    plus_minus,
     rounded_steps,
     shown_rate,
     spread_seed,
@@ -42,7 +39,7 @@ from benchmarks.images.training import (
     with_options,
 )
 from benchmarks.records import Record
-from benchmarks.study import modules_of
+from benchmarks.study import modules_of, overview
 
 METHODS = (ADVI, OURS, OURS_GRADIENT)
 CLASSES = 10
@@ -194,117 +191,15 @@ def run_one(
     record = book.run(record, work)
     said = record.error or f"test NLL {record.figures['NLL']:.4f}"
     print(
-        f"{', '.join(_place(record))}, {method.name}, rate {shown_rate(rate)}, seed {seed}: {said} "
-        f"({record.seconds or 0.0:.0f} s)",
+        f"{record.backend}, {record.model}, T = {temperature:g}, {method.name}, "
+        f"rate {shown_rate(rate)}, seed {seed}: {said} ({record.seconds or 0.0:.0f} s)",
         flush=True,
     )
     return record
 
 
-COLUMNS = {
-    "backend": "backend",
-    "percent": "share (%)",
-    "rows": "images",
-    "temperature": "temperature",
-    "method": "method",
-    "rate": "learning rate",
-    "validation": "validation NLL",
-    "error": "test error (%)",
-    "ECE": "ECE (%)",
-    "all-class ECE": "all-class ECE (%)",
-    "NLL": "test NLL",
-    "step": "best step",
-}
-
-
-def table_row(chosen: list[Record]) -> dict[str, Any]:
-    """One line of the table: mean and standard deviation over the seeds of one cell."""
-    first = chosen[0]
-    row = {
-        "backend": first.backend,
-        "percent": f"{first.settings['percent']:g}",
-        "rows": first.settings["training rows"],
-        "temperature": f"{first.settings['temperature']:g}",
-        "method": first.method,
-        "rate": shown_rate(first.settings["learning rate"]),
-    }
-    if first.failed:
-        return {**row, "rate": "none", "validation": f"failed ({first.error})"}
-
-    def over(figure: str, factor: float, digits: int) -> str:
-        return plus_minus([factor * record.figures[figure] for record in chosen], digits)
-
-    return row | {
-        "validation": over("validation", 1.0, 3),
-        "error": over("error", 100.0, 2),
-        "ECE": over("ECE", 100.0, 2),
-        "all-class ECE": over("all-class ECE", 100.0, 2),
-        "NLL": over("NLL", 1.0, 3),
-        "step": over("best step", 1.0, 0),
-    }
-
-
-def verdict(cells: list[list[Record]]) -> str:
-    """In how many cells ProximalScoreVI had the lower mean, figure by figure, in plain words."""
-    others = {_place(cell[0]): cell for cell in cells if cell[0].method == ADVI.name}
-    lines = []
-    for method in (OURS.name, OURS_GRADIENT.name):
-        for figure, name in (("error", "test error"), ("ECE", "ECE"), ("NLL", "test NLL")):
-            better, rest = 0, []
-            for ours in (cell for cell in cells if cell[0].method == method):
-                differences = paired(ours, others[_place(ours[0])], figure)
-                if not len(differences):
-                    continue
-                if differences.mean() < 0:
-                    better += 1
-                else:
-                    rest.append(", ".join(_place(ours[0])))
-            lines.append(
-                f"- {name}: {method} lower (better) than ADVI in {better} of "
-                f"{better + len(rest)} settings"
-                + (f"; **not better** in: {'; '.join(rest)}." if rest else ".")
-            )
-    return "\n".join(lines) + "\n"
-
-
-def _place(record: Record) -> tuple[str, str, str]:
-    settings = record.settings
-    return record.backend, f"{settings['percent']:g} %", f"T = {settings['temperature']:g}"
-
-
-def report(
-    images: datasets.Images, settings: Settings, cells: list[list[Record]], seconds: float
-) -> str:
-    """The Markdown file."""
-    table = records.markdown_table([table_row(cell) for cell in cells], COLUMNS)
-    grid = ", ".join(f"{rate:g}" for rate in settings.rates)
-    units = "-".join(map(str, settings.hidden))
-    return (
-        f"# Small shares of {images.name}\n\n"
-        f"Made by `python -m benchmarks images --experiment small-data`. Perceptron with {units} "
-        "ReLU units, weights Normal(0, 2 / inputs), guide AutoDiagonalNormal from standard "
-        f"deviation {settings.init_scale:g}. The summed log likelihood is divided by the "
-        "temperature T: 1e-6 is the paper's, and makes the posterior all but a point. ADVI is the "
-        "host's SVI with Trace_ELBO. All methods start from the same weights, see the same "
-        "minibatches and take one score of each; ProximalScoreVI with its default solver, the "
-        "closed form, two scores of every second. Adam with cosine decay, which the closed form "
-        "does not need; its rate was chosen for each cell and method from "
-        f"{{{grid}}} by validation NLL on the first seed. Early "
-        f"stopping: the guide with the lowest validation NLL of {settings.evaluations} looks is "
-        f"kept; at most {settings.validation_rows:,} of the training images left over are used "
-        "for it.\n\n"
-        f"Test figures on {len(images.x_test):,} images, by the mixture of {settings.draws} "
-        f"posterior draws; mean ± sd over {settings.seeds} seeds, which also draw the share. ECE: "
-        f"{metrics.BINS} bins of equal width on the top label's probability; all-class ECE: the "
-        "same over the probabilities of all classes. Lower is better throughout.\n\n"
-        f"{table}\n{verdict(cells)}\n![Figures by share](small_data.png)\n\n"
-        f"Data: {images.source}. The whole run took {seconds:.0f} s.\n"
-    )
-
-
 def main(arguments: argparse.Namespace) -> int:
     """Run the experiment."""
-    started = time.perf_counter()
     settings = with_options(FULL if arguments.full else REDUCED, arguments)
     try:
         images = datasets.images(arguments.dataset or "mnist")
@@ -324,11 +219,9 @@ def main(arguments: argparse.Namespace) -> int:
                     )
                     rates = method.rates(settings.rates)
                     cells.append(tuned_runs(run, range(settings.seeds), rates))
-    from benchmarks.images import plots
-
-    plots.figures_by_share(cells, out / "small_data.png")
-    seconds = time.perf_counter() - started
-    text = report(images, settings, cells, seconds)
+    runs = [record for cell in cells for record in cell]
+    shown = ("validation", "error", "ECE", "all-class ECE", "NLL", "best step")
+    text = overview(runs, *shown, by=("temperature", "learning rate"))
     records.write_text(out / "table.md", text)
     print(f"\n{text}\nWrote {out}.")
     return 0

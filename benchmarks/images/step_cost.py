@@ -19,7 +19,7 @@ from benchmarks.images import lenet
 from benchmarks.images.lenet import LL_SVN, SVGD, SVN_ADAPTIVE, Method, Plan
 from benchmarks.memory import resident
 from benchmarks.records import Record
-from benchmarks.study import modules_of
+from benchmarks.study import backends_of, modules_of, overview
 from benchmarks.timing import timed
 from benchmarks.turns import Started, take_turns
 
@@ -51,17 +51,15 @@ CASES = (
 
 def main(arguments: argparse.Namespace) -> int:
     """Measure all cases and write the table."""
-    chosen = {None: ("numpyro",), "both": ("numpyro", "pyro")}
-    names = chosen.get(arguments.backend, (arguments.backend,))
     batch_size = arguments.batch_size or BATCH
     particles = arguments.particles or PARTICLES
     out = arguments.out / "lenet"
     runs = []
-    for name in names:
+    for name in backends_of(arguments.backend or "numpyro"):
         runs += measure(name, CASES, batch_size, particles, ROUNDS)
         for run in runs[-len(CASES) :]:
             records.append(out / "step_cost.jsonl", run)
-    text = report(runs)
+    text = overview(runs, "seconds a step", "seconds to compile", "peak bytes, less libraries")
     records.write_text(out / "step_cost.md", text)
     print(f"\n{text}\nWrote {out}.")
     return int(all(run.failed for run in runs))
@@ -121,35 +119,3 @@ def _peak(name: str) -> int | None:
         return resident(name)
     except OSError:  # not Linux
         return None
-
-
-def report(runs: list[Record]) -> str:
-    """The Markdown file."""
-    rows = []
-    for run in runs:
-        reference = next(
-            other.figures.get("turns")
-            for other in runs
-            if (other.backend, other.method) == (run.backend, SVGD.name)
-        )
-        row: dict[str, Any] = {"backend": run.backend, "method": run.method}
-        if run.failed:
-            rows.append(row | {"seconds a step": f"failed ({run.error})"})
-            continue
-        row["seconds a step"] = run.figures["seconds a step"]
-        if reference:
-            ratios = np.asarray(run.figures["turns"]) / np.asarray(reference)
-            row["of SVGD's"] = float(np.median(ratios))
-        for key in ("peak bytes", "peak bytes, less libraries"):
-            value = run.figures.get(key)
-            row[key.replace("bytes", "(MB)")] = None if value is None else value / 1e6
-        row["seconds to compile"] = run.figures["seconds to compile"]
-        rows.append(row)
-    settings = runs[0].settings
-    return (
-        "# A step on LeNet\n\n"
-        "Made by `python -m benchmarks images --experiment lenet --step-cost`. "
-        f"{settings['particles']} particles of {lenet.NUM_WEIGHTS:,} weights, "
-        f"{settings['batch_size']} images a step; medians of {settings['rounds']} rounds, in which "
-        "the methods take turns in processes of their own.\n\n" + records.markdown_table(rows)
-    )

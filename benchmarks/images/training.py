@@ -304,13 +304,6 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
     return float(numbers.mean()), spread
 
 
-def plus_minus(values: Sequence[float], digits: int) -> str:
-    """``mean ± sd`` with this many decimals; the mean alone for a single value."""
-    mean, spread = mean_and_spread(values)
-    shown = f"{mean:.{digits}f}"
-    return shown if math.isnan(spread) else f"{shown} ± {spread:.{digits}f}"
-
-
 def paired(ours: Sequence[Record], others: Sequence[Record], figure: str) -> NDArray[np.float64]:
     """Differences ours - other of a figure over the seeds that both have finished."""
     theirs = {r.seed: r.figures[figure] for r in others if not r.failed}

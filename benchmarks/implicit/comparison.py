@@ -15,7 +15,7 @@ from scipy.stats import ks_2samp
 from benchmarks import records
 from benchmarks.implicit.fits import Floats, fit, flat
 from benchmarks.records import Record
-from benchmarks.study import Study, backends_of, pyplot
+from benchmarks.study import Study, backends_of, save, subplots
 from benchmarks.trust.pathology import Pathology
 from benchmarks.trust.planted.modes import two_modes
 from benchmarks.trust.planted.shapes import banana, ring
@@ -125,17 +125,12 @@ def page_table(found: Sequence[Record]) -> str:
 
 def plot(found: Sequence[Record], path: Path) -> None:
     """Draws of each sampler in the first package that ran, over exact ones in grey."""
-    plt = pyplot()
     kept = [each for each in found if each.seed == 0 and not each.failed]
     kept = [each for each in kept if each.backend == kept[0].backend]
     names = [name for name in PROBLEMS if any(each.model == name for each in kept)]
     columns = max(sum(each.model == name for each in kept) for name in names)
-    figure, axes = plt.subplots(
-        len(names),
-        columns,
-        figsize=(2.6 * columns, 2.7 * len(names)),
-        layout="constrained",
-        squeeze=False,
+    figure, axes = subplots(
+        len(names), columns, figsize=(2.6 * columns, 2.7 * len(names)), squeeze=False
     )
     for line, name in zip(axes, names, strict=True):
         exact = flat(PROBLEMS[name].draws(2 * SHOWN), 2)
@@ -151,5 +146,4 @@ def plot(found: Sequence[Record], path: Path) -> None:
             # The same window for all samplers; what lies outside is cut.
             low, high = exact.min(0) - 0.5, exact.max(0) + 0.5
             axis.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

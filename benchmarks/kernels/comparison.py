@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks import records
 from benchmarks.kernels.fits import KERNELS, PARTICLES, RATE, fit, judge, reference
 from benchmarks.kernels.targets import Target, make_targets
-from benchmarks.study import Study, backends_of, pyplot
+from benchmarks.study import Study, backends_of, save, subplots
 
 FIGURES = ("mean error", "least variance ratio", "greatest variance ratio", "covariance error")
 
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     study = Study("kernels", arguments.out)
     for name in chosen:
         _run_target(study, targets[name], backends_of(arguments.backend), kernels, arguments.seeds)
-    return study.report(_table(study.runs, chosen), picture)
+    return study.report(study.overview(*FIGURES), picture)
 
 
 def _run_target(
@@ -64,40 +64,6 @@ def _medians(runs: Sequence[records.Record], target: str, kernel: str) -> Mappin
     return {name: float(np.median([figures[name] for figures in found])) for name in FIGURES}
 
 
-def _table(runs: Sequence[records.Record], targets: list[str]) -> str:
-    """One row for each kernel and target: medians over the seeds."""
-    seeds = 1 + max(run.seed or 0 for run in runs)
-    lines = [
-        "# Kernels",
-        "",
-        f"Made by `python -m benchmarks kernels`: SVGD with {PARTICLES} particles, Adam from a "
-        f"rate of {RATE} along a cosine; medians over {seeds} seeds and the backends that ran. "
-        "Cells: relative error of the covariance; in brackets, the worst error of a mean in "
-        "standard deviations, and the least and greatest ratio of variances.",
-        "",
-    ]
-    rows = []
-    for target in targets:
-        row: dict[str, str] = {"target": target}
-        for kernel in KERNELS:
-            f = _medians(runs, target, kernel)
-            row[kernel] = (
-                f"{f['covariance error']:.2g} ({f['mean error']:.2g}; "
-                f"{f['least variance ratio']:.2f}–{f['greatest variance ratio']:.2f})"
-                if f
-                else "failed"
-            )
-        rows.append(row)
-    lines.append(records.markdown_table(rows, ["target", *KERNELS]))
-    vouched = [r for r in runs if r.method == "reference" and "R-hat" in r.figures]
-    for run in vouched:
-        lines.append(
-            f"{run.model}: moments by NUTS, R-hat {run.figures['R-hat']:.3f}, at least "
-            f"{run.figures['effective draws']:,.0f} effective draws.\n"
-        )
-    return "\n".join(lines)
-
-
 #: Kernels of the table on the page.
 ON_PAGE = (
     "default",
@@ -127,10 +93,8 @@ def page_table(runs: list[records.Record]) -> str:
 
 def picture(runs: Sequence[records.Record], path: Path) -> None:
     """Error of the covariance and worst error of a mean, by target and kernel."""
-    plt, targets = pyplot(), list(dict.fromkeys(run.model for run in runs))
-    figure, axes = plt.subplots(
-        1, 2, figsize=(11, 0.45 * len(targets) + 1.8), sharey=True, layout="constrained"
-    )
+    targets = list(dict.fromkeys(run.model for run in runs))
+    figure, axes = subplots(1, 2, figsize=(11, 0.45 * len(targets) + 1.8), sharey=True)
     positions = np.arange(len(targets))[::-1]
     titles = {
         "covariance error": "relative error of the covariance",
@@ -152,5 +116,4 @@ def picture(runs: Sequence[records.Record], path: Path) -> None:
         axis.grid(axis="x", alpha=0.3)
     axes[0].set_yticks(positions, targets)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

@@ -12,26 +12,24 @@ folder.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from benchmarks.arguments import count
+from benchmarks.arguments import add_common, count
 
 SETS = ("a9a", "w8a", "cod_rna", "covtype_subset")
+
+#: What runs the command.
+RUN = "benchmarks.logistic.protocol:run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks logistic`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    add_common(parser, backend="numpyro", seeds=2, of_seeds="runs with the chosen step size")
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS), metavar="NAME")
     parser.add_argument(
         "--protocols", nargs="+", choices=("test", "online"), default=["test", "online"]
     )
-    parser.add_argument("--seeds", type=count, default=2, help="runs with the chosen step size")
     parser.add_argument("--epochs", type=count, default=20, help="5 times as many on cod_rna")
     parser.add_argument("--online-rows", type=count, default=3000, help="rows of the online part")
-    parser.add_argument(
-        "--backend", choices=("numpyro", "pyro", "both"), default="numpyro", help="Pyro is slower"
-    )
     parser.add_argument(
         "--reference", action="store_true", help="NUTS on the posterior besides, with NumPyro"
     )
@@ -40,11 +38,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the paper's: ten folds, nine step sizes, 100 runs, all rows online (days)",
     )
-
-
-def main(arguments: argparse.Namespace) -> int:
-    """Run both protocols."""
-    # Imported here so that the command line's help does not wait for what it imports.
-    from benchmarks.logistic import protocol
-
-    return protocol.run(arguments)

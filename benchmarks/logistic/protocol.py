@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from benchmarks import datasets, records
-from benchmarks.logistic import report
-from benchmarks.study import backends_of
+from benchmarks import datasets
+from benchmarks.records import Record
+from benchmarks.study import Study, backends_of, curves
 from benchmarks.variance_reduction.methods import METHODS, Floats, Method, Schedule, Trainer
 
 BATCH, ANCHOR_EVERY, PARTICLES, CHECKPOINTS, FRESH_BATCHES = 128, 128, 100, 10, 30
@@ -59,31 +60,24 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.full
         else Budget(1, RATES[::2], 0.2, arguments.seeds, arguments.seeds, arguments.online_rows)
     )
-    backends = backends_of(arguments.backend)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / "logistic.jsonl"
-    path.unlink(missing_ok=True)
-    missing = 0
-    for name in arguments.sets:
-        try:
-            split = load(name)
-        except datasets.MissingDataError as error:
-            print(f"{name}: {error}")
-            missing += 1
-            continue
+    study = Study("logistic", arguments.out)
+    for name, split in datasets.there(arguments.sets, load):
         epochs = arguments.epochs * LONGER.get(name, 1)
         if arguments.reference:
-            predict_by_nuts(name, split, path)
-        for backend in backends:
+            predict_by_nuts(study, name, split)
+        for backend in backends_of(arguments.backend):
             for method in METHODS if "test" in arguments.protocols else ():
-                fit_and_test(name, split, backend, method, epochs, budget, path)
+                fit_and_test(study, name, split, backend, method, epochs, budget)
             for method in ONLINE if "online" in arguments.protocols else ():
-                learn_online(name, split, backend, method, budget, path)
-    if missing == len(arguments.sets):
-        return 1
-    runs = records.read(path)
-    report.write(runs, arguments.out)
-    return int(all(record.failed for record in runs))
+                learn_online(study, name, split, backend, method, budget)
+    return study.report(study.overview(by=("protocol",)), picture)
+
+
+def picture(runs: Sequence[Record], path: Path) -> None:
+    """Accuracy on test rows over sweeps of gradients."""
+    own = [run for run in runs if "gradients" in run.figures]
+    if own:
+        curves(own, "gradients", "accuracy", path)
 
 
 def load(name: str) -> datasets.Split:
@@ -175,13 +169,13 @@ def choose_rate(
 
 
 def fit_and_test(
+    study: Study,
     name: str,
     split: datasets.Split,
     backend: str,
     method_name: str,
     epochs: float,
     budget: Budget,
-    path: Path,
 ) -> None:
     """The non-online protocol (Table I, Fig. 1 and 2)."""
     method = METHODS[method_name]
@@ -191,25 +185,26 @@ def fit_and_test(
     for seed in range(budget.seeds):
         settings = {"protocol": "test", "rate": rate, "searched": searched, "steps": steps}
         settings |= {"batch": BATCH, "anchor every": ANCHOR_EVERY, "epochs": epochs}
-        record = records.Record("logistic", method_name, backend, name, seed, settings)
-        with records.recorded_run(path, record, go_on_after=(Exception,)):
+
+        def work(seed: int = seed) -> dict[str, Any]:
             trainer = make_trainer(backend, split.x_train, split.y_train, method, rate, seed)
-            record.figures = follow(trainer, method, split, steps)
-        final = record.figures.get("accuracy", [np.nan])[-1]
-        print(f"{name}, {backend}, {method_name}, seed {seed}: {final:.2f} %", flush=True)
+            return follow(trainer, method, split, steps)
+
+        study.run(method_name, backend, name, seed, settings, work)
 
 
-def predict_by_nuts(name: str, split: datasets.Split, path: Path) -> None:
+def predict_by_nuts(study: Study, name: str, split: datasets.Split) -> None:
     """What the posterior itself predicts on the test rows."""
     from benchmarks.logistic.reference import posterior_draws
 
     settings = {"protocol": "test", "draws": NUTS_DRAWS, "warm-up": NUTS_DRAWS}
-    record = records.Record("logistic", "NUTS", "numpyro", name, 0, settings)
-    with records.recorded_run(path, record, go_on_after=(Exception,)):
+
+    def work() -> dict[str, Any]:
         weights = posterior_draws(split.x_train, split.y_train, NUTS_DRAWS, 0)
         figures = judge(weights, split.x_test, split.y_test)
-        record.figures = {key: [value] for key, value in figures.items()}
-        print(f"{name}, NUTS: {figures['accuracy']:.2f} %", flush=True)
+        return {key: [value] for key, value in figures.items()}
+
+    study.run("NUTS", "numpyro", name, 0, settings, work)
 
 
 def follow(trainer: Trainer, method: Method, split: datasets.Split, steps: int) -> dict[str, Any]:
@@ -240,12 +235,12 @@ def follow(trainer: Trainer, method: Method, split: datasets.Split, steps: int) 
 
 
 def learn_online(
+    study: Study,
     name: str,
     split: datasets.Split,
     backend: str,
     method_name: str,
     budget: Budget,
-    path: Path,
 ) -> None:
     """The pseudo-online protocol (Table II and Fig. 3): each row is predicted, then learnt."""
     method = METHODS[method_name]
@@ -263,12 +258,14 @@ def learn_online(
         rate = max(searched, key=lambda rate: searched[rate])
         settings = {"protocol": "online", "rate": rate, "rows": rows}
         settings["searched"] = {f"{rate:g}": score for rate, score in searched.items()}
-        record = records.Record("logistic", method_name, backend, name, seed, settings)
-        with records.recorded_run(path, record, go_on_after=(Exception,)):
+
+        def work(given: Any = (x, y), rate: Any = rate, seed: Any = seed, rows: Any = rows) -> Any:
+            x, y = given
             curve = predict_and_learn(backend, x, y, method, rate, seed, rows)
             marks = np.unique(np.linspace(1, rows, 50).astype(int))
-            record.figures = {"rows": marks, "accuracy": [curve[mark - 1] for mark in marks]}
-            print(f"{name}, {backend}, {method_name}, online: {curve[-1]:.2f} %", flush=True)
+            return {"rows": marks, "accuracy": [curve[mark - 1] for mark in marks]}
+
+        study.run(method_name, backend, name, seed, settings, work)
 
 
 def predict_and_learn(

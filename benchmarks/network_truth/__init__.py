@@ -12,10 +12,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.arguments import add_resume, count
+from benchmarks.arguments import add_common, add_resume, count
 
 #: Where the references are kept.
 REFERENCES = Path(__file__).parent / "references"
+
+#: What runs the command.
+RUN = "benchmarks.network_truth.study:run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from benchmarks.network_truth.methods import DEFAULT, METHODS
     from benchmarks.network_truth.networks import NETWORKS
 
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    add_common(parser, seeds=1)
     parser.add_argument(
         "--networks", nargs="+", choices=NETWORKS, metavar="NAME",
         help=f"of {', '.join(NETWORKS)} (those that have a reference)",
@@ -32,8 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--methods", nargs="+", choices=METHODS, default=list(DEFAULT), metavar="METHOD",
         help=f"of {', '.join(METHODS)} ({', '.join(DEFAULT)})",
     )  # fmt: skip
-    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
-    parser.add_argument("--seeds", type=count, default=1, help="runs of each (1)")
     parser.add_argument("--small", action="store_true", help="few steps, to see that all runs")
     parser.add_argument(
         "--references", action="store_true",
@@ -51,11 +52,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warm-up", type=count, default=1_000, help="of each chain (1,000)")
     add_resume(parser)
     parser.add_argument("--list", action="store_true", help="list networks and methods, and stop")
-
-
-def main(arguments: argparse.Namespace) -> int:
-    """Run the benchmark."""
-    # Imported here so that the command line's help does not wait for what it imports.
-    from benchmarks.network_truth import study
-
-    return study.run(arguments)

@@ -13,6 +13,7 @@ from benchmarks.network_truth.figures import ANY_SD, KOLMOGOROV, MEAN, MEDIAN_SD
 from benchmarks.network_truth.methods import METHODS
 from benchmarks.network_truth.networks import NETWORKS
 from benchmarks.records import Record
+from benchmarks.study import pyplot, save, subplots
 from benchmarks.trust.report import grouped
 
 ABOUT = f"""Made by `python -m benchmarks network-truth`. Outputs of networks on held-out rows \
@@ -126,7 +127,7 @@ def page_table(found: Sequence[Record]) -> str:
     return records.markdown_table(table, [*kept, "processor s", "outcome"], digits=2)
 
 
-def references_table(found: Sequence[Record]) -> str:
+def chains_table(found: Sequence[Record]) -> str:
     """Networks and how well the chains of their references agree, for the page."""
     made = {
         run.model: run
@@ -194,7 +195,7 @@ def write(found: Sequence[Record], out: Path) -> None:
     parts = ["# Networks judged by their outputs", "", ABOUT]
     if own:
         parts += [records.markdown_table(rows(own), COLUMNS)]
-    parts += ["## References", "", references_table(found)]
+    parts += ["## References", "", chains_table(found)]
     if failed:
         parts += ["## Failed", "", *failed, ""]
     records.write_text(out / "network-truth.md", "\n".join(parts))
@@ -204,23 +205,13 @@ def write(found: Sequence[Record], out: Path) -> None:
 
 def plot(found: Sequence[Record], path: Path) -> None:
     """The error of the outputs' means over evaluations, a panel for each package."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     own = [run for run in judged(found) if np.isfinite(run.figures.get("mean error", np.nan))]
     backends = sorted({run.backend for run in own})
     methods = [name for name in METHODS if any(run.method == name for run in own)]
-    figure, axes = plt.subplots(
-        1,
-        len(backends),
-        figsize=(5.0 * len(backends) + 1.5, 4.2),
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
+    figure, axes = subplots(
+        1, len(backends), figsize=(5.0 * len(backends) + 1.5, 4.2), sharey=True, squeeze=False
     )
-    colours = plt.colormaps["tab20"]
+    colours = pyplot().colormaps["tab20"]
     for axis, backend in zip(axes[0], backends, strict=True):
         for number, name in enumerate(methods):
             runs = [run for run in own if run.method == name and run.backend == backend]
@@ -233,5 +224,4 @@ def plot(found: Sequence[Record], path: Path) -> None:
         axis.set(xlabel="score evaluations")
     axes[0, 0].set_ylabel("error of outputs' means (sd)")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize=7)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

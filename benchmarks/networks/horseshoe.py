@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import records
-from benchmarks.arguments import add_resume, count
+from benchmarks.arguments import add_common, add_resume, count
 from benchmarks.records import Record
-from benchmarks.study import Study, backends_of, pyplot
+from benchmarks.study import Study, backends_of, pyplot, save
 
 Floats = NDArray[np.float32]
 
@@ -36,11 +36,9 @@ START_SCALE, FOUND = 0.1, 0.1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks horseshoe`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
-    parser.add_argument("--seeds", type=count, default=3, help="data sets, one a seed (3)")
+    add_common(parser, seeds=3, of_seeds="data sets, one a seed")
     parser.add_argument("--rows", type=count, default=2000, help="to fit (2,000)")
     parser.add_argument("--steps", type=count, default=6000, help="of the fit (6,000)")
-    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
     add_resume(parser)
 
 
@@ -53,7 +51,7 @@ def main(arguments: argparse.Namespace) -> int:
         for backend in backends_of(arguments.backend):
             work = partial(fitted, backend, seed, arguments.rows, arguments.steps)
             study.run("ProximalScoreVI", backend, "sines", seed, settings, work)
-    return study.report(text_of(study.runs), plot)
+    return study.report(study.overview(), plot)
 
 
 def data(seed: int, rows: int) -> tuple[Floats, Floats, NDArray[np.int64]]:
@@ -118,23 +116,6 @@ def fitted(backend: str, seed: int, rows: int, steps: int) -> dict[str, Any]:
     }
 
 
-def text_of(runs: list[Record]) -> str:
-    """The table of all runs."""
-    shown = ("found", "false", "least relevant scale", "largest other scale")
-    table = [
-        {"backend": each.backend, "seed": each.seed}
-        | {name: each.figures[name] for name in (*shown, "test RMSE", "test NLL")}
-        | {"seconds": each.seconds}
-        for each in runs
-        if not each.failed
-    ]
-    return (
-        "# Inputs that matter\n\nMade by `python -m benchmarks horseshoe`: of 10 planted inputs "
-        f"among {INPUTS} so many were found, and so many others.\n\n"
-        f"{records.markdown_table(table)}"
-    )
-
-
 def page_table(runs: list[Record]) -> str:
     """The table on the page."""
     shown = ("found", "false", "least relevant scale", "largest other scale", "test NLL")
@@ -170,5 +151,4 @@ def plot(runs: Sequence[Record], path: Path) -> None:
         axes[0, 0].scatter([], [], s=14, color=colour, label=label)
     axes[0, 0].legend()
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

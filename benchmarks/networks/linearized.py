@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import datasets, records
-from benchmarks.arguments import add_resume, count
-from benchmarks.images.training import mean_and_spread, plus_minus
+from benchmarks.arguments import add_common, add_resume, count
 from benchmarks.records import Record
-from benchmarks.study import Study, backends_of, pyplot
+from benchmarks.study import Study, backends_of, save, subplots
 
 SETS = (
     "yacht",
@@ -45,7 +44,7 @@ EVERY = {2_000: 50, 20_000: 250, 100_000: 500}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks linearized`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    add_common(parser)
     parser.add_argument(
         "--sets",
         nargs="+",
@@ -73,7 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="noise and prior of the UCI sets from the marginal likelihood",
     )
-    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
     add_resume(parser)
 
 
@@ -89,7 +87,7 @@ def main(arguments: argparse.Namespace) -> int:
             else:
                 for split in range(arguments.splits):
                     run_table(study, name, backend, split, arguments)
-    return study.report(text_of(study.runs), plot)
+    return study.report(study.overview(), plot)
 
 
 def run_table(
@@ -161,26 +159,6 @@ def judged(
     return found
 
 
-def text_of(runs: list[Record]) -> str:
-    """The table of all runs, and how often each prediction beat the mode."""
-    groups = grouped(runs)
-    table = []
-    for (name, backend), own in groups.items():
-        row: dict[str, Any] = {"set": name, "backend": backend, "splits": len(own)}
-        for figure in ("NLL", "calibration error"):
-            for prediction in PREDICTIONS:
-                values = [each.figures[f"{prediction}: {figure}"] for each in own]
-                row[f"{prediction}: {figure}"] = plus_minus(values, 3)
-        table.append(row)
-    counts = "\n\n".join(wins(groups, backend) for backend in sorted({key[1] for key in groups}))
-    return (
-        "# Linearised Laplace\n\nMade by `python -m benchmarks linearized`: test NLL and "
-        "calibration error of one fit, means over splits. The linearised predictions and those of "
-        "all weights have the same draws.\n\n"
-        f"{records.markdown_table(table)}\n\n{counts}\n"
-    )
-
-
 def grouped(runs: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
     """Runs that did not fail, by set and package."""
     groups: dict[tuple[str, str], list[Record]] = {}
@@ -201,29 +179,13 @@ def page_table(runs: list[Record]) -> str:
     return records.markdown_table(list(rows.values()), ["set", *PREDICTIONS])
 
 
-def wins(groups: dict[tuple[str, str], list[Record]], backend: str) -> str:
-    """On how many sets each prediction has a lower mean NLL than the mode."""
-    own = {name: runs for (name, of), runs in groups.items() if of == backend}
-
-    def nll(prediction: str, runs: list[Record]) -> float:
-        return mean_and_spread([each.figures[f"{prediction}: NLL"] for each in runs])[0]
-
-    said = []
-    for prediction in PREDICTIONS[1:]:
-        better = [name for name, runs in own.items() if nll(prediction, runs) < nll("mode", runs)]
-        said.append(f"{prediction} beat the mode on {len(better)} of {len(own)}")
-    return f"{backend}: {', '.join(said)}."
-
-
 def plot(runs: Sequence[Record], path: Path) -> None:
     """How far each prediction's NLL is below that of the mode, by set."""
-    plt, groups = pyplot(), grouped(runs)
+    groups = grouped(runs)
     backends = sorted({backend for _, backend in groups})
     names = list(dict.fromkeys(name for name, _ in groups))
     size = (5.0 * len(backends), 4.2)
-    figure, axes = plt.subplots(
-        1, len(backends), figsize=size, sharey=True, squeeze=False, layout="constrained"
-    )
+    figure, axes = subplots(1, len(backends), figsize=size, sharey=True, squeeze=False)
     for axis, backend in zip(axes[0], backends, strict=True):
         for offset, prediction in ((-0.2, "all weights"), (0.2, "linearised")):
             gains = []
@@ -242,5 +204,4 @@ def plot(runs: Sequence[Record], path: Path) -> None:
     axes[0, 0].set_ylabel("test NLL of the mode less theirs")
     handles = axes[0, 0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper right", ncols=2)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

@@ -12,28 +12,21 @@ POSTERIORDB to a folder of posteriordb; posteriors that it lacks are left out.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from benchmarks.arguments import add_resume, count
+from benchmarks.arguments import add_common, add_resume, count
 
 PARTS = ("comparison", "ablations", "long", "Pyro")
+
+#: What runs the command.
+RUN = "benchmarks.noisy_scores.study:run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks noisy-scores`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
-    parser.add_argument("--seeds", type=count, default=10, help="seeds of every run")
+    add_common(parser, backend=None, seeds=10, of_seeds="seeds of every run")
     parser.add_argument("--scores", type=count, default=20_000, help="scores of every run")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--problems", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument("--quick", action="store_true", help="two seeds and a tenth of the scores")
     add_resume(parser)
-
-
-def main(arguments: argparse.Namespace) -> int:
-    """Run the study."""
-    # Imported here so that the command line's help does not wait for what it imports.
-    from benchmarks.noisy_scores import study
-
-    return study.run(arguments)

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks import records
 from benchmarks.noisy_scores.figures import middle
 from benchmarks.records import LABELS, Record
-from benchmarks.study import pyplot
+from benchmarks.study import save, subplots
 
 CLOSED = "closed form"
 #: Headings of the comparison, in order.
@@ -253,48 +253,6 @@ def packages_table(runs: Sequence[Record]) -> str:
     return records.markdown_table(rows)
 
 
-def rates_table(runs: Sequence[Record]) -> str:
-    """The oracle's rates, for the report: how many times each was chosen."""
-    rows = []
-    for method in list(METHODS)[1:]:
-        own = [run for run in _of(runs, "comparison") if run.method == method and not run.failed]
-        chosen = [run.settings["rates"][run.figures["oracle"]] for run in own]
-        rows.append({"rival": method, **{f"{r:g}": chosen.count(r) for r in sorted(set(chosen))}})
-    return records.markdown_table(rows)
-
-
-SECTIONS = (
-    ("Rivals over the closed form", summary_table),
-    ("No noise", exact_table),
-    ("Noise of level 1", noisy_table),
-    ("Noise of level 10", noisiest_table),
-    ("Minibatches", minibatch_table),
-    ("Errors of means and deviations", errors_table),
-    ("Parts of the closed form", ablation_table),
-    ("Long runs", long_table),
-    ("Both packages", packages_table),
-    ("Rates of the oracle", rates_table),
-)
-
-
-def write(runs: Sequence[Record], out: Path) -> str:
-    """Write tables and the plot; the tables."""
-    lines = ["# Noisy scores", "", "Made by `python -m benchmarks noisy-scores`.", ""]
-    for heading, maker in SECTIONS:
-        table = maker(runs)
-        if table.count("\n") > 2:
-            lines += [f"## {heading}", "", table]
-    lines += [
-        f"{run.method} on {run.model}, {run.backend}, failed: {run.error}\n"
-        for run in runs
-        if run.failed
-    ]
-    text = "\n".join(lines)
-    records.write_text(out / "noisy-scores.md", text)
-    picture(runs, out / "noisy-scores.png")
-    return text
-
-
 LOOKS: dict[str, dict[str, Any]] = {
     CLOSED: {"color": "C3", "linewidth": 2.6, "marker": "o"},
     "natural gradient": {"color": "C0", "linestyle": "--"},
@@ -309,16 +267,14 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 def picture(runs: Sequence[Record], path: Path) -> None:
     """Divergence over scores, with what least squares would leave."""
-    plt = pyplot()
     compared = _of(runs, "comparison")
     shown = [each for each in SHOWN if _one(compared, *each, CLOSED) is not None]
     shown = shown or [(run.model, run.settings["level"]) for run in compared[:1]]
-    figure, axes = plt.subplots(
+    figure, axes = subplots(
         -(-len(shown) // 3),
         min(3, max(1, len(shown))),
         figsize=(12.0, 3.4 * -(-len(shown) // 3) + 0.8),
         squeeze=False,
-        layout="constrained",
     )
     for axis, (problem, level) in zip(axes.flat, shown, strict=False):
         find = partial(_one, compared, problem, level)
@@ -346,5 +302,4 @@ def picture(runs: Sequence[Record], path: Path) -> None:
     for axis in axes.flat[len(shown) :]:
         axis.set_visible(False)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path, dpi=110)

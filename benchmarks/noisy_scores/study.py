@@ -18,6 +18,7 @@ from benchmarks.noisy_scores.problems import Problem, make_problems, start_of
 from benchmarks.noisy_scores.report import CLOSED
 from benchmarks.posteriordb.database import Database
 from benchmarks.records import Record
+from benchmarks.study import Study
 
 RIVALS, ABLATIONS = tuple(report.METHODS)[1:], tuple(report.ABLATED)[1:]
 #: What the part "long" and the parts "ablations" and "Pyro" run on.
@@ -55,10 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
             begun = time.perf_counter()
             run_problem(problem, wanted, path)
             print(f"{problem.name}: {time.perf_counter() - begun:.0f} s", flush=True)
-    runs = records.read(path)
-    print(report.write(runs, arguments.out))
-    print(f"Wrote {arguments.out}.")
-    return int(all(run.failed for run in runs))
+    study = Study.recorded("noisy-scores", arguments.out)
+    text = study.overview("KL", "mean error", "sd error", "failures", by=("part", "level"))
+    return study.report(text, report.picture)
 
 
 @dataclass(frozen=True)

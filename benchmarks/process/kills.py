@@ -22,14 +22,15 @@ import threading
 import time
 import traceback
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import records
-from benchmarks.arguments import count
+from benchmarks.arguments import add_common, count
 from benchmarks.process.fits import Fits
-from benchmarks.study import pyplot
+from benchmarks.study import Study, save, subplots
 
 #: Steps of a run that is killed again and again, and seconds until a kill at most.
 STEPS, LONGEST = 400, 0.5
@@ -43,8 +44,7 @@ INTERRUPTED = ("SVGD", "FisherVI")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks kills`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
-    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
+    add_common(parser)
     parser.add_argument("--kills", type=count, default=200)
     parser.add_argument("--interrupts", type=count, default=50)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
@@ -65,11 +65,9 @@ def main(arguments: argparse.Namespace) -> int:
         for package in ("pyro", "numpyro"):
             if arguments.backend in (package, "both"):
                 _run(package, arguments, path)
-    found = records.read(path)
-    text = table(found)
-    records.write_text(out / "kills.md", text)
-    plot(found, out / "kills.png")
-    sys.stdout.write(text)
+    study = Study.recorded("kills", out)
+    study.report(study.overview(), plot)
+    found = study.runs
     good = [not each.failed and not any(each.figures.get(name) for name in BAD) for each in found]
     return 0 if all(good) else 1
 
@@ -86,26 +84,7 @@ def _run(package: str, arguments: argparse.Namespace, path: Path) -> None:
                 record.figures |= work(package, number, arguments.seed)
 
 
-def table(found: list[records.Record]) -> str:
-    """Markdown table of the records."""
-    rows: list[dict[str, Any]] = [
-        {
-            "package": each.backend,
-            "signal": each.method,
-            "number": each.settings.get("number"),
-            "unfinished file there": each.figures.get("files at a kill"),
-            "runs to the end": each.figures.get("ends"),
-            "torn": each.figures.get("torn"),
-            "litter": each.figures.get("litter"),
-            "not exact": each.error or each.figures.get("not exact"),
-            "seconds": each.seconds,
-        }
-        for each in found
-    ]
-    return records.markdown_table(rows)
-
-
-def page_table(found: list[records.Record]) -> str:
+def page_table(found: Sequence[records.Record]) -> str:
     """What the signals did, for the page."""
     names = {
         "files at a kill": "an unfinished file lay there",
@@ -124,9 +103,8 @@ def page_table(found: list[records.Record]) -> str:
     return records.markdown_table(rows)
 
 
-def plot(found: list[records.Record], path: Path) -> None:
+def plot(found: Sequence[records.Record], path: Path) -> None:
     """Bars: how often each signal came, and what was found."""
-    plt = pyplot()
     shown = {
         "SIGKILL": {
             "kills": "kills",
@@ -138,12 +116,8 @@ def plot(found: list[records.Record], path: Path) -> None:
         },
         "Ctrl-C": {"interrupts": "interrupts", "not exact": "not exact"},
     }
-    figure, axes = plt.subplots(
-        1,
-        2,
-        figsize=(9, 3.5),
-        layout="constrained",
-        width_ratios=[len(each) for each in shown.values()],
+    figure, axes = subplots(
+        1, 2, figsize=(9, 3.5), width_ratios=[len(each) for each in shown.values()]
     )
     for axis, (signal_name, names) in zip(axes, shown.items(), strict=True):
         chosen = [each for each in found if each.method == signal_name]
@@ -160,8 +134,7 @@ def plot(found: list[records.Record], path: Path) -> None:
         handles, labels = axis.get_legend_handles_labels()
         legend |= dict(zip(labels, handles, strict=True))
     figure.legend(legend.values(), legend.keys(), loc="outside right upper")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
 # -- SIGKILL ---------------------------------------------------------------------------------------

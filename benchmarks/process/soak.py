@@ -15,28 +15,26 @@ import copy
 import gc
 import multiprocessing
 import os
-import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks import records
-from benchmarks.arguments import count
+from benchmarks.arguments import add_common, count
 from benchmarks.process.fits import ENGINES, Fits
-from benchmarks.study import pyplot
+from benchmarks.study import Study, save, subplots
 
 READINGS, STEPS_OF_AN_ENGINE, GOAL = 50, 50, 0.02
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks soak`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
-    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
+    add_common(parser)
     parser.add_argument("--steps", type=count, default=50_000, help="of one engine")
     parser.add_argument("--engines", type=count, default=200, help="made and dropped")
     parser.add_argument(
@@ -116,12 +114,9 @@ def main(arguments: argparse.Namespace) -> int:
         for package in ("pyro", "numpyro"):
             if arguments.backend in (package, "both"):
                 _run(package, arguments, path)
-    found_records = records.read(path)
-    text = table(found_records)
-    records.write_text(out / "soak.md", text)
-    plot(found_records, out / "soak.png")
-    sys.stdout.write(text)
-    good = [not each.failed and each.figures["growth"] <= GOAL for each in found_records]
+    study = Study.recorded("soak", out)
+    study.report(study.overview("first", "last", "growth"), plot)
+    good = [not each.failed and each.figures["growth"] <= GOAL for each in study.runs]
     return 0 if all(good) else 1
 
 
@@ -149,24 +144,7 @@ def _run(package: str, arguments: argparse.Namespace, path: Path) -> None:
         records.append(path, record)
 
 
-def table(found: list[records.Record]) -> str:
-    """Markdown table of the records."""
-    rows: list[dict[str, Any]] = [
-        {
-            "package": each.backend,
-            "half": each.method,
-            "number": each.settings.get("number"),
-            "first MB": each.figures.get("first"),
-            "last MB": each.figures.get("last"),
-            "growth %": each.error or 100.0 * each.figures["growth"],
-            "seconds": each.seconds,
-        }
-        for each in found
-    ]
-    return records.markdown_table(rows)
-
-
-def page_table(found: list[records.Record]) -> str:
+def page_table(found: Sequence[records.Record]) -> str:
     """Memory and its growth, for the page."""
     rows = [
         {
@@ -183,10 +161,9 @@ def page_table(found: list[records.Record]) -> str:
     return records.markdown_table(rows)
 
 
-def plot(found: list[records.Record], path: Path) -> None:
+def plot(found: Sequence[records.Record], path: Path) -> None:
     """Memory over steps and over engines."""
-    plt = pyplot()
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
+    figure, axes = subplots(1, 2, figsize=(9, 3.5))
     for axis, phase in zip(axes, PHASES, strict=True):
         for each in found:
             if each.method == phase and not each.failed:
@@ -196,5 +173,4 @@ def plot(found: list[records.Record], path: Path) -> None:
         axis.set(title=phase, xlabel=PHASES[phase][1], ylabel="resident memory (MB)")
         axis.set_ylim(0, 1.15 * axis.get_ylim()[1])
         axis.legend()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

@@ -11,9 +11,8 @@ and plots are written to the output folder.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from benchmarks.arguments import count
+from benchmarks.arguments import add_common, count
 
 SETS = (
     "yacht",
@@ -31,10 +30,13 @@ SETS = (
 
 METHODS = ("SVGD", "SVGD, equal gradients", "SVGD-VR")
 
+#: What runs the command.
+RUN = "benchmarks.regression.protocol:run"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks regression`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    add_common(parser, backend="numpyro")
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS), metavar="NAME")
     parser.add_argument("--splits", type=count, default=3, help="of the 20 published ones")
     parser.add_argument(
@@ -56,16 +58,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=count, default=2048, help="steps of SVGD")
     parser.add_argument(
-        "--backend", choices=("numpyro", "pyro", "both"), default="numpyro", help="Pyro is slower"
-    )
-    parser.add_argument(
         "--full", action="store_true", help="all published splits and 50 random ones (days)"
     )
-
-
-def main(arguments: argparse.Namespace) -> int:
-    """Run the protocol."""
-    # Imported here so that the command line's help does not wait for what it imports.
-    from benchmarks.regression import protocol
-
-    return protocol.run(arguments)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks import datasets, records
+from benchmarks import datasets
 from benchmarks.datasets import Dataset, Split
 from benchmarks.predictive import Draws, predictive_scores
 from benchmarks.regression import report
-from benchmarks.study import backends_of
+from benchmarks.study import Study, backends_of
 from benchmarks.variance_reduction.methods import METHODS, Method, Schedule, Trainer
 
 BATCH, ANCHOR_EVERY, PARTICLES, CHECKPOINTS, FRESH_BATCHES = 128, 8, 32, 8, 20
@@ -68,18 +69,8 @@ class Case:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the sets that are there; the exit status."""
-    backends = backends_of(arguments.backend)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / "regression.jsonl"
-    path.unlink(missing_ok=True)
-    missing = 0
-    for name in arguments.sets:
-        try:
-            data = load(name)
-        except datasets.MissingDataError as error:
-            print(f"{name}: {error}")
-            missing += 1
-            continue
+    study = Study("regression", arguments.out)
+    for name, data in datasets.there(arguments.sets, load):
         hidden = 128 if name == "protein" else 64
         published = len(data.splits) if arguments.full else min(arguments.splits, len(data.splits))
         drawn = 50 if arguments.full else arguments.random_splits
@@ -87,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
             published, drawn = min(1, published), min(1, drawn)
         splits = {f"published {index}": data.split(index) for index in range(published)}
         splits |= {f"random {seed}": data.random_split(seed, 0.1) for seed in range(drawn)}
-        for backend in backends:
+        for backend in backends_of(arguments.backend):
             case = Case(
                 name,
                 backend,
@@ -98,12 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
                 not arguments.constant,
             )
             for method in arguments.methods:
-                fit_and_test(case, splits, method, path)
-    if missing == len(arguments.sets):
-        return 1
-    runs = records.read(path)
-    report.write(runs, arguments.out)
-    return int(all(record.failed for record in runs))
+                fit_and_test(study, case, splits, method)
+    figures = (*report.FIGURES, "tuned log likelihood", "variance ratio", "gradients")
+    return study.report(study.overview(*figures), report.picture)
 
 
 def load(name: str) -> Dataset:
@@ -122,7 +110,7 @@ def load(name: str) -> Dataset:
     )
 
 
-def fit_and_test(case: Case, splits: dict[str, Split], method_name: str, path: Any) -> None:
+def fit_and_test(study: Study, case: Case, splits: dict[str, Split], method_name: str) -> None:
     """For each split, choose the step size on rows held out of its training rows, and fit."""
     method = METHODS[method_name]
     for seed, (label, split) in enumerate(splits.items()):
@@ -131,15 +119,9 @@ def fit_and_test(case: Case, splits: dict[str, Split], method_name: str, path: A
         settings |= {"searched": searched, "hidden": case.hidden, "batch": BATCH}
         settings |= {"anchor every": ANCHOR_EVERY, "particles": PARTICLES, "steps": case.steps}
         settings |= {"falling": case.falling}
-        record = records.Record("regression", method_name, case.backend, case.name, seed, settings)
-        with records.recorded_run(path, record, go_on_after=(Exception,)):
-            record.figures = follow(case, split.standardised(response=True), method, seed, *chosen)
-        if record.failed:
-            print(f"{case.name}, {case.backend}, {method_name}, {label}: {record.error}")
-            continue
-        figures = {name: record.figures[name][-1] for name in ("RMSE", "log likelihood")}
-        text = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-        print(f"{case.name}, {case.backend}, {method_name}, {label}: {text}", flush=True)
+        scaled = split.standardised(response=True)
+        work = partial(follow, case, scaled, method, seed, *chosen)
+        study.run(method_name, case.backend, case.name, seed, settings, work)
 
 
 def choose(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import records
-from benchmarks.study import pyplot
+from benchmarks.study import curves
 
 #: RMSE and log likelihood of SVGD and SVGD-VR in the paper's Tables IV and V. Its energy is the
 #: cooling load with the heating load as a feature; its protein cannot be the standard response.
@@ -33,12 +34,12 @@ PUBLISHED_RATIOS = {
     "power_plant": (3.19, 4.97, 24.28),
     "naval": (6.10, 22.49, 51.62),
 }
-FIGURES = ("RMSE", "log likelihood", "tuned log likelihood")
+FIGURES = ("RMSE", "log likelihood")
 
 Groups = dict[tuple[str, str, str], list[records.Record]]
 
 
-def _grouped(runs: list[records.Record]) -> Groups:
+def _grouped(runs: Sequence[records.Record]) -> Groups:
     """Runs that did not fail; of a split that was run again, the last one."""
     groups: dict[tuple[str, str, str], dict[Any, records.Record]] = {}
     for run in runs:
@@ -48,75 +49,10 @@ def _grouped(runs: list[records.Record]) -> Groups:
     return {key: list(own.values()) for key, own in groups.items()}
 
 
-def write(runs: list[records.Record], out: Path) -> None:
-    """Write regression.md and the plots."""
-    groups = _grouped(runs)
-    failures = [
-        f"{run.method} on {run.model}, {run.backend}, {run.settings['split']}, failed: {run.error}"
-        for run in runs
-        if run.failed
-    ]
-    text = "\n".join(
-        [
-            "# Regression networks",
-            "",
-            "Made by `python -m benchmarks regression`. Mean and standard error over splits, in "
-            'original units. "Tuned" is the log likelihood with the noise\'s standard deviation '
-            "times a factor, chosen with the step size on rows held out of the training rows. The "
-            "published figures are those of Dam et al., Tables III to V.",
-            "",
-            records.markdown_table(_rows(groups), digits=4),
-            "## Variance ratios (%)",
-            "",
-            records.markdown_table(_ratio_rows(groups)),
-            *failures,
-            "",
-        ]
-    )
-    records.write_text(out / "regression.md", text)
-    print(text)
-    for figure in ("RMSE", "log likelihood"):
-        _plot(groups, figure, out / f"{figure.lower().replace(' ', '-')}.png")
-
-
 def _mean(values: list[float]) -> str:
     if len(values) == 1:
         return f"{values[0]:.4g}"
     return f"{np.mean(values):.4g} ± {np.std(values, ddof=1) / len(values) ** 0.5:.2g}"
-
-
-def _rows(groups: Groups) -> list[dict[str, Any]]:
-    rows = []
-    for (name, backend, method), runs in groups.items():
-        row: dict[str, Any] = {"set": name, "backend": backend, "method": method}
-        row["splits"] = len(runs)
-        rates = sorted({float(run.settings["rate"]) for run in runs})
-        row["step sizes"] = ", ".join(f"{rate:g}" for rate in rates)
-        published = PUBLISHED.get(name, {}).get(method, (None, None))
-        for figure in FIGURES:
-            row[figure] = _mean([run.figures[figure][-1] for run in runs])
-        row["published RMSE"], row["published log likelihood"] = published
-        row["sweeps of gradients"] = float(runs[0].figures["gradients"][-1])
-        row["seconds"] = float(np.mean([run.seconds for run in runs]))
-        rows.append(row)
-    return rows
-
-
-def _ratio_rows(groups: Groups) -> list[dict[str, Any]]:
-    rows = []
-    for (name, backend, method), runs in groups.items():
-        if "variance ratio" not in runs[0].figures:
-            continue
-        ratios = 100.0 * np.array([run.figures["variance ratio"] for run in runs]).mean(0)
-        row: dict[str, Any] = {"set": name, "backend": backend, "method": method}
-        found = (ratios.min(), np.median(ratios), ratios.max())
-        published = PUBLISHED_RATIOS.get(name, (None, None, None))
-        for label, value, theirs in zip(
-            ("smallest", "median", "largest"), found, published, strict=True
-        ):
-            row |= {label: float(value), f"published {label}": theirs}
-        rows.append(row)
-    return rows
 
 
 #: Methods as the page names them.
@@ -127,13 +63,13 @@ NAMES = {
 }
 
 
-def page_table(runs: list[records.Record]) -> str:
+def page_table(runs: Sequence[records.Record]) -> str:
     """RMSE and log likelihood of the test rows, means over splits, for the page."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for (name, backend, method), group in _grouped(runs).items():
         row = rows.setdefault((name, backend), {"set": name.replace("_", " ")})
         row |= {"package": records.LABELS[backend], "splits": len(group)}
-        both = ([run.figures[key][-1] for run in group] for key in FIGURES[:2])
+        both = ([run.figures[key][-1] for run in group] for key in FIGURES)
         row[NAMES[method]] = ", ".join(map(_mean, both))
     for (name, _), row in rows.items():
         found = PUBLISHED.get(name, {}).get("SVGD-VR")
@@ -141,42 +77,7 @@ def page_table(runs: list[records.Record]) -> str:
     return records.markdown_table(list(rows.values()))
 
 
-def picture(runs: list[records.Record], path: Path) -> None:
-    """Test RMSE over sweeps of gradients, for the page."""
-    _plot(_grouped(runs), "RMSE", path)
-
-
-def _plot(groups: Groups, figure_name: str, path: Path) -> None:
-    plt = pyplot()
-    from matplotlib.ticker import NullFormatter
-
-    panels = list(dict.fromkeys(key[:2] for key in groups))
-    if not panels:
-        return
-    columns = min(4, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(3.6 * columns, 3.0 * rows), layout="constrained", squeeze=False
-    )
-    methods = dict.fromkeys(key[2] for key in groups)
-    colors = dict(zip(methods, plt.rcParams["axes.prop_cycle"].by_key()["color"], strict=False))
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
-    for axis, panel in zip(axes.flat, panels, strict=False):
-        for key, runs in groups.items():
-            if key[:2] != panel:
-                continue
-            values = np.array([run.figures[figure_name] for run in runs], float)
-            x = runs[0].figures["gradients"]
-            axis.plot(x, values.mean(0), "o-", ms=3, color=colors[key[2]], label=key[2])
-        axis.set(title=" / ".join(panel), xscale="log", xlabel="sweeps of gradients")
-        low, high = axis.get_ylim()
-        if low > 0 and high > 5 * low:
-            axis.set_yscale("log")
-        # Within less than a decade the labels of minor ticks would lie on each other.
-        axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.grid(alpha=0.3, which="both")
-    axes[0][0].set_ylabel(figure_name)
-    axes[0][0].legend(fontsize=7)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+def picture(runs: Sequence[records.Record], path: Path) -> None:
+    """Test RMSE over sweeps of gradients."""
+    own = [run for group in _grouped(runs).values() for run in group]
+    curves(own, "gradients", "RMSE", path)

@@ -9,23 +9,15 @@ step. A record of every comparison and a table are written to the output folder.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from benchmarks.arguments import count
+from benchmarks.arguments import add_common, count
+
+#: What runs the command.
+RUN = "benchmarks.row_noise.comparison:run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks row-noise`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
-    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
-    parser.add_argument("--seeds", type=count, default=3, help="networks, one a seed (3)")
+    add_common(parser, seeds=3, of_seeds="networks, one a seed")
     parser.add_argument("--steps", type=count, default=2000, help="steps of training (2,000)")
     parser.add_argument("--draws", type=count, default=200, help="gradients of each kind (200)")
-
-
-def main(arguments: argparse.Namespace) -> int:
-    """Run the comparison."""
-    # Imported here so that the command line's help does not wait for what it imports.
-    from benchmarks.row_noise import comparison
-
-    return comparison.run(arguments)

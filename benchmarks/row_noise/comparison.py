@@ -63,11 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
                 settings = {"rows": rows, "steps": arguments.steps, "draws": arguments.draws}
                 work = partial(compared, network, rows, arguments.draws)
                 study.run("variance", backend, "8-50-50-1", seed, settings, work)
-    return study.report(
-        "# Noise by row\n\nMade by `python -m benchmarks row-noise`: variance of the plain "
-        "gradient over that of the method, and time of a step over that of a plain one, means "
-        "over networks.\n\n" + records.markdown_table(table(study.runs))
-    )
+    return study.report(study.overview(by=("rows",)))
 
 
 def compared(network: Network, rows: int, draws: int) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks import records
 from benchmarks.records import Record
-from benchmarks.study import pyplot
+from benchmarks.study import save, subplots
 
 #: How far single precision may be from one device.
 APART = 1e-6
@@ -193,14 +193,10 @@ _LINES = ("--", "-")
 
 def plot(found: Sequence[Record], path: Path) -> None:
     """Left, measured: bytes that a device sends a step. Right, predicted: efficiency."""
-    plt = pyplot()
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(12, 4.2), layout="constrained", width_ratios=(1.1, 1.0)
-    )
+    figure, (left, right) = subplots(1, 2, figsize=(12, 4.2), width_ratios=(1.1, 1.0))
     _plot_sent(found, left)
     _plot_efficiency(found, right)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
 def _plot_sent(found: Sequence[Record], axis: Any) -> None:

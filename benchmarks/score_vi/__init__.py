@@ -11,9 +11,8 @@ the output folder.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from benchmarks.arguments import count
+from benchmarks.arguments import add_common
 
 EXPERIMENTS = ("logistic", "uci", "memory", "passes")
 #: ADVI whose entropy has the temperature with which the default's diagonal closed form starts.
@@ -24,12 +23,8 @@ NETWORK_METHODS = ("ours", "ours, gradient", *RIVALS)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks score-vi`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    add_common(parser, backend="numpyro", seeds=3, of_seeds="seeds, or splits, of every run")
     parser.add_argument("--experiment", choices=EXPERIMENTS, default="logistic")
-    parser.add_argument("--seeds", type=count, default=3, help="seeds, or splits, of every run")
-    parser.add_argument(
-        "--backend", choices=("numpyro", "pyro", "both"), default="numpyro", help="Pyro is slower"
-    )
     parser.add_argument("--sets", nargs="+", metavar="NAME", help="UCI sets; default all eight")
     parser.add_argument(
         "--methods",

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import records
 from benchmarks.memory import release_freed, reset_peak, resident
 from benchmarks.records import Record
-from benchmarks.study import pyplot
+from benchmarks.study import Study, backends_of
 from benchmarks.timing import timed
 from benchmarks.turns import Started, take_turns
 
@@ -44,19 +44,15 @@ def data(layers: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def run_memory(arguments: argparse.Namespace) -> int:
-    """Run the comparison and write its table and plot."""
+    """Run the comparison and write its table."""
     layers, rounds = (LAYERS_QUICK, 3) if arguments.quick else (LAYERS, ROUNDS)
-    names = {"both": ("numpyro", "pyro")}.get(arguments.backend, (arguments.backend,))
-    runs = [run for name in names for run in _compare(arguments.out, name, layers, rounds)]
-    rows = [_row(run, runs) for run in runs]
-    text = records.markdown_table(rows)
-    print(text)
-    records.write_text(arguments.out / "score-vi-memory.md", text)
-    _plot(rows, arguments.out / "score-vi-memory.png")
-    return 0
+    for name in backends_of(arguments.backend):
+        _compare(arguments.out, name, layers, rounds)
+    study = Study.recorded("score-vi", arguments.out)
+    return study.report(study.overview("peak vectors", "median seconds"))
 
 
-def _compare(out: Path, backend: str, layers: tuple[int, ...], rounds: int) -> list[Record]:
+def _compare(out: Path, backend: str, layers: tuple[int, ...], rounds: int) -> None:
     runs = []
     for method in METHODS:
         record = Record("score-vi memory", method, backend, "network", seed=0)
@@ -70,7 +66,6 @@ def _compare(out: Path, backend: str, layers: tuple[int, ...], rounds: int) -> l
             record.figures["median seconds"] = float(np.median(seconds))
             print(f"{backend} {record.method}: {record.figures}", flush=True)
         records.append(out / "score-vi.jsonl", record)
-    return runs
 
 
 def _start(backend: str, method: str, layers: tuple[int, ...]) -> Started:
@@ -106,13 +101,9 @@ def _row(run: Record, runs: list[Record]) -> dict[str, Any]:
         return own / other if own and other else None
 
     return {
-        "backend": run.backend,
-        "method": run.method,
-        "peak (vectors)": run.figures.get("peak vectors"),
+        "peak": run.figures.get("peak vectors"),
         "of ADVI's": ratio("peak vectors", "ADVI"),
-        "seconds a step": run.figures.get("median seconds"),
-        "of Adam's": ratio("median seconds", "Adam"),
-        "error": run.error,
+        "time, in Adam's": ratio("median seconds", "Adam"),
     }
 
 
@@ -122,23 +113,7 @@ def page_table(runs: list[Record]) -> str:
     names = {"ours": "`ProximalScoreVI`, gradient", "Adam": "plain Adam"}
     rows: dict[str, dict[str, Any]] = {}
     for run in runs:
-        label, found = records.LABELS[run.backend], _row(run, runs)
         row = rows.setdefault(run.method, {"method": names.get(run.method, run.method)})
-        row[f"{label}: peak"] = found["peak (vectors)"]
-        row[f"{label}: of ADVI's"] = found["of ADVI's"]
-        row[f"{label}: time, in Adam's"] = found["of Adam's"]
+        label = records.LABELS[run.backend]
+        row |= {f"{label}: {name}": value for name, value in _row(run, runs).items()}
     return records.markdown_table(list(rows.values()), digits=2)
-
-
-def _plot(rows: list[dict[str, Any]], path: Path) -> None:
-    plt = pyplot()
-    figure, axes = plt.subplots(1, 2, figsize=(9, 0.35 * len(rows) + 1.2), layout="constrained")
-    labels = [f"{row['method']} ({row['backend']})" for row in rows]
-    for axis, name in zip(axes, ("peak (vectors)", "seconds a step"), strict=True):
-        axis.barh(labels, [row[name] or 0.0 for row in rows], color="tab:blue")
-        axis.invert_yaxis()
-        axis.set_xlabel(name)
-    axes[1].set_yticklabels([])
-    axes[0].axvline(9.0, color="grey", linewidth=0.8)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)

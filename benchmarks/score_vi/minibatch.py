@@ -15,20 +15,19 @@ from __future__ import annotations
 import argparse
 import importlib
 import itertools
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks import records
-from benchmarks.datasets import MissingDataError
+from benchmarks import datasets, records
+from benchmarks.datasets import Split
 from benchmarks.predictive import predictive_scores
 from benchmarks.records import Record
 from benchmarks.score_vi import ANNEALED, NETWORK_METHODS, RIVALS, natural_gradient, problems
-from benchmarks.study import pyplot
+from benchmarks.study import Study, backends_of
 
-BACKENDS = {"numpyro": ("numpyro",), "pyro": ("pyro",), "both": ("numpyro", "pyro")}
 RATES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
 NETWORK_RATES = (1e-2, 3e-3, 1e-3)
 LOGISTIC_METHODS = ("ours", "ours, gradient", "ADVI", "GSM", "BaM")
@@ -41,33 +40,47 @@ SCORES = ("RMSE", "NLL")
 TUNED = (*RIVALS, "natural gradient")
 
 
+#: Scores and rows of a batch of each experiment.
+SIZES = {"logistic": (10_000, 64), "uci": (20_000, 128)}
+
+
 def run_logistic(arguments: argparse.Namespace) -> int:
     """Run the logistic comparison and write its table."""
-    scores, batch_size = (1000, 64) if arguments.quick else (10_000, 64)
     problem = problems.logistic(0)
     reference = problems.logistic_draws(problem)
-    runs = []
+    study = Study("score-vi", arguments.out)
+
+    def fitted(backend: Any, method: str, scores: int, batch: int, seed: int, rate: Any) -> Any:
+        mean, covariance = backend.fit_logistic(problem, method, scores, batch, seed, rate)
+        return problems.moment_errors(mean, covariance, reference)
+
     cases = [(each, LOGISTIC_METHODS) for each in _backends(arguments, float64=True)]
     for backend, methods in [*cases, (natural_gradient, ("natural gradient",))]:
-        for method in methods:
-            for seed in range(arguments.seeds):
-                for rate in RATES if method in TUNED else (None,):
-                    record = _record("score-vi logistic", method, backend, "logistic", seed)
-                    record.settings = {"scores": scores, "batch": batch_size, "rate": rate}
-                    with _recorded(arguments.out, record):
-                        mean, covariance = backend.fit_logistic(
-                            problem, method, scores, batch_size, seed, rate
-                        )
-                        record.figures = problems.moment_errors(mean, covariance, reference)
-                    runs.append(record)
-                    _show(record, "worst mean error", "worst sd error")
-    chosen = _tuned(runs, "worst mean error")
-    names = list(problems.moment_errors(reference.mean(0), np.cov(reference.T), reference))
-    rows = _rows(chosen, names)
-    text = records.markdown_table(rows)
-    print(text)
-    records.write_text(arguments.out / "score-vi-logistic.md", text)
-    return 0
+        seeds = range(arguments.seeds)
+        _run(study, "logistic", "logistic", backend, methods, seeds, RATES, fitted, arguments.quick)
+    return study.report(f"# Logistic regression\n\n{logistic_table(study.runs)}")
+
+
+def _run(
+    study: Study,
+    experiment: str,
+    model: str,
+    backend: Any,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    rates: Sequence[float],
+    fitted: Callable[..., Any],
+    quick: bool,
+) -> None:
+    """Runs of all methods on a problem, with all rates where they are tuned."""
+    scores, batch = SIZES[experiment]
+    scores = 1000 if quick else scores
+    for method, seed in itertools.product(methods, seeds):
+        for rate in rates if method in TUNED else (None,):
+            settings = {"scores": scores, "batch": batch, "rate": rate}
+            work = partial(fitted, backend, method, scores, batch, seed, rate)
+            name = f"score-vi {experiment}"
+            study.run(method, backend.BACKEND, model, seed, settings, work, benchmark=name)
 
 
 #: Methods as the page names them.
@@ -94,6 +107,8 @@ def logistic_table(runs: Sequence[Record]) -> str:
         _tuned(runs, "worst mean error"), lambda run: (run.method, run.backend)
     ):
         found = [run.figures for run in chosen if not run.failed]
+        if not found:
+            continue
         middle = {name: np.median([each[name] for each in found]) for name in found[0]}
         rows.append(
             {
@@ -117,38 +132,32 @@ def logistic_table(runs: Sequence[Record]) -> str:
 
 
 def run_uci(arguments: argparse.Namespace) -> int:
-    """Run the comparison on the UCI sets and write its table and plot."""
-    scores, batch_size = (1000, 128) if arguments.quick else (20_000, 128)
-    sets = arguments.sets or problems.UCI
-    runs = []
-    for name in sets:
-        try:
-            splits = [
-                problems.uci_split(name, FIRST_SPLIT + index) for index in range(arguments.seeds)
-            ]
-        except MissingDataError as error:
-            print(error)
-            return 2
+    """Run the comparison on the UCI sets and write its table."""
+    study = Study("score-vi", arguments.out)
+    seeds = range(FIRST_SPLIT, FIRST_SPLIT + arguments.seeds)
+
+    def load(name: str) -> dict[int, Split]:
+        return {seed: problems.uci_split(name, seed) for seed in seeds}
+
+    for name, splits in datasets.there(arguments.sets or problems.UCI, load):
+
+        def fitted(
+            backend: Any,
+            method: str,
+            scores: int,
+            batch: int,
+            seed: int,
+            rate: Any,
+            splits: dict[int, Split] = splits,
+        ) -> dict[str, float]:
+            draws = backend.fit_network(splits[seed], method, scores, batch, seed, rate)
+            return predictive_scores(draws, splits[seed])
+
+        methods = arguments.methods or NETWORK_METHODS
         for backend in _backends(arguments, float64=False):
-            for method in arguments.methods or NETWORK_METHODS:
-                for seed, split in enumerate(splits, start=FIRST_SPLIT):
-                    for rate in NETWORK_RATES if method in TUNED else (None,):
-                        record = _record("score-vi uci", method, backend, name, seed)
-                        record.settings = {"scores": scores, "batch": batch_size, "rate": rate}
-                        with _recorded(arguments.out, record):
-                            draws = backend.fit_network(
-                                split, method, scores, batch_size, seed, rate
-                            )
-                            record.figures = predictive_scores(draws, split)
-                        runs.append(record)
-                        _show(record, "RMSE", "NLL")
-    chosen = _tuned(runs, "NLL")
-    rows = _rows(chosen, SCORES)
-    text = records.markdown_table(rows) + "\n" + _wins(rows)
-    print(text)
-    records.write_text(arguments.out / "score-vi-uci.md", text)
-    _plot(rows, arguments.out / "score-vi-uci.png")
-    return 0
+            quick = arguments.quick
+            _run(study, "uci", name, backend, methods, seeds, NETWORK_RATES, fitted, quick)
+    return study.report(f"# Networks\n\n{uci_table(study.runs)}")
 
 
 def uci_table(runs: Sequence[Record]) -> str:
@@ -166,27 +175,11 @@ def uci_table(runs: Sequence[Record]) -> str:
 
 def _backends(arguments: argparse.Namespace, float64: bool) -> list[Any]:
     found = []
-    for name in BACKENDS[arguments.backend]:
+    for name in backends_of(arguments.backend):
         module = importlib.import_module(f"benchmarks.score_vi.{name}_fits")
         module.configure(float64)
         found.append(module)
     return found
-
-
-def _record(benchmark: str, method: str, backend: Any, model: str, seed: int) -> Record:
-    return Record(benchmark, method, backend.BACKEND, model, seed=seed)
-
-
-def _recorded(out: Path, record: Record) -> records.recorded_run:
-    # A method that breaks down is a result.
-    return records.recorded_run(out / "score-vi.jsonl", record, go_on_after=(Exception,))
-
-
-def _show(record: Record, *names: str) -> None:
-    figures = record.error or ", ".join(f"{name} {record.figures[name]:.3g}" for name in names)
-    rate = record.settings["rate"]
-    label = record.method if rate is None else f"{record.method} at {rate:g}"
-    print(f"{record.backend} {record.model} {label} seed {record.seed}: {figures}", flush=True)
 
 
 def _tuned(runs: Sequence[Record], name: str) -> list[Record]:
@@ -204,84 +197,15 @@ def _tuned(runs: Sequence[Record], name: str) -> list[Record]:
 
 
 def _rows(runs: Sequence[Record], names: Sequence[str]) -> list[dict[str, Any]]:
-    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    """Means over the runs of each method that did not fail."""
+    groups: dict[tuple[str, str, str], list[Record]] = {}
     for run in runs:
-        key = (run.model, run.backend, run.method)
-        row = rows.setdefault(
-            key,
-            {
-                "problem": run.model,
-                "backend": run.backend,
-                "method": run.method,
-                "rate": run.settings["rate"],
-                "runs": 0,
-                "failed": 0,
-                "seconds": [],
-                **{name: [] for name in names},
-            },
-        )
-        row["runs"] += 1
-        row["failed"] += int(run.failed)
-        row["seconds"].append(run.seconds)
+        groups.setdefault((run.model, run.backend, run.method), []).append(run)
+    rows = []
+    for key, own in groups.items():
+        row: dict[str, Any] = dict(zip(("problem", "backend", "method"), key, strict=True))
+        whole = [run.figures for run in own if not run.failed]
         for name in names:
-            if not run.failed:
-                row[name].append(run.figures[name])
-    for row in rows.values():
-        for name in ("seconds", *names):
-            row[name] = float(np.mean(row[name])) if row[name] else None
-    return list(rows.values())
-
-
-def _wins(rows: Sequence[dict[str, Any]]) -> str:
-    """On how many sets the default is at least as good as each tuned ADVI, for each backend."""
-    lines = []
-    for backend in dict.fromkeys(row["backend"] for row in rows):
-        by = {(row["problem"], row["method"]): row for row in rows if row["backend"] == backend}
-        sets = list(dict.fromkeys(problem for problem, _ in by))
-        compared = {method for _, method in by}
-        rivals = [rival for rival in RIVALS if {rival, "ours"} <= compared]
-        for rival, name in itertools.product(rivals, ("RMSE", "NLL")):
-            won = [
-                problem
-                for problem in sets
-                if by[problem, "ours"][name] is not None
-                and by[problem, rival][name] is not None
-                and by[problem, "ours"][name] <= by[problem, rival][name]
-            ]
-            lost = [problem for problem in sets if problem not in won]
-            told = f" (not on {', '.join(lost)})" if lost else ""
-            lines.append(
-                f"{backend}: {name} of the default no worse than tuned {rival}'s on {len(won)} "
-                f"of {len(sets)} sets{told}.\n"
-            )
-    return "".join(lines)
-
-
-def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    plt = pyplot()
-    sets = list(dict.fromkeys(row["problem"] for row in rows))
-    labels = list(dict.fromkeys((row["backend"], row["method"]) for row in rows))
-    figure, axes = plt.subplots(1, 2, figsize=(11, 0.5 * len(sets) + 2), layout="constrained")
-    for axis, name in zip(axes, ("RMSE", "NLL"), strict=True):
-        for backend, method in labels:
-            places, values = [], []
-            for place, problem in enumerate(sets):
-                cell = {
-                    (row["backend"], row["method"]): row[name]
-                    for row in rows
-                    if row["problem"] == problem
-                }
-                base, value = cell.get((backend, "ADVI")), cell.get((backend, method))
-                if base is not None and value is not None:
-                    places.append(place)
-                    values.append(value / base if name == "RMSE" else value - base)
-            axis.plot(values, places, "o", label=f"{method} ({backend})")
-        axis.axvline(1.0 if name == "RMSE" else 0.0, color="grey", linewidth=0.8)
-        axis.set_yticks(range(len(sets)), sets)
-        axis.set_xlabel(
-            "test RMSE, relative to tuned ADVI" if name == "RMSE" else "test NLL minus tuned ADVI's"
-        )
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside upper center", ncols=4, fontsize="small")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+            row[name] = float(np.mean([found[name] for found in whole])) if whole else None
+        rows.append(row)
+    return rows

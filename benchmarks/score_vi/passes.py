@@ -11,10 +11,13 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from benchmarks import records
 from benchmarks.records import Record
 from benchmarks.score_vi.memory import BATCH, LAYERS, LAYERS_QUICK, data, num_parameters
+from benchmarks.study import Study, backends_of
 
 #: Parts of a step of the proximal fit, and what is in none of them.
 DRAW, SCORE, STEPS, OTHER = "draw", "score", "inner steps", "other"
@@ -36,22 +39,19 @@ Moved = dict[str, dict[str, float]]
 def run_passes(arguments: argparse.Namespace) -> int:
     """Count them in both packages, or in one, and write the table."""
     layers = LAYERS_QUICK if arguments.quick else LAYERS
-    names = {"both": ("numpyro", "pyro")}.get(arguments.backend, (arguments.backend,))
-    path, runs = arguments.out / "score-vi.jsonl", []
-    for name in names:
+    study = Study("score-vi", arguments.out)
+    settings = {"layers": list(layers), "batch": BATCH, "parameters": num_parameters(layers)}
+
+    def counted(name: str, method: str) -> dict[str, Any]:
+        counter = importlib.import_module(f"benchmarks.score_vi.{name}_passes")
+        moved, held = counter.passes(method, layers, *data(layers))
+        return {"passes": moved, "vectors held": held}
+
+    for name in backends_of(arguments.backend):
         for method in COUNTED:
-            record = Record("score-vi passes", method, name, "network", seed=0)
-            record.settings = {"layers": list(layers), "batch": BATCH}
-            record.settings["parameters"] = num_parameters(layers)
-            with records.recorded_run(path, record, go_on_after=(Exception,)):
-                counter = importlib.import_module(f"benchmarks.score_vi.{name}_passes")
-                moved, held = counter.passes(method, layers, *data(layers))
-                record.figures = {"passes": moved, "vectors held": held}
-            runs.append(record)
-    text = page_table(runs)
-    records.write_text(arguments.out / "score-vi-passes.md", text)
-    print(text)
-    return int(any(run.failed for run in runs))
+            work = partial(counted, name, method)
+            study.run(method, name, "network", 0, settings, work, benchmark="score-vi passes")
+    return study.report(f"# Passes\n\n{page_table(study.runs)}")
 
 
 def longest_short(dim: int) -> int:

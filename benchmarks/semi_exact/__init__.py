@@ -11,17 +11,18 @@ all of the posteriors, and those that it lacks are left out.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from benchmarks.arguments import add_resume, count
+from benchmarks.arguments import add_common, add_resume, count
 
 GROUPS = ("Normal", "posteriordb", "shaped")
+
+#: What runs the command.
+RUN = "benchmarks.semi_exact.study:run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks semi-exact`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
-    parser.add_argument("--seeds", type=count, default=10, help="seeds of every run")
+    add_common(parser, backend=None, seeds=10, of_seeds="seeds of every run")
     parser.add_argument(
         "--backend",
         choices=("numpyro", "pyro", "both"),
@@ -33,11 +34,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--problems", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="default: all")
     add_resume(parser)
-
-
-def main(arguments: argparse.Namespace) -> int:
-    """Run the study."""
-    # Imported here so that the command line's help does not wait for what it imports.
-    from benchmarks.semi_exact import study
-
-    return study.run(arguments)

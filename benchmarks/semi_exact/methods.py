@@ -76,13 +76,3 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     STRETCHED: _stretched,
     STRETCHED_EXACT: _stretched_exact,
 }
-
-#: For the reports.
-EXPLAINED = """\
-`IMQ` is `IMQ("dimension", metric="variance")`, `RBF` has the median rule, `IMQ + Linear` is half \
-of each, `IMQ + Additive + Linear` a quarter, a quarter and half, and `IMQ + Additive` half of \
-each. `RBF + Additive + Dilation + Linear` is `hierarchical_kernel()`, and \
-`SemiExact(IMQ + Additive + Dilation)` has half of `IMQ`, half of `Additive(4.0)` and 0.3 of \
-`Dilation`. Gaussian-SVGD is `Linear()` alone. The hybrid drives with `RBF` and repels with \
-sqrt(D) times it. `SemiExact(IMQ + Linear)` would be `SemiExact(IMQ)`, as a linear kernel has no \
-other part than the affine one. Grassmann SVGD is left out: neither host nor this project has it."""

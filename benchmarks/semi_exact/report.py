@@ -14,12 +14,11 @@ from benchmarks.semi_exact.figures import FIGURES
 from benchmarks.semi_exact.methods import (
     DEFAULT,
     EXACT,
-    EXPLAINED,
     MARGINAL,
     METHODS,
     STRETCHED,
 )
-from benchmarks.study import pyplot
+from benchmarks.study import save, subplots
 from ppl_ext.kernels.rules import are_many
 
 TITLES = {
@@ -38,43 +37,6 @@ def values(runs: Sequence[Record], figure: str) -> list[float]:
     """A figure of all runs that did not fail; infinite where it is not a number."""
     found = [float(run.figures[figure]) for run in runs if not run.failed]
     return [value if np.isfinite(value) else np.inf for value in found]
-
-
-def write(runs: Sequence[Record], out: Path) -> str:
-    """Write tables and plots; the tables."""
-    lines = ["# Semi-exact kernels", ""]
-    lines += ["Made by `python -m benchmarks semi-exact`. " + EXPLAINED, ""]
-    lines += [
-        "SVGD from the library's start, the same for all methods of a seed, with as many steps of "
-        "Adam, whose rate falls to zero along a cosine. Cells: median over seeds of the relative "
-        "error of the covariance, the worst error of a mean in standard deviations, the worst "
-        "Kolmogorov distance of a marginal, and the sliced Wasserstein distance; in brackets, the "
-        "greatest error of the covariance over seeds. Double precision.",
-        "",
-    ]
-    for backend in sorted({run.backend for run in runs}):
-        own = [run for run in runs if run.backend == backend]
-        for group in dict.fromkeys(run.settings["group"] for run in own):
-            chosen = [run for run in own if run.settings["group"] == group]
-            seeds = 1 + max(run.seed or 0 for run in chosen)
-            steps = chosen[0].settings["steps"]
-            seconds = sum(run.seconds or 0.0 for run in chosen)
-            title = {"Normal": "Normals", "shaped": "Shaped targets"}.get(group, group)
-            lines += [
-                f"## {title}, {backend}: {seeds} seeds, {steps} steps, {seconds / 60:.0f} minutes",
-                "",
-                _table(chosen),
-                *_further(chosen),
-            ]
-            _plot(chosen, group, out / f"semi-exact_{group.lower()}_{backend}.png")
-    failed = [run for run in runs if run.failed]
-    lines += [
-        f"{run.method} on {run.model}, {run.backend}, seed {run.seed}, failed: {run.error}\n"
-        for run in failed
-    ]
-    table = "\n".join(lines)
-    records.write_text(out / "semi-exact.md", table)
-    return table
 
 
 #: Problems and methods of the table on the page, with their headings.
@@ -206,47 +168,6 @@ def _methods(runs: Sequence[Record]) -> list[str]:
     return [name for name in METHODS if name in present]
 
 
-def _table(runs: Sequence[Record]) -> str:
-    """One row for each problem and figure-wise best in bold."""
-    rows = []
-    methods = _methods(runs)
-    for problem in dict.fromkeys(run.model for run in runs):
-        row: dict[str, str] = {}
-        for method in methods:
-            cell = [run for run in runs if (run.model, run.method) == (problem, method)]
-            good = [run for run in cell if not run.failed]
-            if not good:
-                row[method] = "failed" if cell else "–"
-                continue
-            medians = [float(np.median(values(good, figure))) for figure in FIGURES]
-            worst = max(values(good, "covariance error"))
-            row[method] = (
-                f"{medians[0]:.2g} ({worst:.2g}), {medians[1]:.2g}, {medians[2]:.3f}, "
-                f"{medians[3]:.3f}"
-            )
-        settings = next(run.settings for run in runs if run.model == problem)
-        about = f"{problem} (D = {settings['dim']}, P = {settings['particles']})"
-        rows.append({"problem": about, **row})
-    return records.markdown_table(rows, ["problem", *methods])
-
-
-def _further(runs: Sequence[Record]) -> list[str]:
-    """A line on parameters that are judged beside the coordinates."""
-    name = "further Kolmogorov"
-    found = [run for run in runs if name in run.figures]
-    lines = []
-    for problem in dict.fromkeys(run.model for run in found):
-        medians = {
-            method: np.median(
-                values([r for r in found if (r.model, r.method) == (problem, method)], name)
-            )
-            for method in _methods(found)
-        }
-        cells = ", ".join(f"{method} {value:.3f}" for method, value in medians.items())
-        lines += [f"Worst Kolmogorov distance of the parameters of {problem}: {cells}.", ""]
-    return lines
-
-
 STYLES = ("o-", "D-", "s-", "v-", "^-", "P-", "X-", "s--", "v--", "^--", "X--", "o--", "D--")
 COLOURS = ("C0", "C4", "C1", "C2", "C3", "C7", "C5", "C1", "C2", "C3", "C5", "C6", "C9")
 
@@ -266,25 +187,21 @@ def _look(method: str) -> dict[str, object]:
 def picture(runs: Sequence[Record], path: Path) -> None:
     """The picture on the page: Normals, by NumPyro."""
     shown = ("numpyro", "Normal")
-    _plot([run for run in runs if (run.backend, run.settings["group"]) == shown], "Normal", path)
+    own = [run for run in runs if (run.backend, run.settings["group"]) == shown]
+    if own:
+        _plot_ratios(own, path)
 
 
-def _plot(runs: Sequence[Record], group: str, path: Path) -> None:
-    plt = pyplot()
-    (_plot_shaped if group == "shaped" else _plot_ratios)(plt, runs, path)
-
-
-def _plot_ratios(plt: Any, runs: Sequence[Record], path: Path) -> None:
+def _plot_ratios(runs: Sequence[Record], path: Path) -> None:
     """Medians over seeds by the ratio of dimensions to particles, a column for each family."""
     families = list(dict.fromkeys(run.settings["family"] for run in runs))
-    figure, axes = plt.subplots(
+    figure, axes = subplots(
         len(FIGURES),
         len(families),
         figsize=(3.6 * len(families) + 1.0, 2.6 * len(FIGURES) + 1.2),
         sharex=True,
         sharey="row",
         squeeze=False,
-        layout="constrained",
     )
     for column, family in enumerate(families):
         for row, name in enumerate(FIGURES):
@@ -306,40 +223,4 @@ def _plot_ratios(plt: Any, runs: Sequence[Record], path: Path) -> None:
                 axis.set_ylabel(TITLES[name].replace(", ", ",\n").replace(" of ", "\nof "))
         axes[-1][column].set_xlabel("dimensions / particles")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def _plot_shaped(plt: Any, runs: Sequence[Record], path: Path) -> None:
-    """Medians over seeds with the least and the greatest, a row for each target."""
-    from matplotlib.ticker import NullFormatter
-
-    targets = list(dict.fromkeys(run.model for run in runs))
-    methods = _methods(runs)
-    figure, axes = plt.subplots(
-        1,
-        len(FIGURES),
-        figsize=(4.0 * len(FIGURES), 1.1 * len(targets) + 1.6),
-        sharey=True,
-        layout="constrained",
-    )
-    for axis, name in zip(axes, FIGURES, strict=True):
-        for index, method in enumerate(methods):
-            found = [
-                values([r for r in runs if (r.model, r.method) == (target, method)], name)
-                for target in targets
-            ]
-            medians = np.array([np.median(v) if v else np.nan for v in found])
-            spread = np.array([[min(v), max(v)] if v else [np.nan] * 2 for v in found])
-            heights = np.arange(len(targets))[::-1] + 0.36 - 0.72 * index / max(1, len(methods) - 1)
-            look = _look(method)
-            axis.hlines(heights, spread[:, 0], spread[:, 1], color=look["color"], lw=1, alpha=0.5)
-            axis.plot(medians, heights, label=method, **{**look, "linestyle": "none"})
-        axis.set_xscale("log")
-        axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.set_title(TITLES[name], fontsize=10)
-        axis.grid(axis="x", alpha=0.3)
-    axes[0].set_yticks(np.arange(len(targets))[::-1], targets)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path, dpi=110)

@@ -13,10 +13,10 @@ import numpy as np
 from benchmarks import records
 from benchmarks.posteriordb.database import Database, scatter
 from benchmarks.semi_exact import report
-from benchmarks.semi_exact.figures import Floats, Truth
+from benchmarks.semi_exact.figures import FIGURES, Floats, Truth
 from benchmarks.semi_exact.methods import DEFAULT, EXACT, MARGINAL, METHODS, STRETCHED
 from benchmarks.semi_exact.problems import Problem, make_problems
-from benchmarks.study import backends_of
+from benchmarks.study import Study, backends_of
 
 #: First rate of Adam in units of the start's deviations, whose geometric mean is taken.
 RATE = 0.1
@@ -52,10 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
                 seconds = time.perf_counter() - begun
                 print(f"{backend}, {problem.name}: {seconds:.0f} s", flush=True)
                 fits.release()
-    runs = records.read(path)
-    print(report.write(runs, arguments.out))
-    print(f"Wrote {arguments.out}.")
-    return int(all(run.failed for run in runs))
+    study = Study.recorded("semi-exact", arguments.out)
+    return study.report(study.overview(*FIGURES), report.picture)
 
 
 def _key(record: records.Record) -> tuple[Any, ...]:

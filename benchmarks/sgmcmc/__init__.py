@@ -14,25 +14,17 @@ Written to sgmcmc.jsonl, sgmcmc.md and sgmcmc-*.png.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from benchmarks.arguments import count
+from benchmarks.arguments import add_common, count
 
 PARTS = ("speed", "bias", "modes", "masses")
+
+#: What runs the command.
+RUN = "benchmarks.sgmcmc.report:run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks sgmcmc`."""
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    add_common(parser, seeds=10, of_seeds="chains that look for two modes")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--rounds", type=count, default=7, help="rounds of each comparison")
-    parser.add_argument("--seeds", type=count, default=10, help="chains that look for two modes")
-    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
-
-
-def main(arguments: argparse.Namespace) -> int:
-    """Run the parts."""
-    # Imported here so that the command line's help does not wait for what it imports.
-    from benchmarks.sgmcmc import report
-
-    return report.run(arguments)

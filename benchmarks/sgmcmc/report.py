@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
+import importlib
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 
 from benchmarks import records
 from benchmarks.sgmcmc import problems
-from benchmarks.study import backends_of, pyplot
+from benchmarks.study import Study, backends_of, save, subplots
+from benchmarks.timing import timed
 
 #: Steps of the two lengths of a run; their difference leaves out what is compiled and set up.
 LENGTHS = {"numpyro": (5_000, 55_000), "pyro": (20, 320)}
@@ -27,56 +29,39 @@ TEMPERATURES = {2.5: (1.0, 2.0, 4.0), 5.0: (1.0, 2.0, 4.0, 8.0)}
 
 
 def _chains(backend: str) -> Any:
-    if backend == "pyro":
-        from benchmarks.sgmcmc import pyro_chains
-
-        return pyro_chains
-    from benchmarks.sgmcmc import numpyro_chains
-
-    return numpyro_chains
+    return importlib.import_module(f"benchmarks.sgmcmc.{backend}_chains")
 
 
 def _public(backend: str) -> Any:
-    if backend == "pyro":
-        import pyro_ext
-
-        return pyro_ext
-    import numpyro_ext
-
-    return numpyro_ext
+    return importlib.import_module(f"{backend}_ext")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the chosen parts on the chosen backends; the exit status."""
-    backends = backends_of(arguments.backend)
-    path = arguments.out / "sgmcmc.jsonl"
-    path.unlink(missing_ok=True)
+    study = Study("sgmcmc", arguments.out)
     reference: np.ndarray | None = None
-    for backend in backends:
+    for backend in backends_of(arguments.backend):
         if "speed" in arguments.parts:
-            _speed(backend, arguments.rounds, path)
+            _speed(study, backend, arguments.rounds)
         if "bias" in arguments.parts:
             if reference is None:
                 reference = _chains("numpyro").reference(*problems.logistic_rows())
-            _bias(backend, reference, path)
+            _bias(study, backend, reference)
         if "modes" in arguments.parts:
-            _modes(backend, arguments.seeds, path)
+            _modes(study, backend, arguments.seeds)
         if "masses" in arguments.parts:
             for distance in TEMPERATURES:
-                _masses(backend, distance, path)
-    runs = records.read(path)
-    table = _table(runs, arguments)
-    records.write_text(arguments.out / "sgmcmc.md", table)
-    if "bias" in arguments.parts:
-        plot_bias(runs, arguments.out / "sgmcmc-bias.png")
-    if "modes" in arguments.parts:
-        plot_modes(runs, arguments.out / "sgmcmc-modes.png")
-    print(table)
-    print(f"Wrote {arguments.out}.")
-    return int(any(run.failed for run in runs))
+                _masses(study, backend, distance)
+    return study.report(study.overview(by=("step_size",)), pictures)
 
 
-def _speed(backend: str, rounds: int, path: Path) -> None:
+def pictures(runs: Sequence[records.Record], path: Path) -> None:
+    """Both pictures, of the parts that ran."""
+    plot_bias(runs, path.with_stem("sgmcmc-bias"))
+    plot_modes(runs, path.with_stem("sgmcmc-modes"))
+
+
+def _speed(study: Study, backend: str, rounds: int) -> None:
     """Microseconds of a step, from the difference of a long and a short run."""
     chains, (short, long) = _chains(backend), LENGTHS[backend]
     if backend == "pyro":
@@ -87,24 +72,16 @@ def _speed(backend: str, rounds: int, path: Path) -> None:
     times: dict[str, list[float]] = {name: [] for name in quick}
     for number in range(rounds + 1):
         for name in quick:
-            spent = _seconds(slow[name]) - _seconds(quick[name])
+            spent = timed(slow[name]) - timed(quick[name])
             if number:  # the first round compiles
                 times[name].append(1e6 * spent / (long - short))
     for name, found in times.items():
-        record = records.Record("sgmcmc speed", name, backend, seed=0)
-        record.settings.update(steps=[short, long], chains=1 if backend == "numpyro" else 8)
-        record.figures.update(microseconds=found)
+        figures: dict[str, Any] = {"microseconds": found}
         if PEER[backend] in times:
             peer = np.asarray(times[PEER[backend]])
-            record.figures.update(ratio=float(np.median(np.asarray(found) / peer)))
-        records.append(path, record)
-        print(f"{backend}, {name}: {np.median(found):.1f} microseconds a step", flush=True)
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
+            figures["ratio"] = float(np.median(np.asarray(found) / peer))
+        settings = {"steps": [short, long], "chains": 1 if backend == "numpyro" else 8}
+        study.run(name, backend, "", 0, settings, partial(dict, figures), benchmark="sgmcmc speed")
 
 
 def _estimators(public: Any, mean: np.ndarray) -> dict[str, Any]:
@@ -117,7 +94,7 @@ def _estimators(public: Any, mean: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _bias(backend: str, reference: np.ndarray, path: Path) -> None:
+def _bias(study: Study, backend: str, reference: np.ndarray) -> None:
     """Worst errors of means and standard deviations of a logistic regression's weights."""
     chains, public = _chains(backend), _public(backend)
     data = chains.rows(*problems.logistic_rows())
@@ -127,9 +104,9 @@ def _bias(backend: str, reference: np.ndarray, path: Path) -> None:
             options = {} if name == "all rows" else {"batch": problems.BATCH}
             if name == "all rows" and backend == "pyro":
                 continue  # a minute a run, and the same numbers
-            record = records.Record("sgmcmc bias", name, backend, "logistic regression", 0)
-            record.settings.update(step_size=size, chains=BIAS_CHAINS, draws=BIAS_DRAWS)
-            with records.recorded_run(path, record, go_on_after=(Exception,)):
+            settings = {"step_size": size, "chains": BIAS_CHAINS, "draws": BIAS_DRAWS}
+
+            def work(estimator: Any = estimator, size: float = size, options: Any = options) -> Any:
                 kernel = public.SGLD(chains.logistic, size, estimator=estimator)
                 draws = chains.draw(
                     kernel,
@@ -142,11 +119,13 @@ def _bias(backend: str, reference: np.ndarray, path: Path) -> None:
                 )["w"]
                 ratios = draws.std((0, 1)) / std
                 error = np.abs(draws.mean((0, 1)) - mean) / std
-                record.figures.update(ratio=float(np.median(ratios)), mean=float(error.max()))
-                print(f"{backend}, {name}, {size:g}: sd ratio {np.median(ratios):.3f}", flush=True)
+                return {"ratio": float(np.median(ratios)), "mean": float(error.max())}
+
+            model = "logistic regression"
+            study.run(name, backend, model, 0, settings, work, benchmark="sgmcmc bias")
 
 
-def _modes(backend: str, seeds: int, path: Path) -> None:
+def _modes(study: Study, backend: str, seeds: int) -> None:
     """Chains that start in one of two modes, and how many of them see both."""
     chains, public = _chains(backend), _public(backend)
     model = chains.two_modes(DISTANCE)
@@ -157,18 +136,18 @@ def _modes(backend: str, seeds: int, path: Path) -> None:
         "SGLD": (public.SGLD(model, 0.05), MODE_STEPS),
     }
     for name, (kernel, draws) in kernels.items():
-        record = records.Record("sgmcmc modes", name, backend, "two modes", 0)
-        record.settings.update(steps=MODE_STEPS, chains=seeds, distance=DISTANCE)
-        with records.recorded_run(path, record, go_on_after=(Exception,)):
-            z = chains.draw(
-                kernel, (), {}, num_samples=draws, warmup=0, chains=seeds, initial=start
-            )["z"]
+        settings = {"steps": MODE_STEPS, "chains": seeds, "distance": DISTANCE}
+
+        def work(kernel: Any = kernel, draws: int = draws) -> dict[str, Any]:
+            options = {"num_samples": draws, "warmup": 0, "chains": seeds}
+            z = chains.draw(kernel, (), {}, **options, initial=start)["z"]
             both = (z.min(1) < -DISTANCE / 2) & (z.max(1) > DISTANCE / 2)
-            record.figures.update(both=int(both.sum()), share=(z < 0).mean(1), path=z[0])
-            print(f"{backend}, {name}: both modes in {both.sum()} of {seeds} chains", flush=True)
+            return {"both": int(both.sum()), "share": (z < 0).mean(1), "path": z[0]}
+
+        study.run(name, backend, "two modes", 0, settings, work, benchmark="sgmcmc modes")
 
 
-def _masses(backend: str, distance: float, path: Path) -> None:
+def _masses(study: Study, backend: str, distance: float) -> None:
     """Chains that start in the mode with one tenth, at equal numbers of score evaluations."""
     chains, public = _chains(backend), _public(backend)
     model = chains.two_modes(distance, WEIGHT)
@@ -185,17 +164,18 @@ def _masses(backend: str, distance: float, path: Path) -> None:
         "ReplicaExchangeSGLD": (replicas, EVALUATIONS // cost),
     }
     for name, (kernel, draws) in kernels.items():
-        record = records.Record("sgmcmc masses", name, backend, f"{2 * distance:g} apart", 0)
-        record.settings.update(evaluations=EVALUATIONS, chains=MASS_CHAINS, weight=WEIGHT)
-        with records.recorded_run(path, record, go_on_after=(Exception,)):
+        settings = {"evaluations": EVALUATIONS, "chains": MASS_CHAINS, "weight": WEIGHT}
+
+        def work(kernel: Any = kernel, draws: int = draws) -> dict[str, float]:
             # The first tenth is left out.
             warmup = draws // 10
             options = {"num_samples": draws - warmup, "warmup": warmup, "chains": MASS_CHAINS}
-            z = chains.draw(kernel, (), {}, **options, initial=start)["z"]
-            shares = (z > 0).mean(1)
+            shares = (chains.draw(kernel, (), {}, **options, initial=start)["z"] > 0).mean(1)
             error = float(np.sqrt(np.mean((shares - WEIGHT) ** 2)))
-            record.figures.update(share=float(shares.mean()), error=error)
-            print(f"{backend}, {name}: {shares.mean():.3f}, {error:.3f} a chain", flush=True)
+            return {"share": float(shares.mean()), "error": error}
+
+        model = f"{2 * distance:g} apart"
+        study.run(name, backend, model, 0, settings, work, benchmark="sgmcmc masses")
 
 
 #: Scores as the page names them.
@@ -208,7 +188,7 @@ ON_PAGE = {
 }
 
 
-def bias_table(runs: list[records.Record]) -> str:
+def bias_table(runs: Sequence[records.Record]) -> str:
     """The table of errors on the page, NumPyro's."""
     rows = {name: {"scores": heading} for name, heading in ON_PAGE.items()}
     for each in runs:
@@ -222,7 +202,7 @@ def bias_table(runs: list[records.Record]) -> str:
     return records.markdown_table(list(rows.values()), headings)
 
 
-def masses_table(runs: list[records.Record]) -> str:
+def masses_table(runs: Sequence[records.Record]) -> str:
     """The table of the modes' masses on the page."""
     found = [each for each in runs if each.benchmark == "sgmcmc masses"]
     rows = {each.method: {"kernel": each.method} for each in found}
@@ -233,90 +213,12 @@ def masses_table(runs: list[records.Record]) -> str:
     return records.markdown_table(list(rows.values()))
 
 
-def _table(runs: list[records.Record], arguments: argparse.Namespace) -> str:
-    lines = ["# Stochastic gradient MCMC", "", "Made by `python -m benchmarks sgmcmc`.", ""]
-    speed = [
-        {
-            "backend": r.backend,
-            "library": r.method,
-            "microseconds a step": float(np.median(r.figures["microseconds"])),
-            "times the peer's": r.figures.get("ratio"),
-        }
-        for r in runs
-        if r.benchmark == "sgmcmc speed" and not r.failed
-    ]
-    if speed:
-        lines += [
-            f"A step of SGLD: in NumPyro one chain of a logistic regression ({problems.ROWS:,} x "
-            f"{problems.FEATURES}, batches of {problems.BATCH}) by the host's MCMC, against "
-            f"BlackJAX in a scan; in Pyro {problems.CHAINS} chains of a network "
-            f"{problems.INPUTS}-{problems.HIDDEN}-1, against posteriors, one chain after another.",
-            "",
-            records.markdown_table(speed),
-        ]
-    bias = [r for r in runs if r.benchmark == "sgmcmc bias" and not r.failed]
-    if bias:
-        lines += [
-            "Median over the weights of the ratio of standard deviations to NUTS's, by step size; "
-            "in brackets the worst error of a mean, in standard deviations.",
-            "",
-        ]
-        rows = []
-        for backend, method in dict.fromkeys((r.backend, r.method) for r in bias):
-            row: dict[str, Any] = {"backend": backend, "scores": method}
-            for r in bias:
-                if (r.backend, r.method) == (backend, method):
-                    size = f"{r.settings['step_size']:g}"
-                    row[size] = f"{r.figures['ratio']:.3f} ({r.figures['mean']:.2f})"
-            rows.append(row)
-        lines.append(records.markdown_table(rows))
-    modes = [
-        {
-            "backend": r.backend,
-            "kernel": r.method,
-            "chains that see both modes": f"{r.figures['both']} of {r.settings['chains']}",
-            "share of draws in the other mode": float(np.mean(r.figures["share"])),
-        }
-        for r in runs
-        if r.benchmark == "sgmcmc modes" and not r.failed
-    ]
-    if modes:
-        lines += [
-            f"Two Normal modes of unit variance, {2 * DISTANCE:g} apart, {MODE_STEPS:,} steps from "
-            "one of them.",
-            "",
-            records.markdown_table(modes),
-        ]
-    masses = [
-        {
-            "backend": r.backend,
-            "modes": r.model,
-            "kernel": r.method,
-            "share of draws, all chains": r.figures["share"],
-            "error of one chain": r.figures["error"],
-        }
-        for r in runs
-        if r.benchmark == "sgmcmc masses" and not r.failed
-    ]
-    if masses:
-        lines += [
-            f"Two Normal modes of unit variance, one with {WEIGHT:g} of the mass, from which "
-            f"{MASS_CHAINS} chains start; {EVALUATIONS:,} score evaluations a chain. Share of "
-            "draws in it, and root mean square error of a chain's share.",
-            "",
-            records.markdown_table(masses),
-        ]
-    lines += [f"{r.method}, {r.backend}, failed: {r.error}\n" for r in runs if r.failed]
-    return "\n".join(lines)
-
-
-def plot_bias(runs: list[records.Record], path: Path) -> None:
+def plot_bias(runs: Sequence[records.Record], path: Path) -> None:
     """Standard deviations by step size."""
-    plt = pyplot()
     found = [r for r in runs if r.benchmark == "sgmcmc bias" and not r.failed]
     if not found:
         return
-    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure, axis = subplots(figsize=(7, 4))
     colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(r.method for r in found))}
     for backend, method in dict.fromkeys((r.backend, r.method) for r in found):
         points = sorted(
@@ -339,20 +241,16 @@ def plot_bias(runs: list[records.Record], path: Path) -> None:
     axis.set_xlabel("step size")
     axis.set_ylabel("standard deviation / NUTS's")
     axis.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
-def plot_modes(runs: list[records.Record], path: Path) -> None:
+def plot_modes(runs: Sequence[records.Record], path: Path) -> None:
     """Draws of one chain of each kernel."""
-    plt = pyplot()
     found = [r for r in runs if r.benchmark == "sgmcmc modes" and not r.failed]
     found = [r for r in found if r.backend == found[0].backend]
     if not found:
         return
-    figure, axes = plt.subplots(
-        len(found), 2, figsize=(9, 4.5), layout="constrained", width_ratios=(3, 1), squeeze=False
-    )
+    figure, axes = subplots(len(found), 2, figsize=(9, 4.5), width_ratios=(3, 1), squeeze=False)
     grid = np.linspace(-10, 10, 400)
     density = 0.5 * sum(
         np.exp(-0.5 * (grid - mode) ** 2) / np.sqrt(2 * np.pi) for mode in (-DISTANCE, DISTANCE)
@@ -365,5 +263,4 @@ def plot_modes(runs: list[records.Record], path: Path) -> None:
         histogram.hist(z, bins=60, range=(-10, 10), density=True, orientation="horizontal")
         histogram.plot(density, grid, color="black", linewidth=1)
         histogram.set_ylim(-10, 10)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

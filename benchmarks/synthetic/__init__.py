@@ -12,19 +12,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import records
-from benchmarks.arguments import count
-from benchmarks.records import Record
+from benchmarks.arguments import add_common
 
 if TYPE_CHECKING:
     from benchmarks.synthetic.experiments import Case, Experiment
-
-BACKENDS = {"numpyro": ("numpyro",), "pyro": ("pyro",), "both": ("numpyro", "pyro")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from benchmarks.synthetic.experiments import all_experiments
 
     names = list(all_experiments())
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
-    parser.add_argument("--seeds", type=count, default=5, help="seeds of every run")
-    parser.add_argument("--backend", choices=BACKENDS, default="numpyro", help="Pyro is slower")
+    add_common(parser, backend="numpyro", seeds=5, of_seeds="seeds of every run")
     parser.add_argument(
         "--experiment",
         nargs="+",
@@ -63,44 +55,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Run the experiments and write tables and plots."""
     # Imported here so that the command line's help does not wait for what they import.
-    from benchmarks.synthetic import plots, report, runs
-    from benchmarks.synthetic.experiments import RATES, all_experiments
+    from benchmarks.study import Study, backends_of
+    from benchmarks.synthetic import plots, runs
+    from benchmarks.synthetic.experiments import ELBO_GAP, FORWARD, all_experiments
 
-    started = time.perf_counter()
-    out: Path = arguments.out
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "synthetic.jsonl"
     seeds = range(min(arguments.seeds, 2) if arguments.quick else arguments.seeds)
     experiments = all_experiments(arguments.quick)
-    old = latest(records.read(path)) if arguments.redraw else []
-    rates = ", ".join(f"{rate:g}" for rate in RATES)
-    sections = [report.INTRODUCTION.format(seeds=len(seeds), rates=rates)]
-    for name in BACKENDS[arguments.backend]:
-        if not arguments.redraw:
+    chosen = [experiments[name] for name in arguments.experiment]
+    if arguments.redraw:
+        study = Study.recorded("synthetic", arguments.out)
+    else:
+        study = Study("synthetic", arguments.out)
+        for name in backends_of(arguments.backend):
             backend = importlib.import_module(f"benchmarks.synthetic.{name}_fits")
             backend.configure(float64=not arguments.float32)
-        for chosen in arguments.experiment:
-            experiment = experiments[chosen]
-            found = [
-                record
-                for record in old
-                if (record.settings["experiment"], record.backend) == (chosen, records.LABELS[name])
-            ]
-            begun = time.perf_counter()
-            if not arguments.redraw:
+            for experiment in chosen:
                 for case in selected(experiment, arguments.cases, arguments.methods):
-                    print(f"{records.LABELS[name]}, {chosen}: {case.title}", flush=True)
-                    found += runs.run_case(experiment, case, backend, seeds, path)
-            if not found:
-                continue
-            section = report.section(experiment, records.LABELS[name], found)
-            print(f"\n{section}\n{time.perf_counter() - begun:.0f} seconds\n", flush=True)
-            sections.append(section)
-            plots.draw(experiment, found, out / f"synthetic_{chosen}_{name}.png")
-    seconds = time.perf_counter() - started
-    if not arguments.redraw:
-        sections.append(f"All runs took {seconds / 60:.1f} minutes.\n")
-    records.write_text(out / "synthetic.md", "\n".join(["# Synthetic targets\n", *sections]))
+                    runs.run_case(study, experiment, case, backend, seeds)
+    for label in dict.fromkeys(run.backend for run in study.runs):
+        for experiment in chosen:
+            found = [run for run in study.runs if run.backend == label]
+            found = [run for run in found if run.settings["experiment"] == experiment.name]
+            if found:
+                path = arguments.out / f"synthetic_{experiment.name}_{label.lower()}.png"
+                plots.trajectories(experiment, found, path)
+    study.report(study.overview(FORWARD, ELBO_GAP, by=("experiment", "rate")))
     return 0
 
 
@@ -112,13 +91,3 @@ def selected(
         kept = tuple(each for each in case.methods if methods is None or each.name in methods)
         if kept and (cases is None or case.name in cases):
             yield dataclasses.replace(case, methods=kept)
-
-
-def latest(found: Sequence[Record]) -> list[Record]:
-    """The records without those that a later run of the same kind replaces."""
-    kept: dict[tuple[object, ...], Record] = {}
-    for record in found:
-        settings = record.settings
-        key = (settings["experiment"], record.model, record.method, record.backend, record.seed)
-        kept[*key, settings["rate"], settings["budget"]] = record
-    return list(kept.values())

@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks.records import LABELS as PACKAGES
 from benchmarks.records import Record
+from benchmarks.study import save, subplots
 from benchmarks.synthetic.experiments import (
-    ELBO_GAP,
     FORWARD,
     Case,
     Experiment,
@@ -23,7 +19,7 @@ from benchmarks.synthetic.experiments import (
     all_experiments,
 )
 from benchmarks.synthetic.report import of_mixtures
-from benchmarks.synthetic.runs import PARAMETER_ERROR, STANDARD_ERROR, chosen_runs, final
+from benchmarks.synthetic.runs import PARAMETER_ERROR, STANDARD_ERROR, chosen_runs
 
 #: Line and marker of a method; those of an ablation take colours in turn.
 STYLES = {
@@ -35,7 +31,6 @@ STYLES = {
     "Fisher": ("C5", "P"),
     "Score": ("C6", "X"),
 }
-LABELS = {FORWARD: "forward KL", PARAMETER_ERROR: "error in (m, V)"}
 #: Below this a distance is rounding.
 FLOOR = 1e-12
 
@@ -108,90 +103,33 @@ def trajectories(experiment: Experiment, found: Sequence[Record], path: Path) ->
     Values below 1e-12 are drawn there.
     """
     measures = [FORWARD, PARAMETER_ERROR] if experiment.name == "fig1" else [FORWARD]
-    figure, axes = plt.subplots(
+    figure, axes = subplots(
         len(measures),
         len(experiment.cases),
         figsize=(4.2 * max(len(experiment.cases), 1.2), 3.4 * len(measures)),
-        layout="constrained",
         squeeze=False,
     )
     for row, measure in zip(axes, measures, strict=True):
         for axis, case in zip(row, experiment.cases, strict=True):
             _curves(axis, found, case, measure)
             axis.set_title(case.title, fontsize=10)
-            if case.paper and measure == FORWARD:
-                _paper_lines(axis, case)
-        row[0].set_ylabel(LABELS[measure])
+            for place, method in enumerate(case.methods):
+                printed = dict(case.paper).get(method.name)
+                if printed is not None and measure == FORWARD:
+                    # The paper's final value, in the method's colour.
+                    value, colour = float(printed.lstrip("< ")), style_of(method, place)[0]
+                    axis.axhline(value, color=colour, linestyle=":", linewidth=1)
+        row[0].set_ylabel({PARAMETER_ERROR: "error in (m, V)"}.get(measure, measure))
     for axis in axes[-1]:
         axis.set_xlabel("score evaluations")
     for axis in axes[0]:
         if axis.lines:
             axis.legend(fontsize=7)
     figure.suptitle(experiment.title, fontsize=11)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
 def mixtures(found: Sequence[Record], path: Path) -> None:
     """The picture of the mixture targets on the page."""
     own = [record for record in of_mixtures(found) if record.backend == PACKAGES["numpyro"]]
     trajectories(all_experiments()["fig2"], own, path)
-
-
-def _paper_lines(axis: Any, case: Case) -> None:
-    """The paper's final values as dotted lines, in the methods' colours."""
-    for place, method in enumerate(case.methods):
-        printed = dict(case.paper).get(method.name)
-        if printed is not None:
-            value = float(printed.lstrip("< "))
-            axis.axhline(value, color=style_of(method, place)[0], linestyle=":", linewidth=1)
-
-
-def noise(experiment: Experiment, found: Sequence[Record], path: Path) -> None:
-    """Negative ELBO gap of the last fit against the noise level, a panel for each target."""
-    panels: dict[str, list[Case]] = {}
-    for case in experiment.cases:
-        panels.setdefault(case.title.rpartition(", level ")[0], []).append(case)
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(4.4 * len(panels), 3.8), layout="constrained", squeeze=False
-    )
-    ceiling, floor = 1e6, 1e-6
-    for axis, (title, cases) in zip(axes[0], panels.items(), strict=True):
-        for place, method in enumerate(cases[0].methods):
-            finals = []
-            for case in cases:
-                finals.append(
-                    [final(record, ELBO_GAP) for record in chosen_runs(found, case, method)]
-                )
-            if not all(finals):
-                continue
-            values = np.clip(np.asarray(finals), floor, ceiling)
-            middle, low, high = (
-                np.quantile(values, share, axis=1, method="higher") for share in (0.5, 0.0, 1.0)
-            )
-            colour, marker = style_of(method, place)
-            levels = range(len(cases))
-            axis.plot(levels, middle, color=colour, marker=marker, markersize=5, label=method.name)
-            axis.fill_between(levels, low, high, color=colour, alpha=0.12, linewidth=0)
-        axis.set(yscale="log", xlabel="noise level", ylim=(floor / 2, ceiling * 2))
-        axis.set_xticks(range(len(cases)), [f"{case.noise:g}" for case in cases])
-        axis.set_title(title, fontsize=10)
-        axis.axhline(1.0, color="black", linestyle=":", linewidth=1)
-        axis.grid(alpha=0.3)
-    axes[0, 0].set_ylabel("negative ELBO above its optimum (nats)")
-    if axes[0, -1].get_legend_handles_labels()[0]:
-        axes[0, -1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.suptitle(
-        f"{experiment.title}: values above {ceiling:g} and failed runs are drawn at the top",
-        fontsize=11,
-    )
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def draw(experiment: Experiment, found: Sequence[Record], path: Path) -> None:
-    """The experiment's plot."""
-    if any(case.noise is not None for case in experiment.cases):
-        noise(experiment, found, path)
-    else:
-        trajectories(experiment, found, path)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from benchmarks import records
 from benchmarks.records import Record
+from benchmarks.study import Study
 from benchmarks.synthetic.experiments import ELBO_GAP, FORWARD, Case, Experiment, Method, target_of
 from benchmarks.synthetic.targets import (
     SPREAD,
@@ -43,11 +42,6 @@ class Judge:
         best = best_normal(self.target, self._noise)
         return reverse_divergence(best, self.target, self._noise).value
 
-    @functools.cached_property
-    def least_of_normals(self) -> float:
-        """Forward KL of the Normal of the target's mean and covariance, the least of any Normal."""
-        return divergence(self.target, self.target.matched_normal(), self._draws).value
-
     def look(self, figures: dict[str, Any], case: Case, evaluations: int, fit: Mixture) -> None:
         """Add the fit to the figures of a run, which hold one list for each distance."""
 
@@ -74,9 +68,9 @@ def judge_of(dim: int, order: int, seed: int) -> Judge:
 
 
 def run_case(
-    experiment: Experiment, case: Case, backend: ModuleType, seeds: Sequence[int], path: Path
+    study: Study, experiment: Experiment, case: Case, backend: ModuleType, seeds: Sequence[int]
 ) -> list[Record]:
-    """Run all methods of a case, append a record of every run to ``path`` and return them.
+    """Run all methods of a case.
 
     A method with a tuned rate is run with every rate and every seed, so that the choice among the
     rates is the best in hindsight.
@@ -84,43 +78,32 @@ def run_case(
     found = []
     for method in case.methods:
         for rate in method.rates or (None,):
+            settings = {
+                "experiment": experiment.name,
+                **case.settings(),
+                **dict(method.options),
+                "rate": rate,
+                "constant_rate": method.constant_rate,
+                "spread": SPREAD,
+                "draws": DRAWS,
+                "float64": backend.is_float64(),
+            }
             for seed in seeds:
-                found.append(run(experiment, case, method, rate, seed, backend, path))
+                judge = judge_of(case.dim, case.target_order, seed)
+
+                def work(
+                    figures: dict[str, Any],
+                    method: Method = method,
+                    rate: float | None = rate,
+                    seed: int = seed,
+                    judge: Judge = judge,
+                ) -> None:
+                    fitter = backend.fitter(case, method, rate)
+                    fitter.fit(case, seed, functools.partial(judge.look, figures, case))
+
+                name = backend.BACKEND
+                found.append(study.follow(method.name, name, case.name, seed, settings, work))
     return found
-
-
-def run(
-    experiment: Experiment,
-    case: Case,
-    method: Method,
-    rate: float | None,
-    seed: int,
-    backend: ModuleType,
-    path: Path,
-) -> Record:
-    """Run one method once; whatever error ends it is part of the record."""
-    record = Record(
-        "synthetic",
-        method.name,
-        backend.BACKEND,
-        case.name,
-        seed,
-        settings={
-            "experiment": experiment.name,
-            **case.settings(),
-            **dict(method.options),
-            "rate": rate,
-            "constant_rate": method.constant_rate,
-            "spread": SPREAD,
-            "draws": DRAWS,
-            "float64": backend.is_float64(),
-        },
-    )
-    judge = judge_of(case.dim, case.target_order, seed)
-    with records.recorded_run(path, record, go_on_after=(Exception,)):
-        fitter = backend.fitter(case, method, rate)
-        fitter.fit(case, seed, functools.partial(judge.look, record.figures, case))
-    return record
 
 
 def final(record: Record, measure: str) -> float:

@@ -12,17 +12,12 @@ from pathlib import Path
 
 from benchmarks.arguments import count
 
+#: What runs the command.
+RUN = "benchmarks.uncertainty.figure:run"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks uncertainty`."""
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
     parser.add_argument("--steps", type=count, default=2000, help="steps of every fit")
     parser.add_argument("--backend", choices=("numpyro", "pyro"), default="numpyro")
-
-
-def main(arguments: argparse.Namespace) -> int:
-    """Fit, judge and draw."""
-    # Imported here so that the command line's help does not wait for what it imports.
-    from benchmarks.uncertainty import figure
-
-    return figure.run(arguments)

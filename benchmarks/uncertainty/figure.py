@@ -7,15 +7,12 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import records
 from benchmarks.datasets import shipped
+from benchmarks.study import save, subplots
 
 Floats = NDArray[np.float64]
 
@@ -96,7 +93,7 @@ def table(runs: list[records.Record]) -> str:
 def _draw(package: Any, curve: Any, tested: Any, scores: Any, path: Path) -> None:
     x, y, grid, band = curve
     first = ENGINES[0]
-    figure, axes = plt.subplots(2, 2, figsize=(10, 7.5), layout="constrained")
+    figure, axes = subplots(2, 2, figsize=(10, 7.5))
     package.plot_uncertainty(band, grid[:, 0], ax=axes[0, 0])
     axes[0, 0].plot(x[:, 0], y, ".", color="0.2", label="training data")
     axes[0, 0].set(xlabel="x", ylim=(-5, 5), title="a curve with a gap: two standard deviations")
@@ -114,5 +111,4 @@ def _draw(package: Any, curve: Any, tested: Any, scores: Any, path: Path) -> Non
         title=f"digits, {first}: AUROC {float(scores[first]['auroc']):.3f}",
     )
     axes[1, 1].legend()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path, dpi=110)

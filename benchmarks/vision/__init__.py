@@ -12,15 +12,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.arguments import count
+from benchmarks.arguments import add_common, count
 from benchmarks.vision.architectures import ARCHITECTURES, SIZE
+
+#: What runs the command.
+RUN = "benchmarks.vision.study:run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks vision`."""
     names = tuple(ARCHITECTURES)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
-    parser.add_argument("--backend", choices=("numpyro", "pyro", "both"), default="both")
+    add_common(parser, seeds=1, of_seeds="of the fits")
     parser.add_argument("--parts", nargs="+", choices=("steps", "fits"), default=["steps", "fits"])
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument("--step-networks", nargs="+", choices=names, default=["vit_s_16"])
@@ -34,12 +36,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--first", type=count, default=600, help="steps to the given weights")
     parser.add_argument("--steps", type=count, default=200, help="of each method")
     parser.add_argument("--draws", type=count, default=10)
-    parser.add_argument("--seeds", type=count, default=1, help="of the fits")
-
-
-def main(arguments: argparse.Namespace) -> int:
-    """Run the study."""
-    # Imported here so that the command line's help does not wait for what it imports.
-    from benchmarks.vision import study
-
-    return study.run(arguments)

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import datasets, records
 from benchmarks.images import metrics
 from benchmarks.memory import release_freed, reset_peak, resident
-from benchmarks.study import backends_of, pyplot
+from benchmarks.study import Study, backends_of, pyplot, save
 from benchmarks.timing import timed
 from benchmarks.turns import Started, take_turns
 from benchmarks.vision.architectures import CHANNELS, CLASSES
@@ -69,23 +69,20 @@ def run(arguments: argparse.Namespace) -> int:
     names = backends_of(arguments.backend)
     path = arguments.out / "vision.jsonl"
     arguments.out.mkdir(parents=True, exist_ok=True)
-    runs = records.read(path) if path.exists() else []
     for backend in names:
         if "steps" in arguments.parts:
             for network in arguments.step_networks:
-                runs += _steps(path, backend, network, arguments)
+                _steps(path, backend, network, arguments)
         for seed in range(arguments.seeds if "fits" in arguments.parts else 0):
-            runs += _fits(path, backend, arguments, seed)
-    text = _table(runs)
-    records.write_text(arguments.out / "vision.md", text)
-    print(text)
-    return int(all(each.failed for each in runs))
+            _fits(path, backend, arguments, seed)
+    study = Study.recorded("vision", arguments.out)
+    return study.report(study.overview(by=("part",)))
 
 
 # -- steps -------------------------------------------------------------------------------------
 
 
-def _steps(path: Path, backend: str, network: str, arguments: argparse.Namespace) -> list[Any]:
+def _steps(path: Path, backend: str, network: str, arguments: argparse.Namespace) -> None:
     plan = Plan(network, CLASSES, arguments.batch)
     runs = []
     for method in arguments.methods or STEP_METHODS:
@@ -107,7 +104,6 @@ def _steps(path: Path, backend: str, network: str, arguments: argparse.Namespace
         records.append(path, record)
         found = record.error or record.figures
         print(f"{network}, {record.method}, {backend}: {found}", flush=True)
-    return runs
 
 
 def _start(backend: str, method: str, plan: Plan, size: int) -> Started:
@@ -137,13 +133,12 @@ def _start(backend: str, method: str, plan: Plan, size: int) -> Started:
 # -- fits --------------------------------------------------------------------------------------
 
 
-def _fits(path: Path, backend: str, arguments: argparse.Namespace, seed: int) -> list[Any]:
+def _fits(path: Path, backend: str, arguments: argparse.Namespace, seed: int) -> None:
     module = importlib.import_module(f"benchmarks.vision.{backend}_methods")
     x, y, x_test, y_test = rows_of(arguments.images, arguments.test_images)
     plan = Plan(arguments.network, len(np.unique(y)), arguments.batch, arguments.steps)
     plan = replace(plan, draws=arguments.draws, seed=seed)
     weights = given_weights(module, plan, arguments, x, y)
-    runs = []
     for method in arguments.methods or FIT_METHODS:
         settings = {"part": "fits", **asdict(plan), "images": len(x), "first": arguments.first}
         record = records.Record("vision", method, backend, plan.network, plan.seed, settings)
@@ -152,8 +147,6 @@ def _fits(path: Path, backend: str, arguments: argparse.Namespace, seed: int) ->
             found = module.Task(plan, x, y, weights).fit(method, x_test)
             record.figures = {"seconds": time.perf_counter() - started, **judged(found, y_test)}
         print(f"{method}, {backend}: {record.error or record.figures}", flush=True)
-        runs.append(record)
-    return runs
 
 
 def judged(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -186,14 +179,6 @@ def given_weights(
     for _ in range(arguments.first):
         step()
     return dict(task.weights())
-
-
-def _table(runs: list[records.Record]) -> str:
-    lines = ["# Networks for images", "", "Made by `python -m benchmarks vision`.", ""]
-    for part, table in (("steps", steps_table), ("fits", fits_table)):
-        if any(each.settings["part"] == part for each in runs):
-            lines += [f"## {part}", "", table(runs)]
-    return "\n".join(lines)
 
 
 def _of(runs: list[records.Record], part: str) -> list[records.Record]:
@@ -277,8 +262,7 @@ def plot_steps(runs: list[records.Record], path: Path) -> None:
     shown = dict(zip(labels, handles, strict=True))
     axes[1].legend(shown.values(), shown.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)
 
 
 def plot_fits(runs: list[records.Record], path: Path) -> None:
@@ -305,5 +289,4 @@ def plot_fits(runs: list[records.Record], path: Path) -> None:
     axes[0].invert_yaxis()
     axes[2].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

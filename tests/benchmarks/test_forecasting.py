@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import matplotlib.image
 import numpy as np
 import numpyro.infer
 import pyro.infer
@@ -23,7 +22,6 @@ from benchmarks.forecasting import (
     experiment,
     metrics,
     numpyro_forecaster,
-    plots,
     pyro_forecaster,
 )
 from benchmarks.forecasting.problem import (
@@ -293,66 +291,6 @@ def test_mixture_likelihood_by_loops_and_its_variance_by_a_grid() -> None:
         metrics.best_variance(y[None], y)
 
 
-def test_interval_of_a_mixture() -> None:
-    low, high = plots.mixture_interval(np.zeros((1, 200)), variance=4.0)
-    # 200 intervals, each from 4,000 draws.
-    expected = 2.0 * stats.norm.ppf(0.95)
-    assert high.mean() == pytest.approx(expected, abs=0.02)
-    assert low.mean() == pytest.approx(-expected, abs=0.02)
-
-
-# -- comparison ------------------------------------------------------------------------------------
-
-
-def cell(method: str, values: list[float], backend: str = "Pyro") -> list[Record]:
-    return [
-        Record(
-            "forecasting",
-            method,
-            backend,
-            "weather",
-            seed=seed,
-            settings={"learning rate": 0.1},
-            figures={
-                **dict.fromkeys(("MSE", "MAE", "NLL", "validation"), value),
-                "weights": 7,
-                "best step": 3,
-            },
-            seconds=1.0,
-        )
-        for seed, value in enumerate(values)
-    ]
-
-
-def test_comparison_is_the_paired_t_test() -> None:
-    ours, other = [1.0, 2.5, 2.9], [1.5, 2.6, 3.5]
-    rows = experiment.comparison(
-        [
-            cell("point estimate", [0.0, 0.0, 0.0]),
-            cell("ADVI", other),
-            cell("ProximalScoreVI", ours),
-            cell("ADVI, planar flow", [1.0, 1.0]),
-            cell("ProximalScoreVI, planar flow", [2.0, 3.0]),
-            cell("ProximalScoreVI", ours, backend="NumPyro"),
-        ]
-    )
-    assert [row["figure"] for row in rows] == ["MSE", "MAE", "NLL"] * 2
-    assert rows[0]["p"] == pytest.approx(stats.ttest_rel(ours, other).pvalue)
-    assert rows[0]["verdict"] == "lower (better)"
-    assert rows[0]["wins"] == "3 of 3"
-    assert rows[3]["method"] == "ProximalScoreVI, planar flow"
-    assert rows[3]["verdict"] == "**not lower**"
-    assert rows[3]["difference"] == "1.50000 ± 0.70711"
-
-
-def test_failed_cell_is_told(tmp_path: Path) -> None:
-    failed = Record("forecasting", "ADVI", "Pyro", "weather", seed=0, error="DivergedError: no")
-    assert experiment.table_row([failed])["validation"] == "failed (DivergedError: no)"
-    assert experiment.comparison([[failed], cell("ProximalScoreVI", [1.0])]) == []
-    plots.figures_by_series([[failed], cell("ProximalScoreVI", [1.0])], tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").stat().st_size > 0
-
-
 # -- the command -----------------------------------------------------------------------------------
 
 TINY = experiment.Settings(
@@ -377,9 +315,6 @@ def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *options: str) 
     monkeypatch.setattr(experiment, "REDUCED", TINY)
     out = tmp_path / "out"
     assert command_line.main(["forecasting", "--out", str(out), *options]) == 0
-    for name in ("figures.png", "forecasts.png"):
-        pixels = matplotlib.image.imread(out / name)
-        assert pixels.shape[0] > 100 and pixels[..., :3].std() > 0.02
     return records.read(out / "records.jsonl")
 
 
@@ -393,9 +328,7 @@ def test_command_with_pyro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert np.shape(record.figures["example"])[-1] == 48
     assert len({record.figures["weights"] for record in found[1:]}) == 2
     table = (tmp_path / "out" / "table.md").read_text()
-    lines = [line for line in table.splitlines() if line.startswith(("| Pyro", "| –"))]
-    assert len(lines) == 1 + 6 + 9
-    assert "ProximalScoreVI has the lower mean in" in table
+    assert sum("| Pyro " in line for line in table.splitlines()) == 6
     again = run_command(tmp_path, monkeypatch, "--backend", "pyro", "--resume")
     assert len(again) == len(found)
 
@@ -412,7 +345,6 @@ def test_command_with_numpyro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "ProximalScoreVI, gradient",
     ]
     assert not any(record.failed for record in found)
-    assert "± " not in (tmp_path / "out" / "table.md").read_text().partition("| backend")[2]
 
 
 @pytest.mark.slow

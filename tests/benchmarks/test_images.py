@@ -9,7 +9,6 @@ import urllib.error
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
 import numpy as np
 import pytest
 import sklearn.datasets
@@ -19,7 +18,6 @@ from benchmarks import datasets, records
 from benchmarks.images import (
     metrics,
     numpyro_networks,
-    plots,
     pyro_networks,
     small_data,
     training,
@@ -259,8 +257,6 @@ def test_book_makes_no_run_twice_unless_asked(tmp_path: Path) -> None:
 
 
 def test_spread_and_paired_differences() -> None:
-    assert training.plus_minus([1.0, 3.0], 2) == "2.00 ± 1.41"
-    assert training.plus_minus([1.0], 1) == "1.0"
     ours = [Record("b", "o", seed=s, figures={"NLL": float(s)}) for s in (0, 1, 2)]
     others = [Record("b", "a", seed=s, figures={"NLL": 10.0 * s}) for s in (2, 1)]
     others.append(Record("b", "a", seed=0, error="DivergedError: no"))
@@ -326,12 +322,6 @@ def test_the_closed_form_learns_without_a_rate(backend: Any) -> None:
 # -- the command -----------------------------------------------------------------------------------
 
 
-def check_picture(path: Path) -> None:
-    pixels = matplotlib.image.imread(path)
-    assert pixels.shape[0] > 100 and pixels.shape[1] > 100
-    assert pixels[..., :3].std() > 0.02
-
-
 def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> list[Record]:
     images = make_images()
     arrays = {"X_train": images.x_train, "y_train": images.y_train}
@@ -341,7 +331,6 @@ def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *options: str) 
     command = ["images", "--experiment", "small-data", "--dataset", "tiny"]
     assert command_line.main([*command, "--out", str(tmp_path / "out"), *options]) == 0
     out = tmp_path / "out" / "small-data"
-    check_picture(out / "small_data.png")
     return records.read(out / "records.jsonl")
 
 
@@ -356,11 +345,8 @@ def test_command_with_pyro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert record.settings["temperature"] == 1e-6
         assert record.versions["numpy"] == np.__version__
     table = (tmp_path / "out" / "small-data" / "table.md").read_text()
-    lines = [line for line in table.splitlines() if line.startswith("| Pyro")]
-    assert len(lines) == 3
-    assert all("±" in line and "| 20 " in line for line in lines)
-    for name in ("test error", "ECE", "test NLL"):
-        assert f"- {name}: ProximalScoreVI lower (better) than ADVI in" in table
+    lines = [line for line in table.splitlines() if "| Pyro " in line]
+    assert len(lines) == 3 and all("tiny 20 %" in line for line in lines)
     again = run_command(tmp_path, monkeypatch, "--backend", "pyro", "--resume")
     assert len(again) == len(found)
 
@@ -376,45 +362,6 @@ def test_command_with_numpyro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         for seed in (0, 1)
     ]
     assert not any(record.failed for record in found)
-
-
-def test_verdict_is_plain_when_ours_is_not_better() -> None:
-    def cell(method: str, percent: float, values: list[float]) -> list[Record]:
-        settings = {"percent": percent, "temperature": 0.1, "learning rate": 1.0}
-        return [
-            Record(
-                "images",
-                method,
-                "Pyro",
-                f"{percent} %",
-                seed=seed,
-                settings=settings,
-                figures={"error": value, "ECE": value, "NLL": -value},
-            )
-            for seed, value in enumerate(values)
-        ]
-
-    cells = [
-        cell("ADVI", 1.0, [0.2, 0.3]),
-        cell("ProximalScoreVI", 1.0, [0.1, 0.3]),
-        cell("ADVI", 10.0, [0.2, 0.2]),
-        cell("ProximalScoreVI", 10.0, [0.2, 0.2]),
-    ]
-    error, _, likelihood, *_ = small_data.verdict(cells).splitlines()
-    assert "in 1 of 2 settings; **not better** in: Pyro, 10 %, T = 0.1." in error
-    assert "in 0 of 2 settings" in likelihood
-    assert "**not better** in: Pyro, 1 %, T = 0.1; Pyro, 10 %, T = 0.1." in likelihood
-
-
-def test_failed_cells_are_told_and_not_drawn(tmp_path: Path) -> None:
-    settings = {"percent": 1.0, "training rows": 6, "temperature": 1e-6, "learning rate": 1.0}
-    failed = Record("images", "ADVI", "Pyro", "1 %", seed=0, settings=settings, error="E: |no|")
-    figures = {"error": 0.1, "ECE": 0.1, "NLL": 0.1}
-    fine = Record("images", "ProximalScoreVI", "Pyro", "1 %", 0, settings, figures)
-    assert small_data.table_row([failed])["validation"] == "failed (E: |no|)"
-    plots.figures_by_share([[failed], [fine]], tmp_path / "plot.png")
-    check_picture(tmp_path / "plot.png")
-    assert "in 0 of 0 settings" in small_data.verdict([[failed], [fine]])
 
 
 def test_missing_images_are_told(

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import matplotlib.image
 import numpy as np
 import numpyro.infer
 import pyro.infer
@@ -20,9 +19,8 @@ import torch
 
 from benchmarks import __main__ as command_line
 from benchmarks import datasets, records
-from benchmarks.images import lenet, metrics, numpyro_lenet, plots, pyro_lenet, step_cost
+from benchmarks.images import lenet, metrics, numpyro_lenet, pyro_lenet
 from benchmarks.images.lenet import METHODS, Plan
-from benchmarks.records import Record
 
 PLAN = Plan(steps=4, batch_size=8, particles=2, curvature_every=2, newton_share=0.5)
 
@@ -204,12 +202,6 @@ def test_figures_are_those_of_the_best_epoch_in_validation() -> None:
 # -- the command -----------------------------------------------------------------------------------
 
 
-def check_picture(path: Path) -> None:
-    pixels = matplotlib.image.imread(path)
-    assert pixels.shape[0] > 100 and pixels.shape[1] > 100
-    assert pixels[..., :3].std() > 0.02
-
-
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole run with Pyro, whose steps need no compilation, with a method that fails."""
     images = make_images()
@@ -238,35 +230,8 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if not record.failed:
             assert set(lenet.FIGURES) <= set(record.figures)
             assert len(record.figures["validation losses"]) == record.settings["epochs"]
-    for name in ("validation", "reliability"):
-        check_picture(out / f"lenet_tiny_{name}.png")
     table = (out / "table.md").read_text()
-    assert sum(line.startswith("| Pyro") for line in table.splitlines()) == 4
-    assert "failed (KeyError: 'unknown')" in table
-
-
-def test_published_figures_stand_beside_ours() -> None:
-    rows = lenet.published_rows("fashion_mnist", ("SVGD", "LL-SVN"))
-    assert [row["NLL"] for row in rows] == ["0.253", "0.241"]
-    assert lenet.published_rows("tiny", ("SVGD",)) == []
-
-
-def test_step_costs_are_relative_to_svgd_and_tell_failures() -> None:
-    def record(method: str, **figures: Any) -> Record:
-        settings = {"batch_size": 8, "particles": 2, "rounds": 2}
-        return Record("b", method, "pyro", settings=settings, figures=figures)
-
-    fine = {"seconds to compile": 1.0, "peak bytes": 2_000_000}
-    runs = [
-        record("SVGD", turns=[1.0, 2.0, 4.0], **fine, **{"seconds a step": 2.0}),
-        record("SVN", turns=[3.0, 8.0, 8.0], **fine, **{"seconds a step": 8.0}),
-        dataclasses.replace(record("LL-SVN"), error="MemoryError: no"),
-    ]
-    lines = step_cost.report(runs).splitlines()
-    svn = next(line for line in lines if line.startswith("| pyro    | SVN "))
-    cells = [cell.strip() for cell in svn.strip("|").split("|")]
-    assert cells[3] == "3"  # the median of 3, 4 and 2
-    assert any("failed (MemoryError: no)" in line for line in lines)
+    assert sum("| Pyro " in line for line in table.splitlines()) == 4
 
 
 def test_missing_images_are_told(
@@ -276,10 +241,3 @@ def test_missing_images_are_told(
     arguments = argparse.Namespace(step_cost=False, full=False, dataset="tiny")
     assert lenet.main(arguments) == 1
     assert "tiny.npz" in capsys.readouterr().err
-
-
-def test_empty_plots_are_drawn(tmp_path: Path) -> None:
-    failed = [[Record("b", "SVN", "Pyro", "tiny", error="E: no")]]
-    plots.validation_losses(failed, tmp_path / "a.png")
-    plots.reliability_diagrams(failed, tmp_path / "b.png")
-    assert (tmp_path / "a.png").exists() and (tmp_path / "b.png").exists()

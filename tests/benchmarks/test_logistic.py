@@ -114,6 +114,5 @@ def test_both_protocols(
     assert all(run.figures["accuracy"][-1] > 75 for run in online), [
         (r.method, r.figures) for r in online
     ]
-    assert "published" in (out / "logistic.md").read_text()
-    for name in ("accuracy", "log-likelihood", "variance-ratio", "online"):
-        assert (out / f"{name}.png").stat().st_size > 0
+    assert "online" in (out / "logistic.md").read_text()
+    assert (out / "logistic.png").stat().st_size > 0

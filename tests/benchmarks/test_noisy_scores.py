@@ -352,7 +352,7 @@ def test_runs_reports_and_resumes(
             assert report.final(run) < 1e-4
     assert len(runs[4].figures["final"]) == 7 and len(runs[0].figures["final"]) == 1
     text = (tmp_path / "noisy-scores.md").read_text()
-    assert "Both packages" in text and (tmp_path / "noisy-scores.png").stat().st_size > 0
+    assert "| pyro " in text and (tmp_path / "noisy-scores.png").stat().st_size > 0
 
     # What is there is kept, and only what is missing is run.
     rest = ["--parts", "ablations", "--methods", "without the pull", "--resume"]

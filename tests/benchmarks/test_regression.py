@@ -94,6 +94,5 @@ def test_a_run(
         assert run.figures["RMSE"][-1] < 0.4, run.figures
         assert 0.0 < run.figures["variance ratio"][-1] < 0.5
     text = (out / "regression.md").read_text()
-    assert "Variance ratios" in text and "SVGD-VR" in text
-    for name in ("rmse", "log-likelihood"):
-        assert (out / f"{name}.png").stat().st_size > 0
+    assert "variance ratio" in text and "SVGD-VR" in text
+    assert (out / "regression.png").stat().st_size > 0

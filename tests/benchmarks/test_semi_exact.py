@@ -122,9 +122,7 @@ def test_runs_reports_and_resumes(
     for run in runs:
         if run.method == EXACT and run.settings["group"] == "Normal":
             assert run.figures["covariance error"] < 0.01
-    for name in ("normal", "shaped"):
-        for backend in ("numpyro", "pyro"):
-            assert (tmp_path / f"semi-exact_{name}_{backend}.png").stat().st_size > 0
+    assert (tmp_path / "semi-exact.png").stat().st_size > 0
 
     def broken(*_: object) -> None:
         raise RuntimeError("made up")

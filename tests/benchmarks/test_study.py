@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,32 @@ def test_the_report_names_what_failed_and_shows_the_rest(tmp_path: Path) -> None
     assert "Failed: ring, pyro, broken, seed 0: FloatingPointError: far off" in text
     study.runs = [run for run in study.runs if run.failed]
     assert study.report("", picture) == 1 and shown == ["sound"]
+
+
+def test_an_overview_has_means_over_seeds_and_ends_of_lists(tmp_path: Path) -> None:
+    study = Study("study", tmp_path)
+    for seed, error in enumerate((1.0, 3.0)):
+        found = {"RMSE": [9.0, error], "end": {"NLL": 2.0 * error}, "told": "fine"}
+        for rate in (0.1, 0.2):
+            study.run("sound", "pyro", "ring", seed, {"rate": rate}, partial(dict, found))
+
+    def broken(figures: dict[str, Any]) -> None:
+        figures["RMSE"] = 100.0
+        raise FloatingPointError("far off")
+
+    study.follow("sound", "pyro", "ring", 2, {"rate": 0.2}, broken, benchmark="study, a part")
+    assert study.runs[-1].failed and study.runs[-1].figures == {"RMSE": 100.0}
+    heading, *tables = study.overview(by=("rate",)).split("\n## ")
+    assert heading == "# study\n"
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tables[0].splitlines()]
+    columns = ["model", "package", "method", "rate", "runs", "failed", "RMSE", "end: NLL", "told"]
+    assert lines[2][:9] == columns
+    assert lines[4][:9] == ["ring", "pyro", "sound", "0.1", "2", "0", "2", "4", "fine"]
+    assert [line[3] for line in lines[4:6]] == ["0.1", "0.2"]
+    # A run that failed is counted, and its figures are not.
+    assert tables[1].startswith("study, a part\n") and "100" not in tables[1]
+    assert "RMSE" in study.overview("RMSE") and "told" not in study.overview("RMSE")
+    assert Study.recorded("study", tmp_path).runs == study.runs
 
 
 def test_both_is_two_packages() -> None:
