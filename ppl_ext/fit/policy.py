@@ -319,8 +319,17 @@ def is_near(correction: Correction) -> bool:
 
 
 def may_adapt(correction: Correction, dim: int) -> bool:
-    """Whether a mixture fitted to weighted draws may be a better approximation."""
-    return not is_near(correction) and dim <= MIXTURE_DIMENSIONS
+    """Whether a mixture fitted to weighted draws is worth its own draws."""
+    return not is_good(correction) and dim <= MIXTURE_DIMENSIONS
+
+
+def may_jump(correction: Correction, first: Correction) -> bool:
+    """Whether jumps alone may serve: to a good approximation, of what Normals at modes cover.
+
+    A mixture is fitted to draws of these Normals, whose weights are reliable below a ``first``
+    k-hat of 0.7. Above, the mixture lacks what they lack, such as the thin ends of a ring.
+    """
+    return is_good(correction) and first.khat < FAR_KHAT
 
 
 def may_bend(program: Program, *, has_labels: bool) -> bool:
@@ -342,7 +351,7 @@ def is_better(correction: Correction, than: Correction) -> bool:
 def is_adapted(best: Correction, number: int) -> bool:
     """Whether so many mixtures are enough, of which this is the best."""
     is_hopeless = number > 2 and best.share < HOPELESS
-    return is_near(best) or is_hopeless or number >= MIXTURES
+    return is_good(best) or is_hopeless or number >= MIXTURES
 
 
 def is_bounded(coupled: Coupled) -> bool:
