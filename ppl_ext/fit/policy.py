@@ -351,7 +351,7 @@ def is_better(correction: Correction, than: Correction) -> bool:
 def is_adapted(best: Correction, number: int) -> bool:
     """Whether so many mixtures are enough, of which this is the best."""
     is_hopeless = number > 2 and best.share < HOPELESS
-    return is_good(best) or is_hopeless or number >= MIXTURES
+    return is_near(best) or is_hopeless or number >= MIXTURES
 
 
 def is_bounded(coupled: Coupled) -> bool:
