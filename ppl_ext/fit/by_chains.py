@@ -61,7 +61,7 @@ def run_chains(
     sampled: Sampled | None = None
     coupled: Coupled | None = None
     drawn, log_ratios = begun.drawn, begun.log_ratios
-    if policy.may_jump(begun.correction, begun.first):
+    if policy.may_jump(program, begun.correction, begun.first):
         with stage("jumps") as notes, suppress(SpentError):
             own = jump(watched, begun.proposal, drawn, log_ratios, CHAINS, generator, symmetry)
             points = meter.points(problem)
