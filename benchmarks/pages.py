@@ -83,6 +83,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], str]] = {
         ("posteriordb.jsonl", "trust.jsonl"),
         "benchmarks.posteriordb.report:rivals_table",
     ),
+    "posteriordb, peers": ("posteriordb-peers.jsonl", "benchmarks.trust.report:peers_table"),
     "posteriordb, right": ("posteriordb.jsonl", "benchmarks.posteriordb.report:right_table"),
     "first result, NumPyro": (
         "first-result.jsonl",
