@@ -478,11 +478,11 @@ class ChainFitter:
                 spent = np.concatenate([spent, counts[kept]])
             while remaining and remaining[0] <= total:
                 point = remaining.pop(0)
-                kept = positions[spent <= point]
+                shown = positions[spent <= point]
                 # A chain that still warms up has nothing to show.
-                if len(kept) < 2:
+                if len(shown) < 2:
                     continue
-                drawn = Draws(kept, before=int(spent[0]))
+                drawn = Draws(shown, before=int(spent[0]))
                 if look(point, seconds, partial(_all, drawn)):
                     return
 

@@ -172,7 +172,7 @@ def cost(run: Record) -> float | None:
     if before is None:
         return None
     # Draws that were resampled are no chains.
-    share = WANTED / float(figures.get("bulk ESS", figures.get("effective")))
+    share = WANTED / float(figures["bulk ESS" if "bulk ESS" in figures else "effective"])
     return float(before) + share * float(figures["evaluations"] - before)
 
 
