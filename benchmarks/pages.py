@@ -83,6 +83,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], str]] = {
         "noisy scores, long": "noisy-scores benchmarks.noisy_scores.report:long_table",
         "noisy scores, packages": "noisy-scores benchmarks.noisy_scores.report:packages_table",
         "posteriordb": "posteriordb benchmarks.posteriordb.report:overview_table",
+        "posteriordb, peers": "posteriordb-peers benchmarks.trust.report:peers_table",
         "posteriordb, right": "posteriordb benchmarks.posteriordb.report:right_table",
         "first result, NumPyro": "first-result benchmarks.first_result.comparison:numpyro_table",
         "first result, Pyro": "first-result benchmarks.first_result.comparison:pyro_table",

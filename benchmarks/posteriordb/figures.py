@@ -15,6 +15,7 @@ from scipy.stats import wasserstein_distance
 
 from benchmarks.posteriordb.database import scatter
 from benchmarks.posteriordb.methods import Draws, Floats, Program
+from benchmarks.trust.effective import distinct
 from benchmarks.trust.judge import inside, judge
 from ppl_ext.diagnostics.stein_discrepancy import stein_discrepancy
 from ppl_ext.start.start import Start
@@ -174,7 +175,12 @@ def at_the_end(
     with np.errstate(all="ignore"):
         if reference is not None:
             both = coordinates(program, draws.z, reference)
-            found |= against_reference(program.parameters(draws.z), reference, both)
+            parameters = program.parameters(draws.z)
+            found |= against_reference(parameters, reference, both)
+            if draws.before is not None:
+                columns = both[0] | scatter(parameters, rank=1)
+                found["warm-up"] = draws.before
+                found["bulk ESS"] = min(effective(each, draws.chains) for each in columns.values())
         found |= bound(program, draws)
     if not np.isfinite(draws.z).all():
         return found
@@ -185,6 +191,16 @@ def at_the_end(
         z = draws.z[rows]
         found["KSD"] = in_units(z, program.value_and_score(z)[1], factor, draws.log_q is not None)
     return found
+
+
+def effective(column: Floats, chains: int) -> float:
+    """How many independent draws those of chains are worth in bulk, or draws that were resampled.
+
+    The greatest number where nothing varies, which says nothing.
+    """
+    if not chains:
+        return distinct(column)
+    return float(az.ess(column.reshape(chains, -1))) if np.ptp(column) > 0.0 else math.inf
 
 
 def in_units(z: Floats, score: Floats, factor: Floats, independent: bool) -> float:

@@ -16,7 +16,7 @@ from ppl_ext.score_matching.options import GradientSteps
 from ppl_ext.start.start import Start
 
 Floats = NDArray[np.float64]
-Family = Literal["host", "guide", "particles", "chains", "MCMC", "fit", "own"]
+Family = Literal["host", "guide", "particles", "chains", "MCMC", "peer", "fit", "own"]
 GuideName = Literal["diagonal", "full", "mixture", "Laplace"]
 
 #: Particles of SVGD and SVN: enough for standard deviations of a dozen of correlated parameters.
@@ -41,7 +41,7 @@ FIRST_LOOK = 50
 
 
 #: Families that take exact scores alone, and look for a start of their own.
-EXACT: tuple[Family, ...] = ("MCMC", "fit")
+EXACT: tuple[Family, ...] = ("MCMC", "peer", "fit")
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,9 @@ class Method:
         Class of the engine in both packages, or of the host; of a user's own ``module:name``.
     family : str
         "host" is variational inference of the host's own, "guide" an engine of ours with a guide,
-        "chains" a kernel of ours, "MCMC" a sampler of others, "fit" the function of that name,
-        "own" an engine of a user.
+        "chains" a kernel of ours, "MCMC" a sampler of others, "peer" one that has the recipe, and
+        the length, of the benchmark of trust, "fit" the function of that name, "own" an engine of a
+        user.
     guide : str, optional
         Family of the guide.
     options : dict
@@ -121,6 +122,10 @@ METHODS: dict[str, Method] = {
     "NUTS": Method("NUTS", "MCMC"),
     # From Python it evaluates functions of NumPy's arrays, which Pyro's programs would slow down.
     "nutpie": Method("nutpie", "MCMC", backends=("numpyro",)),
+    "nutpie-low-rank": Method("nutpie-low-rank", "peer", backends=("numpyro",)),
+    "window-nuts": Method("window-nuts", "peer", backends=("numpyro",)),
+    "mams": Method("mams", "peer", backends=("numpyro",)),
+    "pathfinder": Method("pathfinder", "peer", backends=("numpyro",)),
 }
 #: Methods of the quick budget: one of each kind.
 QUICK = ("fit", "ADVI, full", "ProximalScoreVI, full", "SVN", "NUTS")
@@ -165,10 +170,16 @@ class Draws:
         In unconstrained space.
     log_q : array (n,), optional
         Log density of the guide there; None for particles and chains.
+    before : int, optional
+        Score evaluations before the first draw, where further ones bring further draws.
+    chains : int
+        That the draws are of, one after the other; 0 of draws that were resampled.
     """
 
     z: Floats
     log_q: Floats | None = None
+    before: int | None = None
+    chains: int = 1
 
 
 #: Called along a run with the score evaluations so far, the seconds of the steps, and a function
@@ -215,27 +226,22 @@ class Fitter(Protocol):
 
 
 @dataclass(frozen=True)
-class FitFitter:
-    """``fit`` with the run's budget and nothing else said; it is looked at when it has ended.
+class WholeFitter:
+    """What ends by itself, and is looked at then.
 
     Attributes
     ----------
     run : callable
-        From a seed to a fit.
-    positions : callable
-        From draws by site to unconstrained positions (n, D).
+        From a seed to score evaluations and draws.
     """
 
-    run: Callable[[int], Any]
-    positions: Callable[[Mapping[str, Any]], Floats]
+    run: Callable[[int], tuple[int, Draws]]
 
     def fit(self, seed: int, rate: float | None, start: Any, points: list[int], look: Look) -> None:
         """See the protocol."""
         began = time.perf_counter()
-        found = self.run(seed)
-        seconds = time.perf_counter() - began
-        drawn = Draws(self.positions(found.draws))
-        look(found.verdict.evaluations, seconds, lambda _: drawn)
+        spent, drawn = self.run(seed)
+        look(spent, time.perf_counter() - began, lambda _: drawn)
 
 
 class Backend(Protocol):

@@ -30,11 +30,11 @@ from benchmarks.posteriordb.methods import (
     PARTICLES,
     RADIUS,
     Draws,
-    FitFitter,
     Fitter,
     Floats,
     Look,
     Method,
+    WholeFitter,
     after_warm_up,
     check_noise,
     cost_of,
@@ -49,6 +49,8 @@ from benchmarks.posteriordb.nutpie_fits import NutpieFitter
 from benchmarks.posteriordb.programs import numpyro_program, site_map
 from benchmarks.posteriordb.programs.sites import SiteMap
 from benchmarks.synthetic.numpyro_fits import white_noise
+from benchmarks.trust.methods import Size, run_method
+from benchmarks.trust.problems import Program
 from numpyro_ext.curvature.gauss_newton import whitened_outputs
 from numpyro_ext.curvature.row_structure import row_structure
 from numpyro_ext.density import LogDensity
@@ -164,10 +166,14 @@ def fitter(program: NativeProgram, method: Method, budget: int, noise: float) ->
     check_noise(method, noise)
     if method.family == "fit":
 
-        def run(seed: int) -> Any:
-            return nx.fit(random.key(seed), program.model, budget=budget, progress_bar=False)
+        def run(seed: int) -> tuple[int, Draws]:
+            key = random.key(seed)
+            found = nx.fit(key, program.model, budget=budget, progress_bar=False)
+            return found.verdict.evaluations, Draws(program.unconstrained(found.draws))
 
-        return FitFitter(run, program.unconstrained)
+        return WholeFitter(run)
+    if method.family == "peer":
+        return WholeFitter(partial(peer, program, method.engine))
     if method.engine == "nutpie":
         return NutpieFitter(program, budget)
     kind: dict[str, Any] = {"host": HostFitter, "guide": EngineFitter}
@@ -175,6 +181,18 @@ def fitter(program: NativeProgram, method: Method, budget: int, noise: float) ->
     kind["own"] = EngineFitter
     made: Fitter = kind[method.family](program, method, budget, noise)
     return made
+
+
+def peer(program: NativeProgram, name: str, seed: int, share: float = 1.0) -> tuple[int, Draws]:
+    """Evaluations and draws of a method of the benchmark of trust."""
+    found = run_method(name, "numpyro", Program(program.model), seed, Size(share))
+    assert found.evaluations is not None
+    draws, chains = found.draws, 0
+    if found.chains:
+        chains = len(next(iter(draws.values())))
+        draws = {name: value.reshape(-1, *value.shape[2:]) for name, value in draws.items()}
+    positions = program.unconstrained(draws)
+    return found.evaluations, Draws(positions, None, found.warm_up, chains)
 
 
 def make_guide(name: str, model: Callable[[], Any]) -> Any:
@@ -460,9 +478,12 @@ class ChainFitter:
                 spent = np.concatenate([spent, counts[kept]])
             while remaining and remaining[0] <= total:
                 point = remaining.pop(0)
-                drawn = Draws(positions[spent <= point])
+                shown = positions[spent <= point]
                 # A chain that still warms up has nothing to show.
-                if len(drawn.z) > 1 and look(point, seconds, partial(_all, drawn)):
+                if len(shown) < 2:
+                    continue
+                drawn = Draws(shown, before=int(spent[0]))
+                if look(point, seconds, partial(_all, drawn)):
                     return
 
     def _flat(self, z: dict[str, Array]) -> Floats:

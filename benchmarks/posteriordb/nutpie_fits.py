@@ -60,7 +60,7 @@ class NutpieFitter:
             # A chain that still warms up has nothing to show.
             if len(kept) > 1:
                 seconds = ended[min(point, len(ended)) - 1] - began
-                if look(point, seconds, partial(_all, Draws(kept))):
+                if look(point, seconds, partial(_all, Draws(kept, before=int(spent[0])))):
                     return
 
 

@@ -30,11 +30,11 @@ from benchmarks.posteriordb.methods import (
     PARTICLES,
     RADIUS,
     Draws,
-    FitFitter,
     Fitter,
     Floats,
     Look,
     Method,
+    WholeFitter,
     after_warm_up,
     check_noise,
     cost_of,
@@ -150,10 +150,11 @@ def fitter(program: NativeProgram, method: Method, budget: int, noise: float) ->
     check_noise(method, noise)
     if method.family == "fit":
 
-        def run(seed: int) -> Any:
-            return px.fit(program.model, seed=seed, budget=budget, progress_bar=False)
+        def run(seed: int) -> tuple[int, Draws]:
+            found = px.fit(program.model, seed=seed, budget=budget, progress_bar=False)
+            return found.verdict.evaluations, Draws(program.unconstrained(found.draws))
 
-        return FitFitter(run, program.unconstrained)
+        return WholeFitter(run)
     kind: dict[str, Any] = {"host": HostFitter, "guide": EngineFitter}
     kind |= {"particles": EngineFitter, "chains": StochasticGradientFitter, "MCMC": ChainFitter}
     kind["own"] = EngineFitter
@@ -404,7 +405,7 @@ class ChainFitter:
         kernel.potential_fn = counted
         target, data = self._program.target, self._program.data
         params, positions = kernel.initial_params, []
-        remaining, number, clock = list(points), 0, _Clock()
+        remaining, number, before, clock = list(points), 0, None, _Clock()
         clock.start()
         while remaining:
             params = kernel.sample(params)
@@ -413,13 +414,14 @@ class ChainFitter:
                 sites = {name: kernel.transforms[name].inv(params[name]) for name in params}
                 rows = {name: value.detach()[None] for name, value in sites.items()}
                 positions.append(as_array(target.unconstrain(rows, data))[0])
+                before = before or spent
             if spent < remaining[0]:
                 continue
             remaining = [point for point in remaining if point > spent]
             if len(positions) < 2:
                 continue
             clock.stop()
-            drawn = Draws(np.stack(positions))
+            drawn = Draws(np.stack(positions), before=before)
             if look(spent, clock.seconds, partial(_all, drawn)):
                 return
             clock.start()

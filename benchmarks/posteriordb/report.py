@@ -19,6 +19,7 @@ from benchmarks.posteriordb.figures import Reference
 from benchmarks.posteriordb.methods import METHODS, Floats
 from benchmarks.records import Record
 from benchmarks.trust.judge import DEVIATION, KOLMOGOROV, MEAN
+from benchmarks.trust.report import TO_DRAWS, WANTED, costs
 
 #: Nats above the best bound that any run found at which a run counts as arrived.
 ARRIVED = 0.5
@@ -312,7 +313,7 @@ def _of_the_page(runs: Sequence[Record]) -> list[Record]:
 
 def _engine(method: str) -> str:
     name, _, kind = method.partition(", ")
-    if method != "nutpie":
+    if METHODS[method].family != "peer" and method != "nutpie":
         name = f"`{name}`" if METHODS[method].ours else f"{name} of the host"
     return f"{name}, {kind}" if kind else name
 
@@ -491,6 +492,9 @@ def write(
             where_tried = (budget, start, 0.0)
             tried = [r for r in own if conditions(r) == where_tried]
             text += [part for part in (leaderboard(tried), overview(exact)) if part]
+            if rows := costs(r for r in exact if r.model in judged_posteriors(exact)):
+                about = f"### Cost of {WANTED:.0f} effective draws\n\n{TO_DRAWS}"
+                text += [about, records.markdown_table(rows)]
         if exact and plots:
             plot_curves(exact, out / f"convergence-{budget}-{start}.png", "worst mean error")
             plot_curves(exact, out / f"bounds-{budget}-{start}.png", "negative ELBO")

@@ -183,8 +183,9 @@ def pathfinder(program: Program, seed: int, size: Size) -> Fitted:
     told = () if k < 0.7 else (f"Pareto k {k:.2f}",)
     # Bounds are taken at every point of a path; of its line searches BlackJAX tells nothing, and
     # one evaluation an iteration is the least.
-    evaluations = CHAINS * ((PATH_ITERATIONS + 1) * (PATH_DRAWS + 1) + PATH_DRAWS)
-    return Fitted(density.draws(found), evaluations, trusted=not told, reasons=told)
+    paths = CHAINS * (PATH_ITERATIONS + 1) * (PATH_DRAWS + 1)
+    evaluations = paths + CHAINS * PATH_DRAWS
+    return Fitted(density.draws(found), evaluations, paths, trusted=not told, reasons=told)
 
 
 def pathfinder_nuts(program: Program, seed: int, size: Size) -> Fitted:

@@ -60,7 +60,8 @@ def grouped(
 
 
 def _case(record: Record) -> tuple[str, ...]:
-    precision = "double" if record.settings["double"] else "single"
+    # Runs of posteriordb have double precision alone.
+    precision = "double" if record.settings.get("double", True) else "single"
     return record.backend, precision, record.method
 
 
@@ -170,17 +171,19 @@ def cost(run: Record) -> float | None:
     before = figures.get("warm-up")
     if before is None:
         return None
-    share = WANTED / float(figures["bulk ESS"])
+    # Draws that were resampled are no chains.
+    share = WANTED / float(figures["bulk ESS" if "bulk ESS" in figures else "effective"])
     return float(before) + share * float(figures["evaluations"] - before)
 
 
 def costs(found: Iterable[Record]) -> list[dict[str, Any]]:
     """A row for each method whose cost can be told: what it takes, and `fit` beside it."""
     cases = grouped(found, _case)
-    spent = {
-        case: {(run.model, run.seed): each for run in runs if (each := cost(run)) is not None}
-        for case, runs in cases.items()
-    }
+    spent: dict[tuple[Any, ...], dict[Any, float]] = {case: {} for case in cases}
+    for case, runs in cases.items():
+        for run in runs:
+            if (each := cost(run)) is not None:
+                spent[case][run.model, run.seed, run.settings.get("route")] = each
     rows = []
     for (package, precision, method), own in spent.items():
         if not own:
@@ -213,6 +216,8 @@ PEERS = {
     "window-nuts": "NUTS, BlackJAX",
     "pathfinder-nuts": "Pathfinder and NUTS, BlackJAX",
     "mams": "MAMS, BlackJAX",
+    "pathfinder": "Pathfinder, BlackJAX",
+    "NUTS": "NUTS, NumPyro",
 }
 
 

@@ -28,6 +28,7 @@ from benchmarks.posteriordb.methods import (
     Draws,
     Floats,
     Method,
+    WholeFitter,
     after_warm_up,
     check_noise,
     cost_of,
@@ -35,6 +36,7 @@ from benchmarks.posteriordb.methods import (
     sweeps_of,
 )
 from benchmarks.records import Record
+from benchmarks.trust.report import costs
 from ppl_ext.start.start import Mode, Start
 
 # As the benchmark's own backends do.
@@ -263,6 +265,40 @@ def test_nutpie_keeps_to_the_budget_and_is_right() -> None:
     reference = figures.Reference.of(posterior.reference_draws())
     at_end = figures.at_the_end(program, many, reference, None)
     assert at_end["right"]
+
+
+@pytest.mark.parametrize("method", ["pathfinder", "nutpie-low-rank"])
+def test_peers_tell_what_they_take_to_effective_draws(method: str) -> None:
+    """On a regression, by resampled draws and by chains: what is recorded gives a cost."""
+    pytest.importorskip("nutpie" if method == "nutpie-low-rank" else "blackjax")
+    numpyro_fits.configure()
+    posterior = Database.open("embedded")["arK_simulated-arK"]
+    program = numpyro_fits.native(posterior.model_name, posterior.data())
+    assert isinstance(numpyro_fits.fitter(program, METHODS[method], 1, 0.0), WholeFitter)
+    spent, drawn = numpyro_fits.peer(program, method, 0, 0.02)
+    chains = 0 if method == "pathfinder" else 4
+    assert drawn.chains == chains and drawn.before is not None and 0 < drawn.before < spent
+    reference = figures.Reference.of(posterior.reference_draws())
+    found = figures.at_the_end(program, drawn, reference)
+    assert found["warm-up"] == drawn.before and 4.0 < found["bulk ESS"] <= 3.0 * len(drawn.z)
+    settings = {"route": "native"}
+    found |= {"right": True, "evaluations": spent}
+    record = Record("posteriordb", method, "numpyro", posterior.name, 0, settings, found)
+    expected = drawn.before + (spent - drawn.before) * 400.0 / found["bulk ESS"]
+    (row,) = costs([record])
+    assert row["evaluations to 400"] == pytest.approx(expected)
+    assert row["method"] == method and row["precision"] == "double"
+
+
+def test_draws_of_chains_and_resampled_ones_are_counted_apart() -> None:
+    generator = np.random.default_rng(0)
+    draws = generator.normal(size=400)
+    # Each twice: as chains two that are alike, resampled as good as 400.
+    assert figures.effective(np.repeat(draws, 2), 0) == 400.0
+    assert figures.effective(np.repeat(draws, 2), 1) < 500.0
+    apart = np.concatenate([draws, draws + 10.0])
+    assert figures.effective(apart, 2) < 10.0
+    assert figures.effective(np.ones(10), 2) == np.inf
 
 
 # -- the plan -------------------------------------------------------------------------------------
