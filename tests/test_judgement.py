@@ -148,6 +148,30 @@ def test_draws_of_a_sharp_mode_are_not_counted_for_a_wide_one() -> None:
     assert "50% of the mass has 0% of the draws" in found.reasons[0]
 
 
+#: Standard deviation of each mode of the density below.
+NARROW = 2e-5
+
+
+def wells(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Narrow modes at all whole numbers."""
+    height = 0.5 / (np.pi * NARROW) ** 2
+    values = -height * np.square(np.sin(np.pi * z)).sum(1)
+    return values, -height * np.pi * np.sin(2.0 * np.pi * z)
+
+
+def test_draws_of_which_nothing_could_be_told_are_doubtful() -> None:
+    """Of few draws in many dimensions scores tell nothing, and short chains take too long."""
+    generator = np.random.default_rng(0)
+    modes = generator.integers(-3, 4, size=(16, 100))
+    found = judge(run_of(modes + NARROW * generator.normal(size=modes.shape), density=wells))
+    assert found.variance_error > shared.TOLD and found.drift is None
+    assert found.reasons[0].startswith("Whether the draws are right cannot be told")
+    assert "take more steps" in found.reasons[0]
+    # Of as many in one mode scores tell enough, and short chains are affordable.
+    alike = judge(run_of(NARROW * generator.normal(size=modes.shape), density=wells))
+    assert alike.variance_error < 0.1 and not any("cannot be told" in r for r in alike.reasons)
+
+
 def test_where_little_was_seen_the_first_line_says_so() -> None:
     few = judge(run_of(drawn(5)))
     assert str(few).startswith("Engine: the answer was not judged.")

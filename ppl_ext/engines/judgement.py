@@ -64,6 +64,9 @@ MEAN, DEVIATION = 0.25, 0.2
 #: The same of -E[(z - c) s], which is the ratio of variances where the posterior is Normal, and of
 #: one draw's share of a variance.
 VARIANCE = 1.0 - math.exp(-2.0 * DEVIATION)
+#: Standard error of that ratio from which on scores cannot tell right draws from such that are all
+#: alike, of which it is 0: so it is with few draws of many weights, far apart.
+TOLD = 1.0
 #: Pareto k-hat from which on ratios have no mean, so that nothing can be told by weights; and the
 #: variance of log ratios for each dimension up to which that is the number of dimensions' doing:
 #: half the square of a tenth, the error of a variance.
@@ -569,8 +572,15 @@ def _by_drift(
             )
             reasons = (*found.reasons, stiff)
             return replace(found, reasons=reasons, evaluations=found.evaluations + most)
+        found = replace(found, evaluations=found.evaluations + most)
         dear = "Short chains from the draws, which see most, were too dear: take more steps."
-        return replace(found, told=(*found.told, dear), evaluations=found.evaluations + most)
+        if found.variance_error > TOLD:
+            unknown = (
+                "Whether the draws are right cannot be told: by their scores their variance is "
+                f"{found.variance:.2f} ± {found.variance_error:.2f} times the posterior's. {dear}"
+            )
+            return replace(found, reasons=(unknown,))
+        return replace(found, told=(*found.told, dear))
     found = replace(found, evaluations=found.evaluations + spent, drift=moved)
     if moved is None:
         return found

@@ -2315,6 +2315,13 @@ def _fit() -> Iterator[Mutation]:
     ):
         yield from neutral(name, file, old, new, "test_judgement")
     yield from neutral(
+        "draws of which nothing could be told pass in silence",
+        "engines/judgement.py",
+        "if found.variance_error > TOLD:",
+        "if found.variance_error < TOLD:",
+        "test_judgement",
+    )
+    yield from neutral(
         "a standard deviation that rests on the nearest draw, not the farthest",
         "engines/judgement.py",
         "enumerate(shares.argmax(0))",
