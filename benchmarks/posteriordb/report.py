@@ -513,10 +513,9 @@ def write(
 def colours(plt: Any) -> dict[str, Any]:
     """A colour for each method, the same in all plots, and no two alike; grey for a user's own."""
     shades = plt.get_cmap("tab20b").colors
-    # Of each of its hues the darkest, and another one only where there are many methods.
-    several: Sequence[Any] = (*plt.get_cmap("tab10").colors, *shades[::4], *shades[2::4])
-    if len(METHODS) > len(several):
-        several = plt.get_cmap("turbo")(np.linspace(0.0, 1.0, len(METHODS)))
+    # Of each of its hues the darkest, and the others only where there are many methods.
+    others = (shade for first in (0, 2, 1, 3) for shade in shades[first::4])
+    several = (*plt.get_cmap("tab10").colors, *others)
     return defaultdict(lambda: "grey", zip(METHODS, several, strict=False))
 
 
