@@ -44,13 +44,14 @@ def program(host: Host, y: Any) -> None:
 
 
 def simulated(number: int, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Parameters by site, and data sets (number, rows)."""
+    """Parameters by site, and data sets (number, rows): the first of a block."""
     generator = np.random.default_rng(seed)
-    mean = 2.0 * generator.normal(size=number)
-    spread = np.abs(generator.normal(size=number))
-    effect = mean[:, None] + spread[:, None] * generator.normal(size=(number, 5))
-    y = effect[:, GROUPS] + generator.normal(size=(number, len(GROUPS)))
-    return {"mean": mean, "spread": spread, "effect": effect}, y
+    mean = 2.0 * generator.normal(size=BLOCK)
+    spread = np.abs(generator.normal(size=BLOCK))
+    effect = mean[:, None] + spread[:, None] * generator.normal(size=(BLOCK, 5))
+    y = effect[:, GROUPS] + generator.normal(size=(BLOCK, len(GROUPS)))
+    known = {"mean": mean, "spread": spread, "effect": effect}
+    return {name: each[:number] for name, each in known.items()}, y[:number]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -117,7 +117,8 @@ class Study:
     def recorded(cls, name: str, out: Path) -> Study:
         """A study with the runs that its file holds."""
         study = cls(name, out, resume=True)
-        study.runs = records.read(out / f"{name}.jsonl")
+        path = out / f"{name}.jsonl"
+        study.runs = records.read(path) if path.exists() else []
         return study
 
     def run(
@@ -172,9 +173,7 @@ class Study:
 
         The picture is drawn of the runs that did not fail, where there is one.
         """
-        failed = [run for run in self.runs if run.failed]
-        lines = [f"\nFailed: {name_of(run)}: {run.error}\n" for run in failed]
-        text += "".join(lines)
+        text += failures(self.runs)
         records.write_text(self.out / f"{self.name}.md", text)
         print(text)
         whole = [run for run in self.runs if not run.failed]
@@ -190,8 +189,8 @@ class Study:
 def overview(runs: Sequence[Record], *columns: str, by: Sequence[str] = ()) -> str:
     """A table for each benchmark, whose rows are means over seeds of the figures of runs.
 
-    Of a list the last entry counts, which is the end of a run. Entries of a mapping are figures
-    of their own.
+    Entries of a mapping are figures of their own. Of a list, which is shown only where its figure
+    is among the columns, the last entry counts: the end of a run.
 
     Parameters
     ----------
@@ -212,7 +211,8 @@ def overview(runs: Sequence[Record], *columns: str, by: Sequence[str] = ()) -> s
             row = dict(zip(("model", "package", "method", *by), key, strict=True))
             row |= {"runs": len(own), "failed": sum(run.failed for run in own)}
             found: dict[str, list[Any]] = {}
-            for figure, value in (each for r in own if not r.failed for each in _flat(r.figures)):
+            whole = [run for run in own if not run.failed]
+            for figure, value in (each for run in whole for each in _flat(run.figures, columns)):
                 found.setdefault(figure, []).append(value)
             for figure, values in found.items():
                 if not columns or figure in columns:
@@ -222,20 +222,29 @@ def overview(runs: Sequence[Record], *columns: str, by: Sequence[str] = ()) -> s
                         if words
                         else (float(np.mean(values)))
                     )
-            rows.append(row | {"seconds of a run": float(np.mean([r.seconds or 0 for r in own]))})
+            if seconds := [run.seconds for run in whole if run.seconds is not None]:
+                row["seconds of a run"] = float(np.mean(seconds))
+            rows.append(row)
         text.append(f"## {benchmark}\n\n{records.markdown_table(rows)}")
     return "\n".join(text)
 
 
-def _flat(figures: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Single numbers and words, by name."""
+def _flat(
+    figures: Mapping[str, Any], columns: Sequence[str], before: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Single numbers and words, and the last ones of the lists among these columns, by name."""
     for name, value in figures.items():
-        while isinstance(value, list | tuple | np.ndarray) and len(value):
+        while f"{before}{name}" in columns and np.ndim(value) and len(value):
             value = value[-1]
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name}: ")
+            yield from _flat(value, columns, f"{before}{name}: ")
         elif isinstance(value, str | float | int | np.generic):
             yield f"{before}{name}", value
+
+
+def failures(runs: Sequence[Record]) -> str:
+    """A line for each run that failed, with its error."""
+    return "".join(f"\nFailed: {name_of(run)}: {run.error}\n" for run in runs if run.failed)
 
 
 def name_of(run: Record) -> str:

@@ -7,12 +7,13 @@ import dataclasses
 import importlib
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import datasets, records
+from benchmarks import datasets
 from benchmarks.bnn import CLASSIFICATION, DEFAULT_METHODS, SETS, report
 from benchmarks.bnn.figures import figures
 from benchmarks.bnn.methods import (
@@ -170,10 +171,14 @@ def run(arguments: argparse.Namespace) -> int:
                     if method.has_particles or number == particles[0]
                 }
                 compare(book, data, backend, own, budget)
-    # With all that earlier commands have recorded and this one keeps.
-    runs = records.read(book.path) if book.path.exists() else []
-    study = Study("bnn", arguments.out, resume=True)
-    study.runs = report.chosen(runs)
+                _report(arguments.out)
+    return _report(arguments.out)
+
+
+def _report(out: Path) -> int:
+    """Write what is recorded, also by earlier commands where this one keeps it; the status."""
+    study = Study.recorded("bnn", out)
+    study.runs = report.chosen(study.runs)
     return study.report(study.overview(*report.SHOWN, by=("particles",)), report.picture)
 
 

@@ -6,7 +6,7 @@ On a network of two hidden layers of 50 units with 5 particles and batches of 32
 - the Gauss-Newton matrix and its product with a vector against curvlinops and laplace-torch, where
   these are installed.
 
-Written to curvature.jsonl, curvature.md and curvature.png.
+Written to curvature.jsonl and curvature.md.
 """
 
 from __future__ import annotations

@@ -16,6 +16,9 @@ from benchmarks.curvature import network
 from benchmarks.study import Study, backends_of, modules_of
 from benchmarks.timing import alternate, ratio
 
+#: What is compared with which library.
+PEERS = {"Gauss-Newton products": "curvlinops", "posterior precision": "laplace-torch"}
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the comparisons and write what they found; the exit status."""
@@ -25,8 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
         first_run(study, backend)
         if backend == "pyro":
             peers(study, arguments.rounds)
-    ratios = (f"{case}: ratio" for case in ("SVGD", *network.STEPS))
-    return study.report(study.overview(*ratios, "seconds", "loss"))
+    cases = ("SVGD", *network.STEPS, "pyro_ext", *PEERS.values())
+    ratios = (f"{case}: ratio" for case in cases)
+    return study.report(study.overview(*ratios, "largest difference", "seconds", "loss"))
 
 
 def quietly(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -88,17 +92,18 @@ def peers(study: Study, rounds: int) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     each = Network()
-    compared = {
-        "Gauss-Newton products": (products, "curvlinops"),
-        "posterior precision": (matrices, "laplace-torch"),
-    }
-    for name, (build, peer) in compared.items():
+    for build, (name, peer) in zip((products, matrices), PEERS.items(), strict=True):
 
         def work(build: Any = build) -> dict[str, Any]:
             cases, difference = build(each)
             times = alternate(cases, rounds=rounds)
-            found = {case: {"milliseconds": 1e3 * seconds} for case, seconds in times.items()}
-            return {**difference, **found}
+            return {
+                **difference,
+                **{
+                    case: {"milliseconds": 1e3 * seconds, "ratio": ratio(times, case, "pyro_ext")}
+                    for case, seconds in times.items()
+                },
+            }
 
         settings, done = {"rounds": rounds}, partial(quietly, work)
         study.run(name, peer, "", None, settings, done, go_on_after=(ImportError,))

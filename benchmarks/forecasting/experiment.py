@@ -37,7 +37,7 @@ from benchmarks.images.training import (
     with_options,
 )
 from benchmarks.records import Record
-from benchmarks.study import modules_of, overview
+from benchmarks.study import failures, modules_of, overview
 
 FIGURES = ("MSE", "MAE", "NLL")
 LAST_VALUE = "last value"
@@ -212,6 +212,7 @@ def main(arguments: argparse.Namespace) -> int:
                 cells.append(tuned_runs(run, range(settings.seeds), rates))
     runs = [record for cell in cells for record in cell]
     text = overview(runs, "validation", *FIGURES, "weights", "best step", by=("learning rate",))
+    text += failures(runs)
     records.write_text(out / "table.md", text)
     print(f"\n{text}\nWrote {out}.")
     return int(all(run.failed for run in runs))

@@ -39,7 +39,7 @@ from benchmarks.images.training import (
     with_options,
 )
 from benchmarks.records import Record
-from benchmarks.study import modules_of, overview
+from benchmarks.study import failures, modules_of, overview
 
 METHODS = (ADVI, OURS, OURS_GRADIENT)
 CLASSES = 10
@@ -222,6 +222,7 @@ def main(arguments: argparse.Namespace) -> int:
     runs = [record for cell in cells for record in cell]
     shown = ("validation", "error", "ECE", "all-class ECE", "NLL", "best step")
     text = overview(runs, *shown, by=("temperature", "learning rate"))
+    text += failures(runs)
     records.write_text(out / "table.md", text)
     print(f"\n{text}\nWrote {out}.")
     return 0

@@ -4,8 +4,8 @@
 posterior; ``--experiment uci`` compares mean-field regression networks on eight UCI sets, which are
 read from the folder that PPL_EXT_DATA names; ``--experiment memory`` measures memory and time of a
 step on a network of 20 million parameters, and ``--experiment passes`` counts how often it reads
-and writes a vector of this length. A record of every run, tables and plots are written to
-the output folder.
+and writes a vector of this length. A record of every run and a table are written to the
+output folder.
 """
 
 from __future__ import annotations

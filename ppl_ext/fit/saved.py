@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from datetime import date
 from typing import Any
 
 import numpy as np
@@ -50,9 +49,11 @@ def names_as_tree(names: Names) -> dict[str, Any]:
         found = np.asarray(labels)
         if found.dtype.kind in "biufMmU":
             return found
-        # Those of pandas are dates as well; with a time zone they have no kind of array.
-        are_dates = all(isinstance(each, date) and not _has_zone(each) for each in labels)
-        return found.astype("datetime64[ns]" if are_dates and len(labels) else str)
+        import pandas as pd  # which ArviZ needs as well; it takes half a second
+
+        # Timestamps as xarray has them; plain dates, and those with a time zone, become texts.
+        dates = pd.Index(labels).to_numpy()
+        return dates if dates.dtype.kind in "mM" else found.astype(str)
 
     return {
         "dims": {name: list(each) for name, each in names.dims.items()},
@@ -69,10 +70,6 @@ def names_from_tree(tree: Mapping[str, Any]) -> Names:
         for name, each in tree.get("coords", {}).items()
     }
     return Names(dict(tree.get("dims", {})), coords, dict(tree.get("labels", {})))
-
-
-def _has_zone(value: date) -> bool:
-    return getattr(value, "tzinfo", None) is not None
 
 
 def _is_function(value: Any) -> bool:

@@ -214,7 +214,8 @@ class Sum(Kernel):
     def __init__(self, kernels: Iterable[Any]) -> None:
         terms: list[Any] = []
         for kernel in kernels:
-            terms.extend(kernel.kernels if isinstance(kernel, Sum) else (kernel,))
+            is_plain = isinstance(kernel, Sum) and type(kernel).direction is Sum.direction
+            terms.extend(kernel.kernels if is_plain else (kernel,))
         if not terms:
             raise ArgumentError("Expected at least one kernel in a sum, found none.")
         for kernel in terms:
@@ -267,7 +268,7 @@ class Sum(Kernel):
         total, states = self.arrays.functions.zeros_like(points.particles), {}
         for i, kernel in enumerate(self.kernels):
             # Most terms are multiples, whose own method would be one call more.
-            scaled = isinstance(kernel, Scaled)
+            scaled = isinstance(kernel, Scaled) and type(kernel).direction is Scaled.direction
             term = kernel.kernel if scaled else kernel
             # A user's kernel that derives from one of these may have a direction of its own.
             if type(term).direction is direction_at_points:

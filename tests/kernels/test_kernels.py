@@ -215,6 +215,26 @@ class TestDirection:
         expected = [straight + 0.1 * radial, straight + 0.05 * radial, 0.05 * radial]
         np.testing.assert_allclose(found, expected, rtol=1e-12)
 
+    @pytest.mark.parametrize("kind", ["Sum", "Scaled"])
+    def test_sums_and_multiples_with_a_direction_of_their_own_are_terms(
+        self, backend, kernels, kind
+    ):
+        class Weaker(getattr(kernels, kind)):
+            def direction(self, state, particles, scores):
+                phi, state = super().direction(state, particles, scores)
+                return 0.1 * phi, state
+
+        particles, scores = cloud(6, 3)
+        linear, radial = kernels.Linear(), kernels.RBF(2.0)
+        weaker = Weaker([radial]) if kind == "Sum" else Weaker(radial, 1.0)
+        for term in (weaker, 1.0 * weaker):
+            made = (linear, radial, linear + term, kernels.mixture([linear, term]))
+            straight, own, both, half = (
+                direction(backend, each, particles, scores) for each in made
+            )
+            np.testing.assert_allclose(both, straight + 0.1 * own, rtol=1e-12)
+            np.testing.assert_allclose(2.0 * half, straight + 0.1 * own, rtol=1e-12)
+
     @pytest.mark.parametrize("dtype", ["float32", "float64"])
     def test_coincident_particles(self, backend, kernels, dtype):
         RBF, Linear = kernels.RBF, kernels.Linear
