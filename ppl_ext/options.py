@@ -29,7 +29,7 @@ def check_count(name: str, value: Any, least: int = 1, *, optional: bool = False
     ArgumentError
         It is not.
     """
-    if value is None:
+    if value is None and optional:
         return
     if not is_count(value, least):
         raise ArgumentError(f"Expected {name} to be an int >= {least}, found {described(value)}.")
@@ -93,7 +93,7 @@ def check_number(
     ArgumentError
         It is not.
     """
-    if value is None:
+    if value is None and optional:
         return
     if not is_number(value) or not above < float(value) <= most or math.isinf(float(value)):
         bound = "" if math.isinf(most) else f" and <= {most:g}"

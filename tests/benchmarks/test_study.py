@@ -63,7 +63,7 @@ def test_the_report_names_what_failed_and_shows_the_rest(tmp_path: Path) -> None
     assert study.report("", picture) == 1 and shown == ["sound"]
 
 
-def test_an_overview_has_means_over_seeds_and_ends_of_lists(tmp_path: Path) -> None:
+def test_an_overview_has_means_over_seeds_and_ends_of_named_lists(tmp_path: Path) -> None:
     study = Study("study", tmp_path)
     for seed, error in enumerate((1.0, 3.0)):
         found = {"RMSE": [9.0, error], "end": {"NLL": 2.0 * error}, "told": "fine"}
@@ -79,14 +79,20 @@ def test_an_overview_has_means_over_seeds_and_ends_of_lists(tmp_path: Path) -> N
     heading, *tables = study.overview(by=("rate",)).split("\n## ")
     assert heading == "# study\n"
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tables[0].splitlines()]
-    columns = ["model", "package", "method", "rate", "runs", "failed", "RMSE", "end: NLL", "told"]
-    assert lines[2][:9] == columns
-    assert lines[4][:9] == ["ring", "pyro", "sound", "0.1", "2", "0", "2", "4", "fine"]
+    columns = ["model", "package", "method", "rate", "runs", "failed", "end: NLL", "told"]
+    assert lines[2][:8] == columns
+    assert lines[4][:8] == ["ring", "pyro", "sound", "0.1", "2", "0", "4", "fine"]
     assert [line[3] for line in lines[4:6]] == ["0.1", "0.2"]
     # A run that failed is counted, and its figures are not.
     assert tables[1].startswith("study, a part\n") and "100" not in tables[1]
-    assert "RMSE" in study.overview("RMSE") and "told" not in study.overview("RMSE")
+    named = study.overview("RMSE", by=("rate",)).split("\n## ")[1].splitlines()
+    assert [cell.strip() for cell in named[4].split("|")[7:8]] == ["2"] and "told" not in named[2]
     assert Study.recorded("study", tmp_path).runs == study.runs
+    # Times are those of runs that did not fail and were timed.
+    for run, seconds in zip(study.runs, (1.0, 1.0, 3.0, None, 100.0), strict=True):
+        run.seconds = seconds
+    (row,) = [line for line in study.overview().split("\n## ")[1].splitlines() if "ring" in line]
+    assert row.split("|")[-2].strip() == "1.67"
 
 
 def test_both_is_two_packages() -> None:

@@ -340,9 +340,8 @@ def test_many_rows_are_computed_draw_by_draw_as_few_are(
     backend: Any, fit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = fit.to_arviz()
-    for module in ("density.replay", "diagnostics.fit_groups"):
-        package = backend.public.__name__ if module.startswith("density") else "ppl_ext"
-        monkeypatch.setattr(f"{package}.{module}.TOGETHER", 24)
+    for module in ("replay", "fit_groups"):
+        monkeypatch.setattr(f"ppl_ext.diagnostics.{module}.TOGETHER", 24)
     monkeypatch.setattr("ppl_ext.diagnostics.fit_groups.LEAST_TOGETHER", 3)
     parts = fit.to_arviz()
     for group, name in (("log_likelihood", "y"), ("posterior", "mean"), ("sample_stats", "log_p")):
