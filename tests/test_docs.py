@@ -328,7 +328,7 @@ def test_the_gallery_has_every_picture(monkeypatch: pytest.MonkeyPatch) -> None:
         left, top, right, bottom = picture.panel
         assert 0.0 <= left < right <= 1.0 and 0.0 <= top < bottom <= 1.0
         script = (DOCS.parent / picture.script).read_text(encoding="utf-8")
-        assert re.search(r"\bsave(fig)?\(", script), picture.script
+        assert re.search(r"\b(save|savefig|curves)\(", script), picture.script
         page = (DOCS / f"{picture.page}.md").read_text(encoding="utf-8")
         assert f"images/{picture.name}.png" in page
         module, *rest = picture.command.split()
