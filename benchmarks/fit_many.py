@@ -58,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m benchmarks fit-many`."""
     add_common(parser)
     parser.add_argument("--data-sets", type=count, default=1_000, help="of fit_many (1,000)")
-    parser.add_argument("--alone", type=count, default=20, help="data sets that fit fits (20)")
+    alone = f"data sets that fit fits, {BLOCK} at most (20)"
+    parser.add_argument("--alone", type=count, default=20, help=alone)
     add_resume(parser)
 
 
@@ -66,15 +67,10 @@ def main(arguments: argparse.Namespace) -> int:
     """Fit them both ways; the exit status."""
     resumed = {"resume": arguments.resume, "retry_failed": arguments.retry_failed}
     study = Study("fit-many", arguments.out, **resumed)
+    alone = min(arguments.alone, BLOCK)
     for backend in backends_of(arguments.backend):
-        study.run(
-            ONE_BY_ONE,
-            backend,
-            "groups",
-            0,
-            {"data sets": arguments.alone},
-            partial(measured, ONE_BY_ONE, backend, arguments.alone, 0),
-        )
+        work = partial(measured, ONE_BY_ONE, backend, alone, 0)
+        study.run(ONE_BY_ONE, backend, "groups", 0, {"data sets": alone}, work)
         for block in range(math.ceil(arguments.data_sets / BLOCK)):
             number = min(BLOCK, arguments.data_sets - block * BLOCK)
             work = partial(measured, TOGETHER, backend, number, block)
