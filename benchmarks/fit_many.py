@@ -86,7 +86,8 @@ def measured(method: str, backend: str, number: int, seed: int) -> dict[str, Any
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if method == TOGETHER:
-            fits = _together(backend, y, seed)
+            found = fitted(backend, partial(program, host), host.array(y), seed=seed, by=method)
+            fits = found.fits
         else:
             # As a user does it who calls fit for each.
             fits = [
@@ -103,23 +104,6 @@ def measured(method: str, backend: str, number: int, seed: int) -> dict[str, Any
             name: shares([fit.draws[name] for fit in fits], known[name], seed) for name in known
         },
     }
-
-
-def _together(backend: str, y: np.ndarray, seed: int) -> Sequence[Any]:
-    host = host_of(backend)
-    whole = partial(program, host)
-    if backend == "pyro":
-        import pyro_ext as px
-
-        found = px.fit_many(whole, host.array(y), seed=seed, progress_bar=False)
-    else:
-        import jax
-
-        import numpyro_ext as nx
-
-        found = nx.fit_many(jax.random.key(seed), whole, host.array(y), progress_bar=False)
-    fits: Sequence[Any] = found.fits
-    return fits
 
 
 def shares(draws: Sequence[Any] | np.ndarray, known: np.ndarray, seed: int) -> list[float]:

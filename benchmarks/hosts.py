@@ -6,6 +6,7 @@ little. A program takes a :class:`Host` first, and is otherwise written as any p
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -81,18 +82,23 @@ def host_of(backend: str) -> Host:
     raise ValueError(f"Expected one of {', '.join(BACKENDS)}, found {backend!r}.")
 
 
-def fitted(backend: str, program: Callable[..., Any], *args: Any, seed: int, **options: Any) -> Any:
-    """`fit` of a host's program, in silence."""
+def fitted(
+    backend: str,
+    program: Callable[..., Any],
+    /,
+    *args: Any,
+    seed: int,
+    by: str = "fit",
+    **options: Any,
+) -> Any:
+    """What `fit`, or `fit_many`, of a package makes of a host's program, in silence."""
+    fit = getattr(importlib.import_module(f"{backend}_ext"), by)
     options["progress_bar"] = False
     if backend == "pyro":
-        import pyro_ext as px
-
-        return px.fit(program, *args, seed=seed, **options)
+        return fit(program, *args, seed=seed, **options)
     import jax
 
-    import numpyro_ext as nx
-
-    return nx.fit(jax.random.key(seed), program, *args, **options)
+    return fit(jax.random.key(seed), program, *args, **options)
 
 
 def _numpyro() -> Host:

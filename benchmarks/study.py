@@ -173,9 +173,7 @@ class Study:
 
         The picture is drawn of the runs that did not fail, where there is one.
         """
-        text += failures(self.runs)
-        records.write_text(self.out / f"{self.name}.md", text)
-        print(text)
+        write_report(self.out / f"{self.name}.md", text, self.runs)
         whole = [run for run in self.runs if not run.failed]
         if picture is not None and whole:
             picture(whole, self.out / f"{self.name}.png")
@@ -220,7 +218,7 @@ def overview(runs: Sequence[Record], *columns: str, by: Sequence[str] = ()) -> s
                     row[figure] = (
                         ", ".join(dict.fromkeys(map(str, values)))
                         if words
-                        else (float(np.mean(values)))
+                        else float(np.mean(values))
                     )
             if seconds := [run.seconds for run in whole if run.seconds is not None]:
                 row["seconds of a run"] = float(np.mean(seconds))
@@ -242,9 +240,11 @@ def _flat(
             yield f"{before}{name}", value
 
 
-def failures(runs: Sequence[Record]) -> str:
-    """A line for each run that failed, with its error."""
-    return "".join(f"\nFailed: {name_of(run)}: {run.error}\n" for run in runs if run.failed)
+def write_report(path: Path, text: str, runs: Sequence[Record]) -> None:
+    """Write a text, with a line for each of the runs that failed, and print it."""
+    text += "".join(f"\nFailed: {name_of(run)}: {run.error}\n" for run in runs if run.failed)
+    records.write_text(path, text)
+    print(text)
 
 
 def name_of(run: Record) -> str:

@@ -160,6 +160,7 @@ def run(arguments: argparse.Namespace) -> int:
     default = tuple(METHODS) if arguments.full else DEFAULT_METHODS
     methods = {name: METHODS[name] for name in arguments.methods or default}
     particles = arguments.particles or (FULL_PARTICLES if arguments.full else (PARTICLES,))
+    status = 1
     for _, data in datasets.there(arguments.sets or SETS, load):
         for backend in backends_of(arguments.backend):
             for number in particles:
@@ -171,8 +172,8 @@ def run(arguments: argparse.Namespace) -> int:
                     if method.has_particles or number == particles[0]
                 }
                 compare(book, data, backend, own, budget)
-                _report(arguments.out)
-    return _report(arguments.out)
+                status = _report(arguments.out)
+    return status
 
 
 def _report(out: Path) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import datasets, records
+from benchmarks import datasets
 from benchmarks.forecasting import metrics, sizes
 from benchmarks.forecasting.problem import Problem, make_problem
 from benchmarks.images.training import (
@@ -37,7 +37,7 @@ from benchmarks.images.training import (
     with_options,
 )
 from benchmarks.records import Record
-from benchmarks.study import failures, modules_of, overview
+from benchmarks.study import modules_of, overview, write_report
 
 FIGURES = ("MSE", "MAE", "NLL")
 LAST_VALUE = "last value"
@@ -212,7 +212,6 @@ def main(arguments: argparse.Namespace) -> int:
                 cells.append(tuned_runs(run, range(settings.seeds), rates))
     runs = [record for cell in cells for record in cell]
     text = overview(runs, "validation", *FIGURES, "weights", "best step", by=("learning rate",))
-    text += failures(runs)
-    records.write_text(out / "table.md", text)
-    print(f"\n{text}\nWrote {out}.")
+    write_report(out / "table.md", text, runs)
+    print(f"Wrote {out}.")
     return int(all(run.failed for run in runs))

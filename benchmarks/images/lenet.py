@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import datasets, records
+from benchmarks import datasets
 from benchmarks.images import metrics
 from benchmarks.images.training import (
     Array,
@@ -36,7 +36,7 @@ from benchmarks.images.training import (
 )
 from benchmarks.memory import release_freed, reset_peak, resident
 from benchmarks.records import Record
-from benchmarks.study import failures, modules_of, overview
+from benchmarks.study import modules_of, overview, write_report
 from ppl_ext.curvature.program_curvature import GaussNewton
 from ppl_ext.stein.newton import LevenbergMarquardt, NewtonSystem
 
@@ -367,7 +367,6 @@ def main(arguments: argparse.Namespace) -> int:
     shown = ("last: NLL", "NLL of mean logits", "mean of single particles: NLL", "best epoch")
     costs = ("seconds an epoch", "seconds to compile", "peak bytes")
     text = overview(found, *FIGURES, *shown, *costs, by=("rate",))
-    text += failures(found)
-    records.write_text(out / "table.md", text)
-    print(f"\n{text}\nWrote {out}.")
+    write_report(out / "table.md", text, found)
+    print(f"Wrote {out}.")
     return 0

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import datasets, records
+from benchmarks import datasets
 from benchmarks.images import metrics
 from benchmarks.images.training import (
     ADVI,
@@ -39,7 +39,7 @@ from benchmarks.images.training import (
     with_options,
 )
 from benchmarks.records import Record
-from benchmarks.study import failures, modules_of, overview
+from benchmarks.study import modules_of, overview, write_report
 
 METHODS = (ADVI, OURS, OURS_GRADIENT)
 CLASSES = 10
@@ -222,7 +222,6 @@ def main(arguments: argparse.Namespace) -> int:
     runs = [record for cell in cells for record in cell]
     shown = ("validation", "error", "ECE", "all-class ECE", "NLL", "best step")
     text = overview(runs, *shown, by=("temperature", "learning rate"))
-    text += failures(runs)
-    records.write_text(out / "table.md", text)
-    print(f"\n{text}\nWrote {out}.")
+    write_report(out / "table.md", text, runs)
+    print(f"Wrote {out}.")
     return 0

@@ -19,7 +19,7 @@ from benchmarks.images import lenet
 from benchmarks.images.lenet import LL_SVN, SVGD, SVN_ADAPTIVE, Method, Plan
 from benchmarks.memory import resident
 from benchmarks.records import Record
-from benchmarks.study import backends_of, failures, modules_of, overview
+from benchmarks.study import backends_of, modules_of, overview, write_report
 from benchmarks.timing import timed
 from benchmarks.turns import Started, take_turns
 
@@ -60,9 +60,8 @@ def main(arguments: argparse.Namespace) -> int:
         for run in runs[-len(CASES) :]:
             records.append(out / "step_cost.jsonl", run)
     text = overview(runs, "seconds a step", "seconds to compile", "peak bytes, less libraries")
-    text += failures(runs)
-    records.write_text(out / "step_cost.md", text)
-    print(f"\n{text}\nWrote {out}.")
+    write_report(out / "step_cost.md", text, runs)
+    print(f"Wrote {out}.")
     return int(all(run.failed for run in runs))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import hosts
 from benchmarks.hosts import BACKENDS
 from benchmarks.trust.problems import Program
 from ppl_ext.errors import DoubtfulFitWarning
@@ -202,19 +203,12 @@ def options_of_chains(size: Size) -> dict[str, Any]:
 
 def run_fit(backend: str, program: Program, seed: int, **options: Any) -> Fitted:
     """`fit` of this project with its defaults, but for these options."""
-    args, kwargs = program.args, {**program.kwargs, **options, "progress_bar": False}
-    if backend == "numpyro":
-        import jax
-
-        package: Any = importlib.import_module("numpyro_ext")
-        key = jax.random.key(seed)
-        found = package.fit(key, program.model, *args, **kwargs)
-    else:
+    if backend == "pyro":
         import pyro
 
-        package = importlib.import_module("pyro_ext")
         pyro.set_rng_seed(seed)
-        found = package.fit(program.model, *args, seed=seed, **kwargs)
+    given = {**program.kwargs, **options}
+    found = hosts.fitted(backend, program.model, *program.args, seed=seed, **given)
     verdict = found.verdict
     stages: list[dict[str, Any]] = []
     for number, stage in enumerate(verdict.cost):

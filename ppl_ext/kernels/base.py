@@ -186,7 +186,7 @@ class Kernel(abc.ABC):
 
 
 def direction_at_points(
-    kernel: Kernel, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
+    kernel: Any, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
 ) -> tuple[Float[Any, "P D"], KernelState]:
     """``direction`` of the kernels that find it by a method ``direction_at``.
 
@@ -194,7 +194,7 @@ def direction_at_points(
     same, and find in common what they can.
     """
     points = CoordinatesByMetric(kernel.arrays, particles)
-    return kernel.direction_at(state, points, scores)  # type: ignore[attr-defined]
+    return kernel.direction_at(state, points, scores)
 
 
 @dataclass(frozen=True, init=False, repr=False)
