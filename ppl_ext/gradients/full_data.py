@@ -108,6 +108,14 @@ def check_rows(
             "subsample_size=len(batch), or a first call with all rows; found no such plate, "
             f"{num_rows(data.args)} rows in the call and {found} in full_data."
         )
+    if batches and not sizes and num_rows(batches[0]) < found:
+        # The first call had all rows, so only a batch shows whether the plate scales it.
+        if not target.partial_plates(target.bind(*batches[0], **data.kwargs)):
+            raise ArgumentError(
+                "Expected a model that scales its batches up to all rows, by a plate with "
+                f"subsample_size=len(batch), found none that scales {num_rows(batches[0])} of "
+                f"{found} rows."
+            )
     if batches and sizes and sizes != {found}:
         raise ArgumentError(
             f"Expected full_data to hold each of the rows of {sorted(target.batch_plates)} "

@@ -7,9 +7,9 @@ This is the only room that runs the model. Everything else sees particles ``z`` 
 The log density is split in two. The *prior part* holds every latent site with log|det J| of
 its transform, and ``factor`` statements outside every plate. The *likelihood part* holds
 observed sites, and factors inside a plate. Scales (of plates, nested plates and
-``poutine.scale``) and masks apply to each site, and to its log|det J|, as Pyro applies them to
-its log density. With rows b of a plate of N rows drawn, the plate's sites are scaled by N/|b|,
-so that a minibatch log density is an unbiased estimate of the full one.
+``poutine.scale``) and masks apply to each site as Pyro applies them to its log density, and to its
+log|det J| those of plates alone. With rows b of a plate of N rows drawn, the plate's sites are
+scaled by N/|b|, so that a minibatch log density is an unbiased estimate of the full one.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def _density() -> Iterator[Mutation]:
     yield from numpyro(
         "steps of a chain drawn apart",
         "density/enumeration.py",
-        "return {**evidence, name: new.astype(evidence[name].dtype)}, number",
+        "return {**evidence, name: _added(summed, name, evidence[name], against)}, number",
         "return evidence, number",
         "discrete",
     )
@@ -524,6 +524,13 @@ def _gradients() -> Iterator[Mutation]:
         'state = {**state, "rng_key": rng_key}',
         "state = {**state}",
         tests,
+    )
+    yield from pyro(
+        "a batch with fewer rows counts as much as the others",
+        "gradients/minibatch.py",
+        "share = len(batches) * num_rows(batch) / total",
+        "share = 1.0",
+        "gradients test_full_data",
     )
     yield from pyro(
         "minibatches overlap",
@@ -2141,7 +2148,7 @@ def _fit() -> Iterator[Mutation]:
     yield from numpyro(
         "values of discrete sites drawn each by itself",
         "density/enumeration.py",
-        "return {**evidence, name: new.astype(evidence[name].dtype)}, number",
+        "return {**evidence, name: _added(summed, name, evidence[name], against)}, number",
         "return evidence, number",
         "diagnostics/test_discrete",
     )
@@ -2493,6 +2500,20 @@ def _fit() -> Iterator[Mutation]:
         "gain = gain + log_chance(positions) - log_chance(chains.positions)",
         "gain = gain + 0.0",
         "chains " + tests,
+    )
+    yield from numpyro(
+        "a position that is drawn again has numbers of the one before",
+        "density/start.py",
+        "own, following = random.split(rng_key)",
+        "own = following = random.split(rng_key)[0]",
+        "density",
+    )
+    yield from numpyro(
+        "equally probable values of different assignments",
+        "density/enumeration.py",
+        "lax.fori_loop(0, 2, look,",
+        "lax.fori_loop(0, 1, look,",
+        "diagnostics test_discrete",
     )
     yield from numpyro(
         "draws of the prior that are all the same",
