@@ -61,7 +61,8 @@ class KernelState(NamedTuple):
     cycle : int
         Cycle of the step size that the draw belongs to, from 0; always 0 without cycles.
     diverging : bool tensor (C,)
-        Whether a step since the last draw was not finite; such steps are not taken.
+        Whether a step since the last draw was not finite; such steps are not taken. Or whether it
+        began where the density is not.
     num_diverging : int tensor (C,)
         Number of steps that were not finite.
     replicas : dict
@@ -339,7 +340,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         Returns
         -------
         dict
-            ``divergences``: draws before which a step was not finite and not taken;
+            ``divergences``: draws before which a step was not finite and not taken, or began where
+            the density is not finite;
             ``step_size``, ``cycle`` and ``potential_energy``, the negative log density, of each
             draw.
         """
@@ -373,7 +375,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             "kernel": type(self).__name__,
             "sites": dict(self.target.layout.shapes),
             "estimator": self._settings(),
-            "state": self.state._asdict(),
+            # SAGA writes into its table, and so would change what is saved.
+            "state": copy.deepcopy(self.state._asdict()),
             "generator": self._generator.get_state(),
         }
 
@@ -410,7 +413,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         }
         if found != expected:
             raise ArgumentError(f"Expected a saved state of {expected}, found {found}.")
-        self._state = KernelState(**saved["state"])
+        # The saved state stays as it is, so that another run may go on from it.
+        self._state = KernelState(**copy.deepcopy(saved["state"]))
         self._generator.set_state(saved["generator"])
 
     # -- one step ----------------------------------------------------------------------------
@@ -438,8 +442,9 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         total = (moved.sum(-1) + estimate.score.sum(-1)).view(num_chains, -1).sum(-1)
         for tensor in dynamics.values():
             total = total + tensor.sum(-1)
+        energies = -estimate.log_density(target.likelihood_temperature)[:: self.num_replicas]
         diverging, num_diverging = state.diverging, state.num_diverging
-        if not bool(torch.isfinite(total.sum())):
+        if not bool(torch.isfinite(total.sum() + energies.sum())):
             broken = ~torch.isfinite(total)
             # Replicas of a chain stay where they are together.
             moved = torch.where(broken.repeat_interleave(self.num_replicas)[:, None], z, moved)
@@ -447,14 +452,15 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
                 name: torch.where(broken[:, None], state.dynamics[name], tensor)
                 for name, tensor in dynamics.items()
             }
-            diverging, num_diverging = diverging | broken, num_diverging + broken
-        energies = -estimate.log_density(target.likelihood_temperature)
+            # Where the density is not finite a score may be, and leads back, but a draw is not.
+            diverging = diverging | broken | ~torch.isfinite(energies)
+            num_diverging = num_diverging + broken
         return self._with_positions(state, moved)._replace(
             step=state.step + 1,
             dynamics=dynamics,
             estimator=estimator,
             step_size=step_size,
-            potential_energy=energies[:: self.num_replicas],
+            potential_energy=energies,
             diverging=diverging,
             num_diverging=num_diverging,
         )

@@ -526,6 +526,13 @@ def _gradients() -> Iterator[Mutation]:
         tests,
     )
     yield from pyro(
+        "draws where the density is not finite are as good as others",
+        "sgmcmc/kernel.py",
+        "diverging = diverging | broken | ~torch.isfinite(energies)",
+        "diverging = diverging | broken",
+        "test_sgmcmc",
+    )
+    yield from pyro(
         "a batch with fewer rows counts as much as the others",
         "gradients/minibatch.py",
         "share = len(batches) * num_rows(batch) / total",
