@@ -114,6 +114,17 @@ def warn_of_broken_steps(kernel: str, broken: int, steps: int) -> None:
         )
 
 
+def warn_of_draws_without_density(kernel: str, number: int) -> None:
+    """Say that draws come from where the density is not finite, though steps were."""
+    if number:
+        warnings.warn(
+            f"{number} draws of {kernel} come by steps that began where the density is not finite. "
+            f"{_SMALLER}",
+            DivergenceWarning,
+            stacklevel=3,
+        )
+
+
 def warn_of_first_broken_step(kernel: str, step: int) -> None:
     """Say that a step was not finite, where nobody knows yet how many will be."""
     warnings.warn(

@@ -32,7 +32,12 @@ from ppl_ext.options import describe
 from ppl_ext.sgmcmc.energies import Energies
 from ppl_ext.sgmcmc.heat import heat_by_site, scores_each
 from ppl_ext.sgmcmc.kernels import StochasticGradientShell
-from ppl_ext.sgmcmc.schedules import Schedule, check_first_step_size, warn_of_broken_steps
+from ppl_ext.sgmcmc.schedules import (
+    Schedule,
+    check_first_step_size,
+    warn_of_broken_steps,
+    warn_of_draws_without_density,
+)
 from ppl_ext.target.log_density import warn_of_nothing
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.fingerprint import digest_of_arguments
@@ -326,6 +331,9 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             return
         broken, steps = int(state.num_diverging.sum()), state.step * len(state.num_diverging)
         self._warn_of_divergences(broken, steps)
+        if not broken:
+            marked = sum(int(chains.sum()) for _, chains in self._figures.get("divergences", []))
+            warn_of_draws_without_density(type(self).__name__, marked)
         if self._figures.get("potential_energy"):
             self.judgement = self.judge()
             if self._warmup_draws or not self._warns_after_warmup:
