@@ -210,6 +210,7 @@ def log_likelihood_of_rows(trace: Trace) -> dict[str, RowTerms]:
         rows = tuple(sorted(kept, key=lambda plate: kept[plate]))
         # Locals that are not discrete have densities of their own in the sums.
         total = _contracted(sites, kept=rows, scaled=False)
+        # log p(y | rest) = log sum p(y, z | rest) - log sum p(z | rest), row by row.
         total = total - _contracted(others, kept=rows, scaled=False)
         axes = {plate: axis for axis, plate in enumerate(rows)}
         sizes = {f.name: f.size for site in sites for f in site["cond_indep_stack"]}
@@ -248,6 +249,7 @@ def posterior_values(
     else:
         # By the rule of chains, one site after another, and one step after another.
         timed = {name for name in names if _is_timed(summed[name])}
+        # Sites outside of scans first: the steps inside depend on them.
         for name in sorted(names, key=lambda name: name in timed):
             rng_key, key = random.split(rng_key)
             steps = evidence[name].shape[0] if name in timed else 1

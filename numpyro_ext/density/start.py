@@ -107,6 +107,7 @@ class StartingPositions:
         kind = _kind(rng_key)
         every = np.asarray(_splitting(num)(rng_key))
         found = [self._first_finite(bits, kind, data) for bits in every]
+        # Stacked on the host: ``jnp.stack`` would compile a program for each number of positions.
         return jax.device_put(np.stack(found).astype(self._bound.dtype))
 
     def from_prior(self, num: int, rng_key: Array, data: Data) -> Float[Array, "P D"]:
@@ -171,6 +172,8 @@ class StartingPositions:
     ) -> Any:
         def attempt(bits: Array, data: Data) -> Attempt:
             found = self.attempt(data, bits if kind is None else _key(bits, kind))
+            # As bits: what goes into and comes out of a program that is found again has one type,
+            # whether keys are typed or not.
             return found._replace(rng_key=_bits(found.rng_key))
 
         if kind not in self._programs:
@@ -197,6 +200,8 @@ class StartingPositions:
         def again(carry: tuple[Array, Attempt]) -> tuple[Array, Attempt]:
             tries, found = carry
             fresh = attempt(found.rng_key)
+            # All are drawn again, as a compiled loop cannot leave some out; those that were finite
+            # are kept.
             position = jnp.where(found.finite[:, None], found.position, fresh.position)
             finite = found.finite | fresh.finite
             return tries + 1, fresh._replace(position=position, finite=finite)

@@ -61,6 +61,7 @@ class ObserveMissing(Missing, Messenger):
             return
         if not self.meets(msg, is_enumerated):
             return
+        # From the same seed in every run: the check of a model refuses observations that change.
         with global_generator(self._seed), torch.no_grad():
             msg["value"] = sampled(msg["fn"])
         msg["is_observed"] = True
