@@ -58,7 +58,7 @@ def row_structure(
     with torch.no_grad():
         together = target.outputs(z, data, indices)
         apart = {name: output for name, output in together.items() if not needs_draws(output)}
-        same = partial(rows_alone.apart, epsilon=torch.finfo(torch.get_default_dtype()).eps)
+        same = partial(rows_alone.apart, epsilon=torch.finfo(z.dtype).eps)
 
         def alone() -> dict[str, Alone]:
             ((plate, rows),) = indices.items()
