@@ -63,6 +63,7 @@ def shuffled(
     """A permutation of so many numbers, or ``lead`` of them."""
     if not lead:
         return torch.randperm(size, generator=generator)
+    # One after another: ``randperm`` makes one permutation at a time.
     return torch.stack([torch.randperm(size, generator=generator) for _ in range(lead[0])])
 
 
@@ -122,6 +123,7 @@ class BatchArguments(minibatch.BatchArguments, GradientEstimator):
 
         if chosen.dim() == 0:
             return of_batch(z, chosen)
+        # Batches may have other lengths than each other, which no operation takes together.
         found = [of_batch(row[None], number) for row, number in zip(z, chosen, strict=True)]
         return Score(*map(torch.cat, zip(*found, strict=True)))
 

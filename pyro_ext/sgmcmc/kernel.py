@@ -299,6 +299,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
 
         Its random numbers are its own, so that chains go on as without it.
         """
+        # From the run's seed, so that a run says the same of itself each time.
         generator = torch.Generator().manual_seed(self._generator.initial_seed())
         assert self._data is not None
         z, number = self._positions(state), scores_each(len(state.z))
@@ -321,6 +322,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         energies, cycles = self._figures["potential_energy"], self._figures["cycle"]
         if not energies:
             return np.zeros((1, 0))
+        # The first draw of a cycle comes after steps that explore.
         same = np.diff(cycles, prepend=cycles[0]) == 0
         return torch.stack(energies, 1).double().cpu().numpy()[:, same]
 
@@ -436,6 +438,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         )
         noise = torch.randn(z.shape, generator=self._generator, dtype=z.dtype)
         temperature = torch.as_tensor(self._temperature(state.step), dtype=z.dtype)
+        # By chain and replica, since replicas have temperatures of their own.
         noise.view(num_chains, -1, target.dim).mul_(temperature.sqrt())
         step_size = float(self.step_size(state.step))
         moved, dynamics = self._move(
