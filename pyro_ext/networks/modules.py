@@ -85,6 +85,7 @@ def _draws(layer: nn.Module) -> bool:
 
 def _axes(layer: nn.Module, leaf: str, value: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Axes of inputs and of units of a parameter."""
-    if value.dim() < 2 or "weight" not in leaf or isinstance(layer, _EMBEDDINGS):
+    # Nothing is summed over the axes of a table, nor over those that a scale is spread over.
+    if value.dim() < 2 or "weight" not in leaf or isinstance(layer, _EMBEDDINGS + _NORMALISATION):
         return (), ()
     return ((0,), (1,)) if isinstance(layer, _ConvTransposeNd) else ((1,), (0,))

@@ -2865,6 +2865,14 @@ def _networks() -> Iterator[Mutation]:
         "random_module",
         pyro=("else ((1,), (0,))", "else ((0,), (1,))"),
     )
+    yield from both(
+        "scales of normalisation are divided as weights are",
+        "networks/modules.py",
+        "(equinox.nn.Embedding, *scaled)",
+        "equinox.nn.Embedding",
+        "random_module",
+        pyro=("_EMBEDDINGS + _NORMALISATION", "_EMBEDDINGS"),
+    )
     yield from neutral(
         "linear outputs move the wrong way",
         "target/linearized.py",
