@@ -107,12 +107,17 @@ class SAGA(reduced_variance.SAGA, GradientEstimator):
         change = parts.likelihood - table[rows]
         # (N / |B|) sum_B (g_n - t_n) + sum_n t_n, with the table as it was before this step.
         likelihood = number * change.mean(0) + total
+        # A step that is not finite is skipped, and the next ones need the sum: it would never be
+        # finite again with such a gradient in it. The row keeps its entry.
+        sound = jnp.isfinite(parts.likelihood)
+        gradient = jnp.where(sound, parts.likelihood, table[rows])
+        change = jnp.where(sound, change, 0.0)
         # A row that was drawn twice changes the table once.
         again = (rows[:, None] == rows[None]) & jnp.tri(len(rows), k=-1, dtype=bool)
         first = ~again.any(1)
         following = {
             "minibatch": minibatch,
-            "table": table.at[rows].set(parts.likelihood),
+            "table": table.at[rows].set(gradient),
             "sum": total + jnp.where(first[:, None, None], change, 0.0).sum(0),
             "filled": jnp.asarray(True),
         }

@@ -98,6 +98,11 @@ class SAGA(reduced_variance.SAGA, GradientEstimator):
         change = gradient - table[rows]
         # (N / |B|) sum_B (g_n - t_n) + sum_n t_n, with the table as it was before this step.
         likelihood = number * change.mean(0) + total
+        # A step that is not finite is skipped, and the next ones need the sum: it would never be
+        # finite again with such a gradient in it. The row keeps its entry.
+        sound = torch.isfinite(gradient)
+        gradient = torch.where(sound, gradient, table[rows])
+        change = torch.where(sound, change, 0.0)
         # A row that was drawn twice changes the table once.
         again = torch.ones(len(rows), len(rows), dtype=torch.bool, device=rows.device).tril(-1)
         first = ~(again & (rows[:, None] == rows)).any(1)

@@ -514,9 +514,17 @@ def _gradients() -> Iterator[Mutation]:
     yield from numpyro(
         "swapped rows of the table",
         "gradients/reduced_variance.py",
-        '"table": table.at[rows].set(parts.likelihood)',
-        '"table": table.at[rows[::-1]].set(parts.likelihood)',
+        '"table": table.at[rows].set(gradient)',
+        '"table": table.at[rows[::-1]].set(gradient)',
         tests,
+    )
+    yield from both(
+        "a step that is not finite stays in the table's sum",
+        "gradients/reduced_variance.py",
+        "change = jnp.where(sound, change, 0.0)",
+        "change = jnp.where(sound, change, change)",
+        tests,
+        pyro=("change = torch.where(sound, change, 0.0)", "change = change + 0.0"),
     )
     yield from numpyro(
         "one key for all minibatches",
