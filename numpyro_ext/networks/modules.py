@@ -130,6 +130,7 @@ def _linen(
     made: Any = variables
     if made is None:
         rngs = {name: jax.random.key(0) for name in ("params", "dropout")}
+        # The shapes are all that a prior needs. No weights are drawn.
         made = jax.eval_shape(module.init, rngs, jnp.ones(input_shape))
     # Layers that are made as they are called come in another order from init than from its shapes.
     flat = dict(sorted(flatten_dict(made.get("params", {})).items()))

@@ -55,10 +55,12 @@ def take_apart(module: Any) -> tuple[dict[str, Parameter], Callable[..., Any]]:
 
 
 def _with_values(module: nn.Module, values: Mapping[str, Tensor]) -> Callable[..., Any]:
+    # Parameters without a prior are constants. No gradient is gathered for them.
     fixed = {path: value.detach() for path, value in module.named_parameters()}
     state = {**fixed, **values}
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        # The user's module is not written to, and keeps the weights that it came with.
         return torch.func.functional_call(module, state, args, kwargs)
 
     return call
