@@ -119,9 +119,9 @@ class BatchArguments(GradientEstimator):
     Raises
     ------
     ArgumentError
-        There are no batches; or, in NumPyro, they differ in shape, as one compiled program serves
-        all. From ``init``: the model looks up its rows itself, or the batches do not hold each row
-        once.
+        There are no batches; they differ in their number of rows; or, in NumPyro, in shape, as one
+        compiled program serves all. From ``init``: the model looks up its rows itself, or the
+        batches do not hold each row once.
     """
 
     batches: FullData = field(compare=False, repr=False)
@@ -129,7 +129,18 @@ class BatchArguments(GradientEstimator):
 
     def __post_init__(self) -> None:
         # An iterable may be good for one pass only.
-        object.__setattr__(self, "batches", list(batches_of(self.batches, self._num_rows)))
+        batches = list(batches_of(self.batches, self._num_rows))
+        object.__setattr__(self, "batches", batches)
+        sizes = {self._num_rows(batch) for batch in batches}
+        # A batch of n rows is scaled by N / n, and all come up equally often: the mean over batches
+        # is the score of all rows only where n is one number.
+        if len(sizes) > 1:
+            raise ArgumentError(
+                "Expected batches with the same number of rows, since each comes up as often as "
+                f"any other, found {sorted(sizes)}: rows of a small batch would count for more. "
+                "Take a size that divides the rows, or leave some rows out, of the plate's size "
+                "as well."
+            )
 
     @abstractmethod
     def draw(self, *args: Any) -> tuple[Int[Any, "*P"], Any]:

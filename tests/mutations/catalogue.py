@@ -3038,6 +3038,18 @@ def _batches() -> Iterator[Mutation]:
             "self._before = []",
         ),
         (
+            "a sampler of the first epoch in a resumed one",
+            "order.py",
+            "each.set_epoch(epoch)",
+            "each.set_epoch(0)",
+        ),
+        (
+            "a loader's processes forked by a thread",
+            "order.py",
+            'return bool(getattr(self.loader, "num_workers", 0))',
+            "return False",
+        ),
+        (
             "batches are known by their shapes alone",
             "batch.py",
             "digest.update(np.ascontiguousarray(part).tobytes())",
