@@ -333,6 +333,30 @@ def test_a_step_that_is_not_finite_is_not_taken(chains: Any) -> None:
     np.testing.assert_array_equal(run.figures["diverging"], [[False] * 3, [True] * 3])
 
 
+def test_draws_where_the_density_overflows_are_marked(chains: Any) -> None:
+    """The score of a Normal is finite where its square is not, and leads back."""
+    start = {"z": np.full((1, 2), 1e25, np.float32)}
+    kernel = chains.public.SGLD(chains.normal(MEAN, 0.0 * STD + 1.0), 0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = chains.sample(kernel, num_samples=120, initial=start)
+    before = np.concatenate([start["z"], run.draws["z"][0, :-1].astype(np.float32)])
+    with np.errstate(over="ignore"):
+        overflows = ~np.isfinite((before**2).sum(1))
+    assert 5 < overflows.sum() < 60
+    np.testing.assert_array_equal(run.figures["diverging"][0], overflows)
+
+
+def test_overflows_of_the_warm_up_do_not_speak_against_draws(chains: Any) -> None:
+    start = {"z": np.full((1, 2), 1e25, np.float32)}
+    kernel = chains.public.SGLD(chains.normal(MEAN, 0.0 * STD + 1.0), 0.2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = chains.sample(kernel, num_samples=150, warmup=450, initial=start)
+    assert not run.figures["diverging"].any()
+    assert not _judgement(chains, kernel, run).reasons
+
+
 def test_a_chain_that_runs_off_is_told(chains: Any) -> None:
     """One step leads so far that every later one is not finite, and the noise overflows."""
     backend = chains.backend

@@ -61,7 +61,8 @@ class KernelState(NamedTuple):
     cycle : int
         Cycle of the step size that the draw belongs to, from 0; always 0 without cycles.
     diverging : bool tensor (C,)
-        Whether a step since the last draw was not finite; such steps are not taken.
+        Whether a step since the last draw was not finite; such steps are not taken. Or whether it
+        began where the density is not.
     num_diverging : int tensor (C,)
         Number of steps that were not finite.
     replicas : dict
@@ -438,8 +439,11 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         total = (moved.sum(-1) + estimate.score.sum(-1)).view(num_chains, -1).sum(-1)
         for tensor in dynamics.values():
             total = total + tensor.sum(-1)
+        energies = -estimate.log_density(target.likelihood_temperature)
+        of_draws = energies[:: self.num_replicas]
         diverging, num_diverging = state.diverging, state.num_diverging
-        if not bool(torch.isfinite(total.sum())):
+        # One look at the device for both.
+        if not bool(torch.isfinite(total.sum() + of_draws.sum())):
             broken = ~torch.isfinite(total)
             # Replicas of a chain stay where they are together.
             moved = torch.where(broken.repeat_interleave(self.num_replicas)[:, None], z, moved)
@@ -447,14 +451,15 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
                 name: torch.where(broken[:, None], state.dynamics[name], tensor)
                 for name, tensor in dynamics.items()
             }
-            diverging, num_diverging = diverging | broken, num_diverging + broken
-        energies = -estimate.log_density(target.likelihood_temperature)
+            # Where values overflow a score may be finite, and leads back, but a draw is not.
+            nowhere = ~torch.isfinite(of_draws)
+            diverging, num_diverging = diverging | broken | nowhere, num_diverging + broken
         return self._with_positions(state, moved)._replace(
             step=state.step + 1,
             dynamics=dynamics,
             estimator=estimator,
             step_size=step_size,
-            potential_energy=energies[:: self.num_replicas],
+            potential_energy=of_draws,
             diverging=diverging,
             num_diverging=num_diverging,
         )

@@ -1289,6 +1289,21 @@ def _sgmcmc() -> Iterator[Mutation]:
         "1.0 * counts",
         "test_sgmcmc",
     )
+    yield from numpyro(
+        "an energy that overflows in the warm-up counts",
+        "sgmcmc/kernel.py",
+        "jnp.where(counts, state.potential_energy, before.last)",
+        "state.potential_energy",
+        "test_sgmcmc",
+    )
+    yield from both(
+        "draws where the density overflows are as others",
+        "sgmcmc/kernel.py",
+        "state.diverging | broken | nowhere",
+        "state.diverging | broken",
+        "test_sgmcmc",
+        pyro=("diverging | broken | nowhere", "diverging | broken"),
+    )
     yield from neutral(
         "the noise of minibatches counts as spread",
         "sgmcmc/energies.py",
