@@ -2719,6 +2719,20 @@ def _neutral() -> Iterator[Mutation]:
         "faults",
     )
     yield from neutral(
+        "arguments with other discrete sites are followed",
+        "target/bound_model.py",
+        "set(found.enumerated) <= set(self.enumerated)",
+        "True",
+        "density/test_discrete",
+    )
+    yield from neutral(
+        "plates that meet the values of discrete sites",
+        "target/bound_model.py",
+        "(found.nesting <= self.nesting or not self.enumerated)",
+        "True",
+        "density/test_discrete",
+    )
+    yield from neutral(
         "plates of another size are taken for the same",
         "target/bound_model.py",
         "and found.plates == self.plates",
