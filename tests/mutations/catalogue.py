@@ -3139,6 +3139,12 @@ def _batches() -> Iterator[Mutation]:
             "kept",
         ),
         (
+            "draws outside of supports are numbered among the few",
+            "diagnostics/thinning.py",
+            "bool))[kept] |= flags",
+            "bool))[: len(kept)] |= flags",
+        ),
+        (
             "predictions of fewer draws are lost",
             "diagnostics/thinning.py",
             "predictive=few.predictive",
