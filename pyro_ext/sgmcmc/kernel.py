@@ -439,11 +439,10 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         total = (moved.sum(-1) + estimate.score.sum(-1)).view(num_chains, -1).sum(-1)
         for tensor in dynamics.values():
             total = total + tensor.sum(-1)
-        energies = -estimate.log_density(target.likelihood_temperature)
-        of_draws = energies[:: self.num_replicas]
+        energies = -estimate.log_density(target.likelihood_temperature)[:: self.num_replicas]
         diverging, num_diverging = state.diverging, state.num_diverging
         # One look at the device for both.
-        if not bool(torch.isfinite(total.sum() + of_draws.sum())):
+        if not bool(torch.isfinite(total.sum() + energies.sum())):
             broken = ~torch.isfinite(total)
             # Replicas of a chain stay where they are together.
             moved = torch.where(broken.repeat_interleave(self.num_replicas)[:, None], z, moved)
@@ -452,14 +451,14 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
                 for name, tensor in dynamics.items()
             }
             # Where values overflow a score may be finite, and leads back, but a draw is not.
-            nowhere = ~torch.isfinite(of_draws)
-            diverging, num_diverging = diverging | broken | nowhere, num_diverging + broken
+            diverging = diverging | broken | ~torch.isfinite(energies)
+            num_diverging = num_diverging + broken
         return self._with_positions(state, moved)._replace(
             step=state.step + 1,
             dynamics=dynamics,
             estimator=estimator,
             step_size=step_size,
-            potential_energy=of_draws,
+            potential_energy=energies,
             diverging=diverging,
             num_diverging=num_diverging,
         )

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from ppl_ext.diagnostics import posterior as posterior_of
 from ppl_ext.diagnostics.inference_data import Variable, inference_data
-from ppl_ext.diagnostics.posterior import numbers_of, variable
+from ppl_ext.diagnostics.posterior import numbers_of
 from ppl_ext.diagnostics.replay import Replay, told_of_outside
 from ppl_ext.diagnostics.thinning import thinned
 from ppl_ext.errors import ArgumentError, DataWarning
@@ -137,7 +138,7 @@ def test_sites_of_length_zero_have_their_draws() -> None:
     groups = {"posterior": {n: Variable(np.ones((6, k))) for n, k in (("w", 2), ("none", 0))}}
     posterior = support.group(inference_data(groups, {}, num_chains=3), "posterior")
     assert posterior["none"].shape == (3, 2, 0)
-    assert variable(posterior, "none").shape == (6, 0)
+    assert posterior_of.variable(posterior, "none").shape == (6, 0)
     values, names = numbers_of(posterior)
     assert values["none"].shape == (6, 0) and names == {"w": ["w[0]", "w[1]"], "none": []}
 
