@@ -351,6 +351,30 @@ def test_steps_from_where_the_density_is_not_finite_are_told(chains: Any) -> Non
     np.testing.assert_array_equal(run.figures["diverging"][0, 1:], outside)
 
 
+def test_draws_where_the_density_overflows_are_marked(chains: Any) -> None:
+    """The score of a Normal is finite where its square is not, and leads back."""
+    start = {"z": np.full((1, 2), 1e25, np.float32)}
+    kernel = chains.public.SGLD(chains.normal(MEAN, 0.0 * STD + 1.0), 0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = chains.sample(kernel, num_samples=120, initial=start)
+    before = np.concatenate([start["z"], run.draws["z"][0, :-1].astype(np.float32)])
+    with np.errstate(over="ignore"):
+        overflows = ~np.isfinite((before**2).sum(1))
+    assert 5 < overflows.sum() < 60
+    np.testing.assert_array_equal(run.figures["diverging"][0], overflows)
+
+
+def test_overflows_of_the_warm_up_do_not_speak_against_draws(chains: Any) -> None:
+    start = {"z": np.full((1, 2), 1e25, np.float32)}
+    kernel = chains.public.SGLD(chains.normal(MEAN, 0.0 * STD + 1.0), 0.2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = chains.sample(kernel, num_samples=150, warmup=450, initial=start)
+    assert not run.figures["diverging"].any()
+    assert not _judgement(chains, kernel, run).reasons
+
+
 def test_a_chain_that_runs_off_is_told(chains: Any) -> None:
     """One step leads so far that every later one is not finite, and the noise overflows."""
     backend = chains.backend
@@ -816,6 +840,13 @@ def test_a_batch_as_argument_is_not_taken_for_all_rows(chains: Any) -> None:
     batch = tuple(a[:15] for a in args)
     with pytest.raises(chains.public.ArgumentError, match="BatchArguments"):
         chains.sample(chains.public.SGLD(model, 0.1), batch, num_samples=1)
+    uneven = [tuple(a[rows] for a in args) for rows in (slice(0, 40), slice(40, 60))]
+    for make in (
+        chains.public.BatchArguments,
+        lambda batches: chains.public.ControlVariate({"b": 0.0}, batches=batches),
+    ):
+        with pytest.raises(chains.public.ArgumentError, match=r"same number of rows.*\[20, 40\]"):
+            make(uneven)
     wrong = chains.public.BatchArguments([batch, batch])
     with pytest.raises(chains.public.ArgumentError, match="once"):
         chains.sample(chains.public.SGLD(model, 0.1, estimator=wrong), batch, num_samples=1)

@@ -252,9 +252,11 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
                 0, count, lambda _, state: self._advance(state, data, single), state
             )
         before = state.energies
-        counts = state.cycle == cycle
+        counts = (state.cycle == cycle) & (before.seen >= state.num_warmup)
         noisy = not isinstance(self._estimator_for(1), Full)
-        energies = before.after(state.potential_energy, state.num_warmup, counts, noisy)
+        # An energy that does not count may be infinite, and zero times that is not a number.
+        energy = jnp.where(counts, state.potential_energy, before.last)
+        energies = before.after(energy, state.num_warmup, counts, noisy)
         first, heat = jnp.any(before.seen == state.num_warmup), state.heat
         if noisy:
             measured = partial(self._measured_heat, state, data, single)

@@ -52,6 +52,8 @@ def rows_of(full_data: Any, num_rows: NumRows) -> list[Batch] | Passes:
     """
     if isinstance(full_data, Passes):
         return full_data
+    # Arrays can be iterated over as well, by rows. They are left to ``batches_of``, which refuses
+    # them.
     lasts = hasattr(full_data, "__iter__") and not isinstance(full_data, Iterator)
     if lasts and not isinstance(full_data, tuple | list) and not hasattr(full_data, "shape"):
         return Passes(full_data)

@@ -73,6 +73,7 @@ class _CosineCycles:
 
     def __call__(self, step: Any) -> Any:
         angle = math.pi * (step % self.cycle_length) / self.cycle_length
+        # A tensor of torch without axes is a number for ``math``; a traced array is not.
         functions = angle.__array_namespace__() if hasattr(angle, "__array_namespace__") else math
         return self.step_size * (0.5 * (functions.cos(angle) + 1.0)) ** self.power
 

@@ -455,6 +455,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             total = total + tensor.sum(-1)
         energies = -estimate.log_density(target.likelihood_temperature)[:: self.num_replicas]
         diverging, num_diverging = state.diverging, state.num_diverging
+        # One look at the device for both.
         if not bool(torch.isfinite(total.sum() + energies.sum())):
             broken = ~torch.isfinite(total)
             # Replicas of a chain stay where they are together.

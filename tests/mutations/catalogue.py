@@ -1311,6 +1311,21 @@ def _sgmcmc() -> Iterator[Mutation]:
         "1.0 * counts",
         "test_sgmcmc",
     )
+    yield from numpyro(
+        "an energy that overflows in the warm-up counts",
+        "sgmcmc/kernel.py",
+        "jnp.where(counts, state.potential_energy, before.last)",
+        "state.potential_energy",
+        "test_sgmcmc",
+    )
+    yield from both(
+        "draws where the density overflows are as others",
+        "sgmcmc/kernel.py",
+        "state.diverging | broken | nowhere",
+        "state.diverging | broken",
+        "test_sgmcmc",
+        pyro=("broken | ~torch.isfinite(energies)", "broken"),
+    )
     yield from neutral(
         "the noise of minibatches counts as spread",
         "sgmcmc/energies.py",
@@ -2147,6 +2162,13 @@ def _fit() -> Iterator[Mutation]:
         "test_check",
     )
     yield from neutral(
+        "a draw without a density ends the comparison of densities",
+        "check/check.py",
+        "np.where(np.isfinite(values), values, least)",
+        "values",
+        "test_check",
+    )
+    yield from neutral(
         "chains in several orders of labels disagree",
         "check/check.py",
         "if in_parts or (own is not None and own.disagree):",
@@ -2740,6 +2762,20 @@ def _neutral() -> Iterator[Mutation]:
         "faults",
     )
     yield from neutral(
+        "arguments with other discrete sites are followed",
+        "target/bound_model.py",
+        "set(found.enumerated) <= set(self.enumerated)",
+        "True",
+        "density/test_discrete",
+    )
+    yield from neutral(
+        "plates that meet the values of discrete sites",
+        "target/bound_model.py",
+        "(found.nesting <= self.nesting or not self.enumerated)",
+        "True",
+        "density/test_discrete",
+    )
+    yield from neutral(
         "plates of another size are taken for the same",
         "target/bound_model.py",
         "and found.plates == self.plates",
@@ -3082,6 +3118,18 @@ def _batches() -> Iterator[Mutation]:
             "self._before = []",
         ),
         (
+            "a sampler of the first epoch in a resumed one",
+            "order.py",
+            "each.set_epoch(epoch)",
+            "each.set_epoch(0)",
+        ),
+        (
+            "a loader's processes forked by a thread",
+            "order.py",
+            'return bool(getattr(self.loader, "num_workers", 0))',
+            "return False",
+        ),
+        (
             "batches are known by their shapes alone",
             "batch.py",
             "digest.update(np.ascontiguousarray(part).tobytes())",
@@ -3140,6 +3188,12 @@ def _batches() -> Iterator[Mutation]:
             "diagnostics/thinning.py",
             "kept[: len(kept) // num_chains]",
             "kept",
+        ),
+        (
+            "draws outside of supports are numbered among the few",
+            "diagnostics/thinning.py",
+            "bool))[kept] |= flags",
+            "bool))[: len(kept)] |= flags",
         ),
         (
             "predictions of fewer draws are lost",
