@@ -840,13 +840,6 @@ def test_a_batch_as_argument_is_not_taken_for_all_rows(chains: Any) -> None:
     batch = tuple(a[:15] for a in args)
     with pytest.raises(chains.public.ArgumentError, match="BatchArguments"):
         chains.sample(chains.public.SGLD(model, 0.1), batch, num_samples=1)
-    uneven = [tuple(a[rows] for a in args) for rows in (slice(0, 40), slice(40, 60))]
-    for make in (
-        chains.public.BatchArguments,
-        lambda batches: chains.public.ControlVariate({"b": 0.0}, batches=batches),
-    ):
-        with pytest.raises(chains.public.ArgumentError, match=r"same number of rows.*\[20, 40\]"):
-            make(uneven)
     wrong = chains.public.BatchArguments([batch, batch])
     with pytest.raises(chains.public.ArgumentError, match="once"):
         chains.sample(chains.public.SGLD(model, 0.1, estimator=wrong), batch, num_samples=1)
