@@ -3120,8 +3120,8 @@ def _batches() -> Iterator[Mutation]:
         (
             "a sampler of the first epoch in a resumed one",
             "order.py",
-            "each.set_epoch(epoch)",
-            "each.set_epoch(0)",
+            "self._set_epoch(epoch)\n            self.loader",
+            "self.loader",
         ),
         (
             "a loader's processes forked by a thread",
