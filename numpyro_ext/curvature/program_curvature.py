@@ -73,6 +73,7 @@ class ProgramCurvature(ProgramCurvatureShell):
             factors = target.likelihood_factors(position, data, indices)
             for name, output in target.outputs(position, data, indices).items():
                 if needs_draws(output):
+                    # What cannot be drawn from is told here, before any step.
                     drawn_values(output, random.key(0), 1)
                     drawn.append(name)
 
@@ -177,6 +178,7 @@ class _Rows(Rows):
     ) -> None:
         self.jacobian, self.target, self.z = jacobian, target, z
         self.data, self.rng_key = data, rng_key
+        # A scan takes chunks of one size. The last ones may be shorter.
         groups: dict[tuple[int, ...], list[tuple[float, Indices]]] = {}
         for weight, indices in chunks:
             size = tuple(len(numbers) for numbers in indices.values())

@@ -96,6 +96,7 @@ class Arguments:
         ModelCheckError
             The density cannot be traced either way.
         """
+        # What a model may raise where it needs the value of something that is traced.
         errors = (TypeError, ValueError, IndexError, AssertionError, NotImplementedError)
         try:
             self._look_twice(data)
@@ -210,6 +211,7 @@ class Arguments:
                 "log density depends on its latent sites and its arguments alone: pass what "
                 "changes as an argument."
             )
+        # An array of NumPy that is indexed by traced rows fails as a latent value in NumPy does.
         if isinstance(error, jax.errors.TracerArrayConversionError):
             if self.bound.plates:
                 return closure_error(self.bound.plates)
@@ -280,6 +282,7 @@ class Arguments:
             held = handlers.substitute(bound.model, data=bound.held)
             raise_row_mismatch(held, data, error, self.init_strategy)
             raise
+        # A plate that has all its rows leaves no choice of them.
         fresh = {name: sizes for name, sizes in recorder.requested.items() if sizes[0] != sizes[1]}
         used = self._looks_up(data, fresh)
         if used:
@@ -305,6 +308,7 @@ class Arguments:
             trace = bound.trace(position, data, {**bound.first_rows(), **rows}, sizes)
             return bound.prior_and_likelihood(trace)
 
+        # Any rows serve: only whether the model uses their numbers is asked.
         rows = {name: np.arange(count) for name, (_, count) in plates.items()}
         position = jax.ShapeDtypeStruct((bound.layout.dim,), bound.dtype)
         return index_use(log_joint, rows, sizes, position, data)[0]

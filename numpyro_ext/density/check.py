@@ -318,6 +318,7 @@ def raise_row_mismatch(
                 continue
             size, rows = probe.requested[frame.name]
             for what, batch in found:
+                # An axis of length one broadcasts to all rows.
                 if len(batch) < -frame.dim or batch[frame.dim] in (1, rows):
                     continue
                 asked = f", subsample_size {rows}" if rows != size else ""
@@ -341,6 +342,7 @@ def parameters_are_valid(trace: Trace) -> Bool[Array, ""]:
             if fn._validate_args:
                 for name, value in fn.get_args().items():
                     constraint = fn.arg_constraints[name]
+                    # The host's own validation leaves these out as well.
                     if not dist.constraints.is_dependent(constraint):
                         valid &= jnp.all(constraint(value))
             fn = getattr(fn, "base_dist", None)
@@ -412,6 +414,7 @@ def _check_support(site: dict[str, Any]) -> None:
             "unconstrained space. Register one with numpyro.distributions.biject_to, or write the "
             "site through a transformed distribution."
         ) from error
+    # For the host's warning about circular supports.
     with helpful_support_errors(site, raise_warnings=True):
         pass
 
@@ -600,9 +603,11 @@ def check_enumeration(bound: BoundModel, data: Data) -> None:
         each = {}
         for name in together:
             terms = trace[name]["fn"].log_prob(trace[name]["value"])
+            # The second sum says how large rounding may be.
             each[name] = terms.sum(), jnp.abs(terms).sum()
         return together, each
 
+    # Another number for each coordinate, the same in every run.
     position = 0.1 * jnp.cos(jnp.arange(bound.layout.dim)).astype(bound.dtype)
     program, epsilon = Program(compared, rarely=True), float(jnp.finfo(bound.dtype).eps)
     for seed in range(VALUES_COMPARED):

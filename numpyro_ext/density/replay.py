@@ -322,6 +322,7 @@ def _shapes(
                 shapes.sum_out(tuple(terms.values.shape), terms.axes)
         return observed
 
+    # The same trace tells the shapes, and whether observed values depend on latent ones.
     program = jax.make_jaxpr(look)(values, data).jaxpr
     return found, plates, _reads(program, len(values))
 
@@ -580,6 +581,8 @@ def _compiled_chunk(
             shapes = {name: tuple(trace[name]["value"].shape) for name in enumerated}
             seen = {name: site for name, site in every.items() if name not in missing}
             chosen = posterior_values(seen, shapes, None if most else random.fold_in(key, 2))
+            # A second run: what the model computes of the discrete sites has to be of the values
+            # chosen.
             given = _run(target, data, {**values, **chosen}, indices)
         computed: Computed = {
             "deterministic": {name: given[name]["value"] for name in deterministic},
@@ -609,6 +612,7 @@ def _compiled_chunk(
                 for term, value in prediction_of((given if at_values else trace)[name]).items():
                     computed.setdefault(term, {})[name] = value
             if "predictive" in groups and not by_run:
+                # There is a single site here: several are drawn in a run of the model.
                 computed["predictive"] = {name: _new_observation(site, key)}
         if "predictive" in groups and by_run:
             prior = random.fold_in(key, 1)

@@ -205,6 +205,8 @@ def predictions(
         )
     args, kwargs = as_fitted(model, args, kwargs, like, place)
     draws = {name: np.asarray(value) for name, value in draws.items()}
+    # New rows usually have no observations. The target needs some, so that the sites count as
+    # observed.
     observing = ObserveMissing(model, draws)
     try:
         target, data = target_of_model(observing, args, kwargs, all_rows=False, owner="predict")

@@ -247,6 +247,7 @@ class SVN(NewtonPart, ParticleEngine):
         if self.curvature.every > 1:
             target, key = plan.target, random.PRNGKey(0)
             rows = rows_of_a_step(plan.estimator, target)
+            # A compiled loop has a state of one form, with room for the curvature from the start.
             shape = jax.eval_shape(lambda: plan.program.at(target, start, data, rows, key))
             cached = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
         radius = self.damping.trust_radius

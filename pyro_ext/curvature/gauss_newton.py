@@ -61,6 +61,8 @@ def whitened_outputs(
     names = [name for name in point if sites is None or name in sites]
     if drawn is None:
         drawn = {n: drawn_values(point[n]) for n in names if needs_draws(point[n])}
+    # The roots are those at z, also for outputs elsewhere: so the Jacobian of the whitened outputs
+    # has the Fisher information at z as its square.
     roots = {n: partial(fisher_root, each, values=drawn.get(n)) for n, each in point.items()}
 
     def whitened(position: Position) -> Tensor:

@@ -114,6 +114,8 @@ class _ReplayHandler(Messenger):
     def _pyro_sample(self, msg: Any) -> None:
         if site_is_subsample(msg):
             return
+        # Values outside of a support are noted draw by draw. An error would end all at the first of
+        # them.
         msg["fn"] = without_validation(msg["fn"])
         if is_enumerated(msg):
             # Of these rows already; without a value it is drawn from its prior.
@@ -126,6 +128,7 @@ class _ReplayHandler(Messenger):
             for frame in plate_frames(msg):
                 if frame.name in self.indices:
                     axis = value.dim() - msg["fn"].event_dim + frame.dim
+                    # Draws have all rows of a plate, and this run has some of them.
                     value = value.index_select(axis, self.indices[frame.name])
             if not self.enumerated:
                 # With all values of a discrete site a distribution has more dimensions.
@@ -403,6 +406,7 @@ def replay(
     if sharding is None:
         return found
     for name in target.layout.names:
+        # All processes take part in joining the flags, also those that have noted none.
         found.outside.setdefault(name, np.zeros(len(places), bool))
     joined = found.with_draws(lambda own: sharding.arrays_of_all(own, num_draws))
     return replace(
@@ -464,6 +468,8 @@ class _Rows:
             fns = {name: sites[name]["fn"] for name in names}
             seen = [factor for factor in every.scaled if factor.site not in self.missing]
             chosen = posterior_values(seen, fns, shapes, self.most)
+            # A second run: what the model computes of the discrete sites has to be of the values
+            # chosen.
             given = _run(target, data, one, indices, chosen=chosen)
         for site in recorder.discrete_sites if "discrete" in groups else ():
             found["discrete", site.name] = given[site.name]["value"]
@@ -605,6 +611,7 @@ def _put_together(
     num_draws = len(next(iter(values.values())))
     places = np.array([place for _, place in seeds])
     new = {"predictive", "alongside"} if "predictive" in groups else set()
+    # From all groups to fewer, until torch can compute what is left.
     tiers = [groups, groups - new]
     if at_draw.target.bound.enumerated:
         # What depends on values of discrete sites is of one run with them.

@@ -121,6 +121,7 @@ class _Batch(torch.autograd.Function):
             each.expand(info.batch_size, *each.shape) if at is None else each.movedim(at, 0)
             for each, at in pairs
         ]
+        # The dimensions of the sample come first, then the draws, then the batch.
         return draw(sample_shape, *own), len(sample_shape)
 
 
@@ -150,6 +151,7 @@ def _as_batch(distribution: Any) -> Any:
     for family, parameters in _BATCHED.items():
         if isinstance(distribution, family):
             sample = _drawn_as_batch(family, parameters)
+            # A subclass, so that the distribution is still one of its family for whoever asks.
             kind = type(distribution)
             new.__class__ = type(kind.__name__, (kind,), {"sample": sample, "rsample": sample})
     return new

@@ -127,6 +127,8 @@ def numpy_replay(
     found: Callable[..., Any] = quiet(replayed(module, calls.__getitem__, _as_array, _as_tensor))
     try:
         pairs = zip(*(pytree.tree_leaves(each(*inputs)) for each in (found, replay)), strict=True)
+        # NumPy is taken only where it is seen to compute the same. An operation may differ in a way
+        # that its name does not tell.
         same = all(
             (one.dtype, one.shape) == (two.dtype, two.shape)
             and torch.allclose(one, two, *_ROUNDING.get(one.dtype, (0.0, 0.0)), equal_nan=True)
@@ -158,6 +160,7 @@ def _call(node: Any) -> Call | None:
         return None
     if target in _RESHAPED:
         return np.ndarray.reshape, (args[0], tuple(value.shape)), {}
+    # Options of torch's operations have no counterparts in NumPy's.
     if node.kwargs and target is not _ATEN.clone.default:
         return None
     if target in _SUMS:
@@ -250,6 +253,7 @@ def _as_tensor(value: np.ndarray) -> Tensor:
 def _left_call(node: Any) -> Call | None:
     """A call of torch's operation from tensors to one tensor, if it is one."""
     target = node.target
+    # What is written to has to be the array itself. torch may be given a copy.
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return None
     if any(isinstance(each, list) and set(each) & set(node.all_input_nodes) for each in node.args):

@@ -139,6 +139,7 @@ def _repeat_last(graph: Any, node: Any, short: dict[Any, Any]) -> None:
         return
     value = _value(node)
     found = computed(node.target, args, node.kwargs)
+    # A tensor without dimensions promotes types otherwise than one that has some.
     if found is None or found.dtype != value.dtype:
         return
     if found.shape == value.shape:
@@ -221,6 +222,7 @@ def by_entry(node: Any) -> bool:
         and (torch.Tag.pointwise in target.tags or target in _BY_ENTRY)
         and target not in _OF_ONE_SHAPE
         and not target._schema.is_mutable
+        # Entries that are drawn are not equal, though their arguments are.
         and torch.Tag.nondeterministic_seeded not in target.tags
         and _value(node) is not None
         and not any(isinstance(each, Node) for each in node.kwargs.values())

@@ -281,6 +281,7 @@ class SVN(NewtonPart, ParticleEngine):
                 if state.moved is not None and self.curvature.sites is None:
                     # The optimizer goes on from where the particles are, also those that stayed.
                     state.moved.copy_(moved)
+        # A curvature that no later step uses would only be saved and copied.
         kept = curvature if self.curvature.every > 1 else None
         following = state._replace(
             damping=float(judgement.damping),
@@ -331,6 +332,7 @@ class SVN(NewtonPart, ParticleEngine):
         super()._load_algorithm_state(plan, state, saved)
         if state.optimizer is not None and state.moved is not None:
             with torch.no_grad():
+                # The optimizer's tensors are copies of particles, which were put in place above.
                 state.moved.copy_(plan.others.part(state.particles))
             state.optimizer.load_state_dict(saved["optimizer"])
         found = saved["curvature"]
