@@ -22,7 +22,7 @@ from ppl_ext.chains.convergence import in_chains
 from ppl_ext.check.source import Source, source_of
 from ppl_ext.errors import ArgumentError, ConvergenceWarning, HeldParameterWarning
 from ppl_ext.fit.fit import Fit
-from ppl_ext.fit.programs import Programs
+from ppl_ext.fit.problem.programs import Programs
 from ppl_ext.options import check_choice, check_count, described
 from ppl_ext.statistics.effective import effective_number
 from ppl_ext.target.observations import Observations

@@ -22,9 +22,13 @@ from ppl_ext.check.checked import Checked
 from ppl_ext.check.own_chains import OwnChains, own_chains
 from ppl_ext.check.source import Source
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, ModelCheckError
-from ppl_ext.fit import policy
-from ppl_ext.fit.climbed import staged
-from ppl_ext.fit.comparison import (
+from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
+from ppl_ext.fit.ladder.climbed import staged
+from ppl_ext.fit.ladder.modes import OF_MODE
+from ppl_ext.fit.problem.observed import Observed
+from ppl_ext.fit.problem.problem import Meter, Positions, Problem, timed
+from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict.comparison import (
     MORE_DRAWS,
     Columns,
     Comparison,
@@ -33,11 +37,7 @@ from ppl_ext.fit.comparison import (
     flat_columns,
     with_further,
 )
-from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
-from ppl_ext.fit.modes import OF_MODE
-from ppl_ext.fit.observed import Observed
-from ppl_ext.fit.problem import Meter, Positions, Problem, timed
-from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
+from ppl_ext.fit.verdict.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.statistics.effective import effective_number

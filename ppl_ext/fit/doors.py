@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_ext.batches.passes import Passes
-from ppl_ext.fit.engine import epoch_of
 from ppl_ext.fit.fit import TARGET_ESS, Fit, fit
-from ppl_ext.fit.naming import Describe, named_ways, with_names
-from ppl_ext.fit.policy import guide_for
-from ppl_ext.fit.views import Names
+from ppl_ext.fit.problem.engine import epoch_of
+from ppl_ext.fit.problem.naming import Describe, named_ways, with_names
+from ppl_ext.fit.problem.views import Names
+from ppl_ext.fit.verdict.policy import guide_for
 
 
 class Asked(NamedTuple):

@@ -21,14 +21,22 @@ from ppl_ext.chains.sampler import go_on
 from ppl_ext.diagnostics.fit import evenly_spaced
 from ppl_ext.diagnostics.habits import OF_DRAWS, OF_MORE, OF_SUMMARY, answers, no_attribute
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit import networks, outputs, policy
-from ppl_ext.fit.climbed import Climbed, staged
-from ppl_ext.fit.comparison import compared, flat_columns
-from ppl_ext.fit.evidence import LogEvidence, log_evidence
-from ppl_ext.fit.figures import site_figures
-from ppl_ext.fit.ladder import climb, with_chains
-from ppl_ext.fit.looks import as_arviz, check_options, fit_page, plot, predicted, summary, values_of
-from ppl_ext.fit.naming import (
+from ppl_ext.fit.after.evidence import LogEvidence, log_evidence
+from ppl_ext.fit.after.looks import (
+    as_arviz,
+    check_options,
+    fit_page,
+    plot,
+    predicted,
+    summary,
+    values_of,
+)
+from ppl_ext.fit.after.refit import Reweighted, refitted
+from ppl_ext.fit.after.saved import as_tree, from_tree, names_as_tree, names_from_tree
+from ppl_ext.fit.ladder.climbed import Climbed, staged
+from ppl_ext.fit.ladder.ladder import climb, with_chains
+from ppl_ext.fit.networks import networks, outputs
+from ppl_ext.fit.problem.naming import (
     Describe,
     named_ways,
     names_of,
@@ -36,11 +44,12 @@ from ppl_ext.fit.naming import (
     with_labels,
     with_names,
 )
-from ppl_ext.fit.problem import Meter, Problem
-from ppl_ext.fit.refit import Reweighted, refitted
-from ppl_ext.fit.saved import as_tree, from_tree, names_as_tree, names_from_tree
-from ppl_ext.fit.verdict import Stage, Verdict
-from ppl_ext.fit.views import NO_NAMES, Names, Views
+from ppl_ext.fit.problem.problem import Meter, Problem
+from ppl_ext.fit.problem.views import NO_NAMES, Names, Views
+from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict.comparison import compared, flat_columns
+from ppl_ext.fit.verdict.figures import site_figures
+from ppl_ext.fit.verdict.verdict import Stage, Verdict
 from ppl_ext.networks.random_module import watched
 from ppl_ext.options import check_choice, check_count, check_number, is_count
 from ppl_ext.process import between_steps

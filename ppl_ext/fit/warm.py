@@ -22,7 +22,7 @@ from ppl_ext.chains.convergence import split_r_hat
 from ppl_ext.chains.hamiltonian import LENGTH, Chains, Factor, Positions, trajectory
 from ppl_ext.errors import ArgumentError, DoubtfulFitWarning
 from ppl_ext.fit.fit import Fit
-from ppl_ext.fit.problem import Problem
+from ppl_ext.fit.problem.problem import Problem
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.start.given import DrawnStart, Started, normal_of
 from ppl_ext.start.paths import Evaluate

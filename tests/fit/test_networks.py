@@ -17,12 +17,13 @@ import xarray
 from scipy.stats import norm
 
 from ppl_ext.errors import ArgumentError, ModelCheckError
-from ppl_ext.fit import networks, outputs, policy
-from ppl_ext.fit.observed import Observed
-from ppl_ext.fit.problem import Meter, Problem
-from ppl_ext.fit.rows_seen import RowsSeen
-from ppl_ext.fit.verdict import Verdict
-from ppl_ext.fit.views import NO_NAMES, Views
+from ppl_ext.fit.networks import networks, outputs
+from ppl_ext.fit.networks.rows_seen import RowsSeen
+from ppl_ext.fit.problem.observed import Observed
+from ppl_ext.fit.problem.problem import Meter, Problem
+from ppl_ext.fit.problem.views import NO_NAMES, Views
+from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict.verdict import Verdict
 from ppl_ext.networks.random_module import watched
 from ppl_ext.start.rows import Minibatches
 from ppl_ext.start.search import InPieces

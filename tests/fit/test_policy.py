@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from ppl_ext.chains.coupling import Coupled
-from ppl_ext.fit.labels import Orders
-from ppl_ext.fit.policy import (
+from ppl_ext.fit.after.saved import as_tree, from_tree
+from ppl_ext.fit.verdict.labels import Orders
+from ppl_ext.fit.verdict.policy import (
     Chained,
     Correction,
     Engine,
@@ -30,7 +31,6 @@ from ppl_ext.fit.policy import (
     next_rung,
     words_of,
 )
-from ppl_ext.fit.saved import as_tree, from_tree
 
 PROGRAM = Program(dim=10, is_whole=True, seconds_per_evaluation=1e-5, rounding=1e-9)
 WANTED = Wanted(target_ess=400.0, exact=True, seconds=600.0)

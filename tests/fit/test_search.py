@@ -14,11 +14,12 @@ from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Kernel, Sampled, Window
-from ppl_ext.fit import by_chains, policy
-from ppl_ext.fit.climbed import Climbed
-from ppl_ext.fit.ladder import climb
-from ppl_ext.fit.modes import ENOUGH, Search, Watched, masses, unexplained
-from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.fit.ladder import by_chains
+from ppl_ext.fit.ladder.climbed import Climbed
+from ppl_ext.fit.ladder.ladder import climb
+from ppl_ext.fit.ladder.modes import ENOUGH, Search, Watched, masses, unexplained
+from ppl_ext.fit.problem.problem import Meter, Problem
+from ppl_ext.fit.verdict import policy
 from ppl_ext.start.find import explains, find, gain, more_modes
 from ppl_ext.start.search import InPieces, starting_points
 from ppl_ext.start.start import Mode

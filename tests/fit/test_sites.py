@@ -10,8 +10,8 @@ import pytest
 
 from ppl_ext.chains.convergence import convergence
 from ppl_ext.chains.sampler import Window
-from ppl_ext.fit import policy
-from ppl_ext.fit.chain_figures import chained_of
+from ppl_ext.fit.ladder.chain_figures import chained_of
+from ppl_ext.fit.verdict import policy
 from tests.fit_support import WITHOUT_PROGRAM
 
 

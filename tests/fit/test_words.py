@@ -17,9 +17,10 @@ import pytest
 from ppl_ext.chains.coupling import Coupled
 from ppl_ext.check.check import _conclusion
 from ppl_ext.diagnostics.importance import ParetoKHat
-from ppl_ext.fit import policy
-from ppl_ext.fit.comparison import Comparison, Off
-from ppl_ext.fit.policy import (
+from ppl_ext.fit.ladder.written import modes_in_words
+from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict.comparison import Comparison, Off
+from ppl_ext.fit.verdict.policy import (
     Chained,
     Correction,
     Engine,
@@ -30,8 +31,7 @@ from ppl_ext.fit.policy import (
     judge,
     judge_engine,
 )
-from ppl_ext.fit.verdict import STAGES, Verdict
-from ppl_ext.fit.written import modes_in_words
+from ppl_ext.fit.verdict.verdict import STAGES, Verdict
 from ppl_ext.witnesses.drift import Drift
 from ppl_ext.witnesses.ratios import Ratios
 from ppl_ext.witnesses.stein import Stein

@@ -14,21 +14,27 @@ from ppl_ext.chains.convergence import convergence
 from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.proposal import Proposal, drawn_from
 from ppl_ext.chains.sampler import Sampled
-from ppl_ext.fit import labels, policy
-from ppl_ext.fit.by_chains import run_chains
-from ppl_ext.fit.chain_figures import chained_of, endless, flat_far_out
-from ppl_ext.fit.climbed import Climbed, staged
-from ppl_ext.fit.corrected import (
+from ppl_ext.fit.ladder.by_chains import run_chains
+from ppl_ext.fit.ladder.chain_figures import chained_of, endless, flat_far_out
+from ppl_ext.fit.ladder.climbed import Climbed, staged
+from ppl_ext.fit.ladder.corrected import (
     Approximation,
     better_approximations,
     correction_of,
     proposed_weights,
     resampled,
 )
-from ppl_ext.fit.modes import MORE, Search, Watched, masses, unexplained
-from ppl_ext.fit.problem import Meter, Problem
-from ppl_ext.fit.verdict import Stage
-from ppl_ext.fit.written import begin, known_of, look_at_slopes, modes_in_words, words_of_form
+from ppl_ext.fit.ladder.modes import MORE, Search, Watched, masses, unexplained
+from ppl_ext.fit.ladder.written import (
+    begin,
+    known_of,
+    look_at_slopes,
+    modes_in_words,
+    words_of_form,
+)
+from ppl_ext.fit.problem.problem import Meter, Problem
+from ppl_ext.fit.verdict import labels, policy
+from ppl_ext.fit.verdict.verdict import Stage
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Start

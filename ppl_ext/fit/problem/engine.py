@@ -10,7 +10,7 @@ from typing import Any
 
 from ppl_ext.engines.judgement import unjudged
 from ppl_ext.errors import ArgumentError, DataWarning, UnsettledWarning
-from ppl_ext.fit.problem import Meter
+from ppl_ext.fit.problem.problem import Meter
 from ppl_ext.options import described
 from ppl_ext.process import swapped
 from ppl_ext.running.settling import Settling

@@ -22,8 +22,8 @@ from ppl_ext.diagnostics.predictive_data import (
     unbounded_outputs,
 )
 from ppl_ext.errors import ArgumentError, ModelCheckError
-from ppl_ext.fit import policy
-from ppl_ext.fit.problem import Problem, timed
+from ppl_ext.fit.problem.problem import Problem, timed
+from ppl_ext.fit.verdict import policy
 from ppl_ext.target.on_host import on_host
 
 if TYPE_CHECKING:

@@ -20,14 +20,14 @@ from jaxtyping import Float
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.diagnostics.importance import LogRatios, khat_in_words, pareto_khat, smoothed_weights
-from ppl_ext.fit import policy
-from ppl_ext.fit.chain_figures import flat_far_out
-from ppl_ext.fit.climbed import Climbed, staged
-from ppl_ext.fit.corrected import resampled
-from ppl_ext.fit.ladder import climb
-from ppl_ext.fit.modes import FAR, LEAST_MASS
-from ppl_ext.fit.problem import Meter, Problem
-from ppl_ext.fit.verdict import Stage, Verdict
+from ppl_ext.fit.ladder.chain_figures import flat_far_out
+from ppl_ext.fit.ladder.climbed import Climbed, staged
+from ppl_ext.fit.ladder.corrected import resampled
+from ppl_ext.fit.ladder.ladder import climb
+from ppl_ext.fit.ladder.modes import FAR, LEAST_MASS
+from ppl_ext.fit.problem.problem import Meter, Problem
+from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict.verdict import Stage, Verdict
 from ppl_ext.start.find import more_modes
 from ppl_ext.start.given import normal_of
 from ppl_ext.start.paths import Evaluate, SpentError
@@ -154,7 +154,7 @@ def refitted(
     why : str
         Why its draws do not serve; empty where they may.
     written, others, generator, wanted, meter
-        As :func:`~ppl_ext.fit.ladder.climb` takes them, with the new arguments.
+        As :func:`~ppl_ext.fit.ladder.ladder.climb` takes them, with the new arguments.
 
     Raises
     ------

@@ -14,9 +14,9 @@ from jaxtyping import Float
 
 from ppl_ext.chains.sampler import Sampled
 from ppl_ext.chains.symmetry import Symmetry, ordered_values
-from ppl_ext.fit import policy
-from ppl_ext.fit.problem import Meter, Problem
-from ppl_ext.fit.verdict import STAGES, Stage, Verdict
+from ppl_ext.fit.problem.problem import Meter, Problem
+from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict.verdict import STAGES, Stage, Verdict
 
 
 @dataclass

@@ -22,12 +22,12 @@ from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
-from ppl_ext.fit.problem import Problem
-from ppl_ext.fit.verdict import Verdict
+from ppl_ext.fit.problem.problem import Problem
+from ppl_ext.fit.verdict.verdict import Verdict
 from ppl_ext.statistics.effective import effective_number
 
 if TYPE_CHECKING:
-    from ppl_ext.fit.climbed import Climbed
+    from ppl_ext.fit.ladder.climbed import Climbed
 
 #: Draws of the fit that are looked at, at most: more would take much memory and tell little.
 DRAWS = 8_000

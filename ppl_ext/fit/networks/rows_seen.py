@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.fit.outputs import Positions
-from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.fit.networks.outputs import Positions
+from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.rows import Minibatches
 

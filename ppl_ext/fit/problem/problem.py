@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.fit import policy
-from ppl_ext.fit.observed import Observed
-from ppl_ext.fit.views import Views
+from ppl_ext.fit.problem.observed import Observed
+from ppl_ext.fit.problem.views import Views
+from ppl_ext.fit.verdict import policy
 from ppl_ext.running.settling import Settling
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.rows import Minibatches, Rows
@@ -116,7 +116,7 @@ class Problem:
         By site that is non-centred, the latent site that stands for it.
     centred : mapping of str to array
         By site that is written in between, how far its entries are centred: see
-        :mod:`ppl_ext.fit.centring`.
+        :mod:`ppl_ext.fit.ladder.centring`.
     strain : float
         What is left of the dependence of these entries' widths on their scales, as a factor.
     partly : callable, optional

@@ -13,9 +13,9 @@ import numpy as np
 
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, Sample, total_rows
-from ppl_ext.fit.engine import in_rounds, name_of, number_of_draws
-from ppl_ext.fit.observed import Observed
-from ppl_ext.fit.problem import (
+from ppl_ext.fit.problem.engine import in_rounds, name_of, number_of_draws
+from ppl_ext.fit.problem.observed import Observed
+from ppl_ext.fit.problem.problem import (
     Approximate,
     Approximated,
     Meter,
@@ -23,8 +23,8 @@ from ppl_ext.fit.problem import (
     Problem,
     problem_of,
 )
-from ppl_ext.fit.programs import Programs
-from ppl_ext.fit.views import NO_NAMES, Names, Views
+from ppl_ext.fit.problem.programs import Programs
+from ppl_ext.fit.problem.views import NO_NAMES, Names, Views
 from ppl_ext.running.settling import Settling
 from ppl_ext.start import search
 from ppl_ext.start.rows import Rows

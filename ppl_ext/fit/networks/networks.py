@@ -1,8 +1,8 @@
 """A fit of a network by its outputs: weights have no identity, predictions have.
 
 Two sets of weights that are far apart may be one function, so that chains of weights never seem to
-agree. So outputs are judged (:mod:`ppl_ext.fit.outputs`). Members of an ensemble start apart, and
-from each goes on a chain of microcanonical Langevin dynamics; see E. Sommer and others,
+agree. So outputs are judged (:mod:`ppl_ext.fit.networks.outputs`). Members of an ensemble start
+apart, and from each goes on a chain of microcanonical Langevin dynamics; see E. Sommer and others,
 "Microcanonical Langevin ensembles: advancing the sampling of Bayesian neural networks", ICLR 2025,
 https://arxiv.org/abs/2502.06335.
 """
@@ -20,15 +20,15 @@ from jaxtyping import Float
 
 from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit import policy
-from ppl_ext.fit.by_chains import CHAINS
-from ppl_ext.fit.climbed import Climbed, staged
-from ppl_ext.fit.figures import site_figures
-from ppl_ext.fit.outputs import Calibration, Columns, Outputs, Positions
-from ppl_ext.fit.problem import Meter, Problem
-from ppl_ext.fit.rows_seen import Anchor, RowsSeen
-from ppl_ext.fit.verdict import Level, Stage, Verdict
-from ppl_ext.fit.written import look_at_slopes
+from ppl_ext.fit.ladder.by_chains import CHAINS
+from ppl_ext.fit.ladder.climbed import Climbed, staged
+from ppl_ext.fit.ladder.written import look_at_slopes
+from ppl_ext.fit.networks.outputs import Calibration, Columns, Outputs, Positions
+from ppl_ext.fit.networks.rows_seen import Anchor, RowsSeen
+from ppl_ext.fit.problem.problem import Meter, Problem
+from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict.figures import site_figures
+from ppl_ext.fit.verdict.verdict import Level, Stage, Verdict
 from ppl_ext.microcanonical.chains import QUARTER, Dynamics, Microcanonical
 from ppl_ext.microcanonical.functions import Eager
 from ppl_ext.microcanonical.tuning import DOUBTFUL_VARIANCE, ENERGY_VARIANCE, HEAT, Schedule

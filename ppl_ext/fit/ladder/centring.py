@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Bool, Float
 
-from ppl_ext.fit import policy
-from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.fit.problem.problem import Meter, Problem
+from ppl_ext.fit.verdict import policy
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.start import Mode
 

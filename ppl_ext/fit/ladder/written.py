@@ -10,11 +10,11 @@ from functools import partial
 import numpy as np
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit import policy
-from ppl_ext.fit.centring import centring_of, has_neck
-from ppl_ext.fit.chain_figures import cost_far_out
-from ppl_ext.fit.modes import LEAST_MASS
-from ppl_ext.fit.problem import Meter, Problem, timed
+from ppl_ext.fit.ladder.centring import centring_of, has_neck
+from ppl_ext.fit.ladder.chain_figures import cost_far_out
+from ppl_ext.fit.ladder.modes import LEAST_MASS
+from ppl_ext.fit.problem.problem import Meter, Problem, timed
+from ppl_ext.fit.verdict import policy
 from ppl_ext.start.find import find
 from ppl_ext.start.paths import SpentError
 from ppl_ext.start.start import Mode, Start

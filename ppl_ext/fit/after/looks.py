@@ -22,9 +22,9 @@ from ppl_ext.diagnostics.posterior import (
 )
 from ppl_ext.diagnostics.tables import block, paragraph
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.figures import site_figures
-from ppl_ext.fit.verdict import STAGES, Stage, Verdict
-from ppl_ext.fit.views import Views
+from ppl_ext.fit.problem.views import Views
+from ppl_ext.fit.verdict.figures import site_figures
+from ppl_ext.fit.verdict.verdict import STAGES, Stage, Verdict
 from ppl_ext.options import check_choice, described
 from ppl_ext.target.on_host import on_host
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ppl_ext.errors import DataWarning
-from ppl_ext.fit.verdict import Verdict
+from ppl_ext.fit.verdict.verdict import Verdict
 from ppl_ext.target.layouts import DataPlate
 from ppl_ext.target.log_density import NOTHING, UNTOUCHED
 

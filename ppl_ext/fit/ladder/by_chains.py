@@ -16,11 +16,11 @@ from ppl_ext.chains.jumps import PAIRS as JUMP_PAIRS
 from ppl_ext.chains.jumps import jump, jumps_from
 from ppl_ext.chains.sampler import Known, Sampled, Window, go_on, sample
 from ppl_ext.chains.symmetry import Symmetry
-from ppl_ext.fit import policy
-from ppl_ext.fit.chain_figures import chained_of
-from ppl_ext.fit.corrected import Approximation
-from ppl_ext.fit.modes import Watched
-from ppl_ext.fit.problem import Meter, Positions, Problem
+from ppl_ext.fit.ladder.chain_figures import chained_of
+from ppl_ext.fit.ladder.corrected import Approximation
+from ppl_ext.fit.ladder.modes import Watched
+from ppl_ext.fit.problem.problem import Meter, Positions, Problem
+from ppl_ext.fit.verdict import policy
 from ppl_ext.start.paths import SpentError
 from ppl_ext.start.start import Start
 from ppl_ext.statistics.effective import weighted_number

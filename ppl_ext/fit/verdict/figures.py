@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ppl_ext.chains.convergence import TAIL, convergence, in_chains
-from ppl_ext.fit.verdict import MOST_SHOWN, SiteFigures, Value
+from ppl_ext.fit.verdict.verdict import MOST_SHOWN, SiteFigures, Value
 
 Numbers = Float[np.ndarray, " K"]
 

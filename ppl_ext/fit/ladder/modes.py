@@ -18,8 +18,8 @@ from jaxtyping import Float
 
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.symmetry import Symmetry, find_symmetry
-from ppl_ext.fit import policy
-from ppl_ext.fit.problem import Positions, Problem
+from ppl_ext.fit.problem.problem import Positions, Problem
+from ppl_ext.fit.verdict import policy
 from ppl_ext.start.find import EXCESS, PATHS, Counted, is_near, more_modes
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.search import WIDTH

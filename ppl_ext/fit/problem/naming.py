@@ -15,9 +15,9 @@ from ppl_ext.diagnostics.fit_groups import site_groups
 from ppl_ext.diagnostics.inference_data import named_arguments, named_groups
 from ppl_ext.diagnostics.replay import Replay
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.problem import Problem
-from ppl_ext.fit.verdict import SiteFigures, Value
-from ppl_ext.fit.views import NO_NAMES, Names
+from ppl_ext.fit.problem.problem import Problem
+from ppl_ext.fit.problem.views import NO_NAMES, Names
+from ppl_ext.fit.verdict.verdict import SiteFigures, Value
 
 #: Of a target, draws by site, bound data and ``groups=()``: its sites; nothing is computed.
 Describe = Callable[..., Replay]

@@ -14,10 +14,10 @@ from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Kernel, Sampled, Window
 from ppl_ext.chains.symmetry import Exchange, Symmetry
-from ppl_ext.fit import policy
-from ppl_ext.fit.labels import Orders
-from ppl_ext.fit.verdict import Stage
-from ppl_ext.fit.views import Names
+from ppl_ext.fit.problem.views import Names
+from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict.labels import Orders
+from ppl_ext.fit.verdict.verdict import Stage
 from ppl_ext.start.start import Mode
 
 #: What a climb is made of, by name.
