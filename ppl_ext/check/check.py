@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Bool, Float
 from tqdm.auto import tqdm
 
-from ppl_ext.chains.convergence import in_chains
 from ppl_ext.chains.symmetry import Symmetry, find_symmetry, ordered_values
 from ppl_ext.check.checked import Checked
 from ppl_ext.check.own_chains import OwnChains, own_chains
@@ -40,6 +39,7 @@ from ppl_ext.fit.verdict.comparison import (
 from ppl_ext.fit.verdict.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.start.paths import Evaluate, SpentError
+from ppl_ext.statistics.convergence import in_chains
 from ppl_ext.statistics.effective import effective_number
 from ppl_ext.target.noncentred import points_around
 from ppl_ext.target.on_host import on_host

@@ -18,7 +18,6 @@ from jaxtyping import Float
 from scipy.linalg import solve_triangular
 from scipy.special import fdtri
 
-from ppl_ext.chains.convergence import split_r_hat
 from ppl_ext.chains.hamiltonian import LENGTH, Chains, Factor, Positions, trajectory
 from ppl_ext.errors import ArgumentError, DoubtfulFitWarning
 from ppl_ext.fit.fit import Fit
@@ -27,6 +26,7 @@ from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.start.given import DrawnStart, Started, normal_of
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.start import Mode, Start
+from ppl_ext.statistics.convergence import split_r_hat
 
 #: Transitions that adapt the step size, unless told otherwise.
 WARMUP = 150

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.chains.convergence import convergence
 from ppl_ext.chains.sampler import Window
 from ppl_ext.fit.ladder.chain_figures import chained_of
 from ppl_ext.fit.verdict import policy
+from ppl_ext.statistics.convergence import convergence
 from tests.fit_support import WITHOUT_PROGRAM
 
 

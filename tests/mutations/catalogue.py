@@ -1899,14 +1899,14 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "R-hat of groups of chains divided by the square of their number",
-        "chains/convergence.py",
+        "statistics/convergence.py",
         "between * GROUPS / draws.shape[1])",
         "between * (GROUPS / draws.shape[1]) ** 2)",
         tests,
     )
     yield from neutral(
         "autocorrelations counted once",
-        "chains/convergence.py",
+        "statistics/convergence.py",
         "times = 1.0 + 2.0 * np.cumsum",
         "times = 1.0 + np.cumsum",
         tests,
@@ -2394,7 +2394,7 @@ def _fit() -> Iterator[Mutation]:
         ),
         ("what lies beyond all draws is not missing", "+ missing**2)", ")"),
     ):
-        yield from neutral(name, "chains/convergence.py", old, new, "chains")
+        yield from neutral(name, "statistics/convergence.py", old, new, "chains")
     for name, old, new in (
         (
             "correlations that rise again count",

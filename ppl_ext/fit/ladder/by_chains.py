@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.coupling import Coupled, Pairs
 from ppl_ext.chains.jumps import PAIRS as JUMP_PAIRS
 from ppl_ext.chains.jumps import jump, jumps_from
@@ -23,6 +22,7 @@ from ppl_ext.fit.problem.problem import Meter, Positions, Problem
 from ppl_ext.fit.verdict import policy
 from ppl_ext.start.paths import SpentError
 from ppl_ext.start.start import Start
+from ppl_ext.statistics.convergence import Convergence, convergence
 from ppl_ext.statistics.effective import weighted_number
 
 #: Chains side by side, and the fewest transitions that are kept of each: a part with a fiftieth of

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.sampler import Window
 from ppl_ext.chains.symmetry import Symmetry, ordered_values
 from ppl_ext.fit.problem.problem import Problem
 from ppl_ext.fit.verdict import policy
 from ppl_ext.fit.verdict.figures import label
 from ppl_ext.start.paths import Evaluate
+from ppl_ext.statistics.convergence import Convergence, convergence
 
 #: The power of the largest number beyond which draws are without bound: its root is where the
 #: squares in densities overflow.

@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.chains.convergence import convergence
 from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.proposal import Proposal, drawn_from
 from ppl_ext.chains.sampler import Sampled
@@ -38,6 +37,7 @@ from ppl_ext.fit.verdict.verdict import Stage
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Start
+from ppl_ext.statistics.convergence import convergence
 
 #: How often chains run, where they met a mode that none of them started from; Pareto k-hat from
 #: which on the search for modes goes on; and up to which importance weights tell modes' masses.

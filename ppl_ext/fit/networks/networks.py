@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.ladder.by_chains import CHAINS
 from ppl_ext.fit.ladder.climbed import Climbed, staged
@@ -35,6 +34,7 @@ from ppl_ext.microcanonical.tuning import DOUBTFUL_VARIANCE, ENERGY_VARIANCE, HE
 from ppl_ext.start.paths import SpentError
 from ppl_ext.start.rows import Minibatches
 from ppl_ext.start.search import MOST_SEARCHED
+from ppl_ext.statistics.convergence import Convergence, convergence
 
 
 class Pace(NamedTuple):

@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import betainc, ndtri
 
-from ppl_ext.chains.convergence import Convergence, convergence, in_chains
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.verdict.verdict import MOST_SHOWN, SiteFigures, Value
+from ppl_ext.statistics.convergence import Convergence, convergence, in_chains
 from ppl_ext.statistics.effective import distinct_number, effective_number
 from ppl_ext.target.on_host import on_host
 

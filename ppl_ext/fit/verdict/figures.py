@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float
 
-from ppl_ext.chains.convergence import TAIL, convergence, in_chains
 from ppl_ext.fit.verdict.verdict import MOST_SHOWN, SiteFigures, Value
+from ppl_ext.statistics.convergence import TAIL, convergence, in_chains
 
 Numbers = Float[np.ndarray, " K"]
 
