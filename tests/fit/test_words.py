@@ -16,7 +16,6 @@ import pytest
 
 from ppl_ext.chains.coupling import Coupled
 from ppl_ext.check.check import _conclusion
-from ppl_ext.diagnostics.importance import ParetoKHat
 from ppl_ext.fit.ladder.written import modes_in_words
 from ppl_ext.fit.verdict import policy
 from ppl_ext.fit.verdict.comparison import Comparison, Off
@@ -32,6 +31,7 @@ from ppl_ext.fit.verdict.policy import (
     judge_engine,
 )
 from ppl_ext.fit.verdict.verdict import STAGES, Verdict
+from ppl_ext.statistics.khat import ParetoKHat
 from ppl_ext.witnesses.drift import Drift
 from ppl_ext.witnesses.ratios import Ratios
 from ppl_ext.witnesses.stein import Stein

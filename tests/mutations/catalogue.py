@@ -1513,17 +1513,17 @@ def _diagnostics() -> Iterator[Mutation]:
     )
     yield from neutral(
         "importance ratios turned over",
-        "diagnostics/importance.py",
+        "statistics/khat.py",
         "ratios = log_p - log_q",
         "ratios = log_q - log_p",
-        "importance",
+        "khat importance",
     )
     yield from neutral(
         "k-hat of the left tail",
-        "diagnostics/importance.py",
+        "statistics/khat.py",
         "values, rounding = ratios",
         "values, rounding = -ratios.values, ratios.rounding",
-        "importance",
+        "khat importance",
     )
     yield from neutral(
         "Stein kernel: trace left out",
@@ -2077,10 +2077,10 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "the cutoff of smoothed weights inside the tail",
-        "diagnostics/importance.py",
+        "statistics/khat.py",
         "cutoff = weights[order[-tail - 1]]",
         "cutoff = weights[order[-tail]]",
-        "diagnostics/test_importance",
+        "statistics/test_khat",
     )
     yield from neutral(
         "labels exchanged where the density changes",

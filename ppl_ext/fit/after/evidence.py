@@ -21,10 +21,10 @@ from scipy.special import expit, gammaln, logsumexp
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.symmetry import Symmetry
-from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
 from ppl_ext.fit.problem.problem import Problem
 from ppl_ext.fit.verdict.verdict import Verdict
 from ppl_ext.statistics.effective import effective_number
+from ppl_ext.statistics.khat import LogRatios, pareto_khat
 
 if TYPE_CHECKING:
     from ppl_ext.fit.ladder.climbed import Climbed

@@ -19,7 +19,6 @@ from jaxtyping import Float
 
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import Proposal
-from ppl_ext.diagnostics.importance import LogRatios, khat_in_words, pareto_khat, smoothed_weights
 from ppl_ext.fit.ladder.chain_figures import flat_far_out
 from ppl_ext.fit.ladder.climbed import Climbed, staged
 from ppl_ext.fit.ladder.corrected import resampled
@@ -32,6 +31,7 @@ from ppl_ext.start.find import more_modes
 from ppl_ext.start.given import normal_of
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.statistics.effective import effective_number, weighted_number
+from ppl_ext.statistics.khat import LogRatios, khat_in_words, pareto_khat, smoothed_weights
 
 #: Draws of the fit before that are looked at first, and at most where a proposal is made of them.
 FIRST, MOST = 128, 512

@@ -12,12 +12,12 @@ from ppl_ext.chains.adaptive import adapted
 from ppl_ext.chains.hamiltonian import Chains, Factor
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.symmetry import Symmetry
-from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
 from ppl_ext.fit.ladder.modes import LEAST_WEIGHT
 from ppl_ext.fit.verdict import policy
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.start import Start
 from ppl_ext.statistics.effective import weighted_number
+from ppl_ext.statistics.khat import LogRatios, pareto_khat
 
 
 @dataclass(frozen=True)

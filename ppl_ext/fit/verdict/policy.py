@@ -9,9 +9,9 @@ from typing import Literal
 
 from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.sampler import MIXTURE_DIMENSIONS, MOST_DIVERGENT
-from ppl_ext.diagnostics.importance import khat_in_words
 from ppl_ext.fit.verdict.labels import Orders
 from ppl_ext.fit.verdict.verdict import Level, Verdict
+from ppl_ext.statistics.khat import khat_in_words
 
 Rung = Literal["all rows", "engine", "correct", "chains", "end"]
 
