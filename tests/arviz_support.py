@@ -131,8 +131,6 @@ def network_mean(x: np.ndarray, kernels: list[np.ndarray], biases: list[np.ndarr
 
 def khat(ratios: np.ndarray) -> float:
     """k-hat of log ratios by ArviZ."""
-    import arviz
-
     with np.errstate(all="ignore"):
         if MAJOR < 1:
             return float(arviz.psislw(ratios)[1])
