@@ -46,7 +46,7 @@ from ppl_ext.fit.problem.naming import (
 )
 from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.fit.problem.views import NO_NAMES, Names, Views
-from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict import facts, levels
 from ppl_ext.fit.verdict.comparison import compared, flat_columns
 from ppl_ext.fit.verdict.figures import site_figures
 from ppl_ext.fit.verdict.verdict import Stage, Verdict
@@ -943,7 +943,7 @@ def fit(
         meter = Meter(
             budget or BUDGET, seconds or SECONDS, bar, for_engines=for_engines, clock=clock
         )
-        wanted = policy.Wanted(float(target_ess), exact, meter.seconds, has_engine, target_sd_error)
+        wanted = facts.Wanted(float(target_ess), exact, meter.seconds, has_engine, target_sd_error)
         ways = problems()
         with watched() as modules:
             written = next(ways)
@@ -1001,7 +1001,7 @@ def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
     shapes = {name: np.shape(value)[1:] for name, value in reference.draws.items()}
     theirs = flat_columns(climbed.ordered_draws, shapes, reference.num_chains)
     found = compared(flat_columns(climbed.ordered(draws), shapes), theirs, problem.dim)
-    level, reasons = policy.judge_engine(given.engine, climbed.verdict, found.wrong)
+    level, reasons = levels.judge_engine(given.engine, climbed.verdict, found.wrong)
     unsure = (found.unsure,) if level == "approximate" and found.unsure else ()
     labels = names_of(problem).labels
     verdict = Verdict(

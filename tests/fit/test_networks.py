@@ -22,7 +22,7 @@ from ppl_ext.fit.networks.rows_seen import RowsSeen
 from ppl_ext.fit.problem.observed import Observed
 from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.fit.problem.views import NO_NAMES, Views
-from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict import facts, policy
 from ppl_ext.fit.verdict.verdict import Verdict
 from ppl_ext.networks.random_module import watched
 from ppl_ext.start.rows import Minibatches
@@ -134,7 +134,7 @@ def sampled(
     rows = outputs.held_out_arguments(held_out)
     judged = outputs.outputs_of(of, None, rows, is_network=True, seconds=seconds)
     assert judged is not None
-    wanted = policy.Wanted(400.0, exact, 600.0)
+    wanted = facts.Wanted(400.0, exact, 600.0)
     found, verdict = networks.sampled(
         judged, np.random.default_rng(1), wanted, Meter(budget, 600.0)
     )
@@ -271,7 +271,7 @@ def test_verdicts_say_what_of_the_data_they_are_of(
     of = replace(problem(), observed=observed)
     judged = outputs.outputs_of(of, None, HELD_OUT_ROWS, is_network=True, seconds=600.0)
     assert judged is not None
-    wanted, meter = policy.Wanted(400.0, False, 600.0), Meter(100_000, 600.0)
+    wanted, meter = facts.Wanted(400.0, False, 600.0), Meter(100_000, 600.0)
     found, verdict = networks.sampled(judged, np.random.default_rng(1), wanted, meter)
     _, longer = networks.further(found, 5, Meter(100_000, 600.0))
     for each in (verdict, longer):

@@ -9,27 +9,18 @@ import pytest
 
 from ppl_ext.chains.coupling import Coupled
 from ppl_ext.fit.after.saved import as_tree, from_tree
+from ppl_ext.fit.verdict.agreement import enough, is_bounded, is_doubtful
+from ppl_ext.fit.verdict.facts import Chained, Correction, Engine, Evidence, Modes, Program, Wanted
 from ppl_ext.fit.verdict.labels import Orders
+from ppl_ext.fit.verdict.levels import judge, words_of
 from ppl_ext.fit.verdict.policy import (
-    Chained,
-    Correction,
-    Engine,
-    Evidence,
-    Modes,
-    Program,
-    Wanted,
     chains_refused,
-    enough,
     is_adapted,
     is_better,
-    is_bounded,
-    is_doubtful,
     is_good,
-    judge,
     may_adapt,
     may_bend,
     next_rung,
-    words_of,
 )
 
 PROGRAM = Program(dim=10, is_whole=True, seconds_per_evaluation=1e-5, rounding=1e-9)

@@ -1838,8 +1838,8 @@ def _fit() -> Iterator[Mutation]:
         ),
         (
             "chains whose widths follow a scale believed as others",
-            "fit/verdict/policy.py",
-            "return is_heavy or strain > STRAINED",
+            "fit/verdict/agreement.py",
+            "return is_heavy or strain > policy.STRAINED",
             "return is_heavy",
         ),
         (
@@ -2179,7 +2179,7 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "an engine that has not settled is approximate",
-        "fit/verdict/policy.py",
+        "fit/verdict/levels.py",
         'return "approximate" if is_near else "not trusted"',
         'return "approximate" if True else "not trusted"',
         tests,

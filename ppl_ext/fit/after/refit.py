@@ -25,7 +25,7 @@ from ppl_ext.fit.ladder.corrected import resampled
 from ppl_ext.fit.ladder.ladder import climb
 from ppl_ext.fit.ladder.modes import FAR, LEAST_MASS
 from ppl_ext.fit.problem.problem import Meter, Problem
-from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict import facts, levels, policy
 from ppl_ext.fit.verdict.verdict import Stage, Verdict
 from ppl_ext.start.find import more_modes
 from ppl_ext.start.given import normal_of
@@ -143,7 +143,7 @@ def refitted(
     written: Problem,
     others: Iterator[Problem],
     generator: np.random.Generator,
-    wanted: policy.Wanted,
+    wanted: facts.Wanted,
     meter: Meter,
 ) -> Climbed:
     """Fit a program to other arguments than a fit before, from its draws where they serve.
@@ -207,7 +207,7 @@ def _reweighted(
     before: Climbed,
     problem: Problem,
     generator: np.random.Generator,
-    wanted: policy.Wanted,
+    wanted: facts.Wanted,
     meter: Meter,
 ) -> tuple[Reweighted | None, str]:
     evaluate = meter.of(problem.evaluate)
@@ -225,7 +225,7 @@ def _reweighted(
     positions, values = found.positions[chosen], found.values[chosen]
     rounding = problem.epsilon * float(np.abs(values).max())
     program = replace(before.evidence.program, rounding=rounding)
-    if against := policy.of_rounding(program):
+    if against := levels.of_rounding(program):
         return None, against[0].rstrip(".").lower()
     points = meter.points(problem)
     if _has_more_modes(evaluate, points, positions, values, generator, problem.epsilon):
@@ -239,8 +239,8 @@ def _reweighted(
             f" They are worth about {number:.0f} independent draws, fewer than the "
             f"{wanted.target_ess:.0f} that were asked for. Give refit a larger target_ess for more."
         )
-    evidence = policy.Evidence(
-        program, replace(wanted, exact=False), before.evidence.modes, policy.Correction(0.0, share)
+    evidence = facts.Evidence(
+        program, replace(wanted, exact=False), before.evidence.modes, facts.Correction(0.0, share)
     )
     return Reweighted(problem, positions[:, None], None, evidence, told=told, values=values), ""
 
@@ -249,7 +249,7 @@ def _by_draws(
     before: Climbed,
     problem: Problem,
     generator: np.random.Generator,
-    wanted: policy.Wanted,
+    wanted: facts.Wanted,
     meter: Meter,
     is_dear: bool,
 ) -> tuple[_Weighed, str, float]:
@@ -307,7 +307,7 @@ def _by_proposal(
     evaluate: Evaluate,
     problem: Problem,
     generator: np.random.Generator,
-    wanted: policy.Wanted,
+    wanted: facts.Wanted,
     has_modes: bool,
 ) -> tuple[_Weighed, str, float]:
     """The same of draws of a Normal or a mixture that is fitted to weighted draws, in rounds."""

@@ -15,7 +15,7 @@ from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Kernel, Sampled, Window
 from ppl_ext.chains.symmetry import Exchange, Symmetry
 from ppl_ext.fit.problem.views import Names
-from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict import facts
 from ppl_ext.fit.verdict.labels import Orders
 from ppl_ext.fit.verdict.verdict import Stage
 from ppl_ext.start.start import Mode
@@ -25,8 +25,8 @@ _PARTS = {
     part.__name__: part
     for part in (
         *(Mode, Bend, Proposal, Chains, Kernel, Window, Sampled, Stage),
-        *(policy.Program, policy.Wanted, policy.Modes, policy.Correction, policy.Chained),
-        *(policy.Engine, policy.Evidence, Orders, Symmetry, Exchange, Coupled),
+        *(facts.Program, facts.Wanted, facts.Modes, facts.Correction, facts.Chained),
+        *(facts.Engine, facts.Evidence, Orders, Symmetry, Exchange, Coupled),
     )
 }
 
@@ -82,7 +82,7 @@ def from_tree(tree: Any, given: Mapping[str, Any]) -> Any:
     if isinstance(tree, dict):
         part, own = _PARTS[tree["part"]], dict(tree["fields"])
         names = {each.name for each in fields(part)}
-        if part is policy.Evidence and own.get("chains") and "flat" not in own:
+        if part is facts.Evidence and own.get("chains") and "flat" not in own:
             # Files of the first versions had these sites with the chains.
             chains = dict(own["chains"]["fields"])
             own["flat"] = chains.pop("flat", ())

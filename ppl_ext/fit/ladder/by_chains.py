@@ -19,7 +19,7 @@ from ppl_ext.fit.ladder.chain_figures import chained_of
 from ppl_ext.fit.ladder.corrected import Approximation
 from ppl_ext.fit.ladder.modes import Watched
 from ppl_ext.fit.problem.problem import Meter, Positions, Problem
-from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict import agreement, facts, policy
 from ppl_ext.start.paths import SpentError
 from ppl_ext.start.start import Start
 from ppl_ext.statistics.convergence import Convergence, convergence
@@ -38,11 +38,11 @@ FORGOTTEN = 0.5
 
 def run_chains(
     problem: Problem,
-    program: policy.Program,
+    program: facts.Program,
     begun: Approximation,
     symmetry: Symmetry | None,
     watched: Watched,
-    wanted: policy.Wanted,
+    wanted: facts.Wanted,
     generator: np.random.Generator,
     meter: Meter,
     stage: Callable[[str], AbstractContextManager[list[str]]],
@@ -67,9 +67,9 @@ def run_chains(
             points = meter.points(problem)
             starts = _apart(points, begun.start, JUMP_PAIRS, generator, symmetry)
             coupled = jumps_from(starts, watched, begun.proposal, log_ratios, generator)
-            if policy.is_bounded(coupled):
-                most = int(policy.MOST_JUMPS * wanted.target_ess)
-                has_tails = partial(is_enough, tail_share=policy.JUMPS_TAIL_SHARE)
+            if agreement.is_bounded(coupled):
+                most = int(agreement.MOST_JUMPS * wanted.target_ess)
+                has_tails = partial(is_enough, tail_share=agreement.JUMPS_TAIL_SHARE)
                 own = _longer(own, has_tails, most, generator, meter)
                 sampled = own if has_tails(convergence(own.draws), own.window) else None
             notes.append(coupled.note)
@@ -99,7 +99,7 @@ def run_chains(
         with stage("pairs of chains") as notes:
             pairs, coupled = _coupled(problem, begun.start, sampled, generator, meter, most, pairs)
             notes.append(coupled.note)
-        is_bounded = policy.is_bounded(coupled)
+        is_bounded = agreement.is_bounded(coupled)
         is_sure = partial(is_enough, is_sure=not is_bounded)
         if is_bounded or pairs is None or _are(is_sure, sampled) or not may_go_on():
             break
@@ -136,24 +136,24 @@ def _told_of_draws(sampled: Sampled) -> str:
 def _is_enough(
     problem: Problem,
     symmetry: Symmetry | None,
-    wanted: policy.Wanted,
-    correction: policy.Correction,
+    wanted: facts.Wanted,
+    correction: facts.Correction,
     meter: Meter,
     began: float,
     figures: Convergence,
     window: Window,
     *,
     is_sure: bool = False,
-    tail_share: float = policy.TAIL_SHARE,
+    tail_share: float = agreement.TAIL_SHARE,
 ) -> bool:
     """Whether chains have done what was asked, or all that is asked of those that do not meet."""
     if window.transitions < LEAST_TRANSITIONS:
         return False
     chained = chained_of(problem, window, figures, symmetry)
     meter.shows(chained.ess_bulk, wanted.target_ess, time.perf_counter() - began)
-    is_heavy = policy.is_doubtful(chained, correction, problem.strain)
+    is_heavy = agreement.is_doubtful(chained, correction, problem.strain)
     is_far = policy.lacks_approximation(correction)
-    return policy.enough(
+    return agreement.enough(
         chained, wanted, is_sure=is_sure, is_heavy=is_heavy, is_far=is_far, tail_share=tail_share
     )
 
@@ -196,7 +196,7 @@ def _coupled(
     """
     if pairs is None:
         accepted = float(sampled.window.jumped.mean())
-        if accepted < policy.LEAST_JUMPS:
+        if accepted < agreement.LEAST_JUMPS:
             told = f"jumps, in which chains meet, are seldom taken ({accepted:.1%})"
             return None, Coupled(0, reason=told)
         if most - meter.evaluations < 4 * PAIRS or not meter.allows():

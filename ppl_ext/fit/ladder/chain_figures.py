@@ -11,7 +11,7 @@ from jaxtyping import Float
 from ppl_ext.chains.sampler import Window
 from ppl_ext.chains.symmetry import Symmetry, ordered_values
 from ppl_ext.fit.problem.problem import Problem
-from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict import agreement, facts
 from ppl_ext.fit.verdict.figures import label
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.statistics.convergence import Convergence, convergence
@@ -32,7 +32,7 @@ LEVEL = 2.0**10
 
 def chained_of(
     problem: Problem, window: Window, coordinates: Convergence, symmetry: Symmetry | None
-) -> policy.Chained:
+) -> facts.Chained:
     """Figures of a window, whose unconstrained coordinates have these.
 
     The sites as they are written are judged. A coordinate may have a long tail that is none of its
@@ -41,11 +41,11 @@ def chained_of(
     names, numbers, columns = _columns(problem, window.draws, symmetry)
     found = convergence(columns)
     r_hat = float(found.r_hat.max())
-    worst = found.r_hat.argmax() if r_hat > policy.R_HAT else found.ess_bulk.argmin()
+    worst = found.r_hat.argmax() if r_hat > agreement.R_HAT else found.ess_bulk.argmin()
     slow = int(coordinates.r_hat.argmax())
     sites = problem.coordinates.items()
     worst_site = names[int(worst)]
-    return policy.Chained(
+    return facts.Chained(
         r_hat,
         float(found.ess_bulk.min()),
         float(found.ess_tail.min()),

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from ppl_ext.chains.sampler import Sampled
 from ppl_ext.chains.symmetry import Symmetry, ordered_values
 from ppl_ext.fit.problem.problem import Meter, Problem
-from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict import facts, levels
 from ppl_ext.fit.verdict.verdict import STAGES, Stage, Verdict
 
 
@@ -40,7 +40,7 @@ class Climbed:
     problem: Problem
     positions: Float[np.ndarray, "N M D"]
     sampled: Sampled | None
-    evidence: policy.Evidence
+    evidence: facts.Evidence
     stages: list[Stage] = field(default_factory=list)
     symmetry: Symmetry | None = None
 
@@ -65,7 +65,7 @@ class Climbed:
     @property
     def verdict(self) -> Verdict:
         """What the draws are worth."""
-        level, reasons = policy.judge(self.evidence)
+        level, reasons = levels.judge(self.evidence)
         if self.problem.name != "as written":
             reasons = (*reasons, f"Fitted {self.problem.name}; draws are of the sites as written.")
         coupled = self.evidence.coupled

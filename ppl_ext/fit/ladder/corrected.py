@@ -13,7 +13,7 @@ from ppl_ext.chains.hamiltonian import Chains, Factor
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.fit.ladder.modes import LEAST_WEIGHT
-from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict import facts, policy
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.start import Start
 from ppl_ext.statistics.effective import weighted_number
@@ -33,7 +33,7 @@ class Approximation:
     proposal: Proposal
     drawn: Chains
     log_ratios: Float[np.ndarray, " S"]
-    correction: policy.Correction
+    correction: facts.Correction
     weights: Float[np.ndarray, " S"]
     metric: Factor | None = None
 
@@ -41,7 +41,7 @@ class Approximation:
 def better_approximations(
     evaluate: Evaluate,
     begun: Approximation,
-    program: policy.Program,
+    program: facts.Program,
     generator: np.random.Generator,
     symmetry: Symmetry | None,
 ) -> Iterator[Approximation]:
@@ -72,7 +72,7 @@ def proposed_weights(shares: Float[np.ndarray, " modes"]) -> Float[np.ndarray, "
 
 def correction_of(
     drawn: Chains, log_ratios: Float[np.ndarray, " S"], rounding: float
-) -> tuple[policy.Correction, Float[np.ndarray, " S"]]:
+) -> tuple[facts.Correction, Float[np.ndarray, " S"]]:
     """Figures of importance ratios, and weights, the largest of them truncated.
 
     E. L. Ionides, "Truncated importance sampling" (2008): at the mean times the root of their
@@ -80,12 +80,12 @@ def correction_of(
     """
     number, undefined = len(log_ratios), float(np.isnan(drawn.values).mean())
     if np.isneginf(log_ratios).all():
-        return policy.Correction(np.inf, 0.0, undefined), np.full(number, 1.0 / number)
+        return facts.Correction(np.inf, 0.0, undefined), np.full(number, 1.0 / number)
     weights = np.exp(log_ratios - log_ratios.max())
     khat = pareto_khat(LogRatios(log_ratios, rounding)).khat
     share = weighted_number(weights) / number
     weights = np.minimum(weights, weights.mean() * np.sqrt(number))
-    return policy.Correction(khat, share, undefined), weights / weights.sum()
+    return facts.Correction(khat, share, undefined), weights / weights.sum()
 
 
 def resampled(

@@ -32,7 +32,7 @@ from ppl_ext.fit.ladder.written import (
     words_of_form,
 )
 from ppl_ext.fit.problem.problem import Meter, Problem
-from ppl_ext.fit.verdict import labels, policy
+from ppl_ext.fit.verdict import agreement, facts, labels, policy
 from ppl_ext.fit.verdict.verdict import Stage
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.search import MOST_SEARCHED
@@ -49,7 +49,7 @@ def climb(
     written: Problem,
     others: Iterator[Problem],
     generator: np.random.Generator,
-    wanted: policy.Wanted,
+    wanted: facts.Wanted,
     meter: Meter,
 ) -> Climbed:
     """Fit a program as it is written, or in one of the other ways to write it.
@@ -71,7 +71,7 @@ def climb(
             notes.append(f"{words_of_form(problem)}{modes_in_words(len(start.modes))}")
     else:
         program = known_of(problem, None, meter)
-    evidence = policy.Evidence(program, wanted, dropped=tuple(dropped), left=meter.left)
+    evidence = facts.Evidence(program, wanted, dropped=tuple(dropped), left=meter.left)
     if policy.next_rung(evidence) == "all rows":
         assert start is not None
         with stage("all rows") as notes:
@@ -176,7 +176,7 @@ def climb(
     return Climbed(problem, rows, None, evidence, stages, symmetry)
 
 
-def _modes(search: Search, notes: list[str], generator: np.random.Generator) -> policy.Modes:
+def _modes(search: Search, notes: list[str], generator: np.random.Generator) -> facts.Modes:
     """What a search found, with the sites whose labels change places; it is noted."""
     found = search.found
     notes.append(f"{modes_in_words(found.number)} after {found.paths} searches")
@@ -186,11 +186,11 @@ def _modes(search: Search, notes: list[str], generator: np.random.Generator) -> 
 
 
 def _far_out(
-    evidence: policy.Evidence,
+    evidence: facts.Evidence,
     problem: Problem,
     evaluate: Evaluate,
     draws: Float[np.ndarray, "N M D"],
-) -> policy.Evidence:
+) -> facts.Evidence:
     """The evidence with sites along which the density does not fall far out of the draws."""
     with suppress(SpentError):  # Then what was found before stands.
         flat = flat_far_out(problem, evaluate, draws.reshape(-1, problem.dim))
@@ -217,7 +217,7 @@ def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
             own = labels.orders(values, places, None)
         evidence = replace(evidence, modes=replace(modes, orders=own))
     before = climbed.evidence.chains
-    rested = evidence.rested or (before is not None and policy.enough(before, evidence.wanted))
+    rested = evidence.rested or (before is not None and agreement.enough(before, evidence.wanted))
     found.evidence = replace(evidence, chains=chained, rested=rested)
     return found
 

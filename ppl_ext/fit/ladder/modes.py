@@ -19,7 +19,7 @@ from jaxtyping import Float
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.symmetry import Symmetry, find_symmetry
 from ppl_ext.fit.problem.problem import Positions, Problem
-from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict import facts
 from ppl_ext.start.find import EXCESS, PATHS, Counted, is_near, more_modes
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.search import WIDTH
@@ -120,12 +120,12 @@ class Search:
         return Start(tuple(m for m in ordered if m is ordered[0] or _most_mass(m) > least), 0)
 
     @property
-    def found(self) -> policy.Modes:
+    def found(self) -> facts.Modes:
         """What the policy asks of it."""
         start = self.start
         alike = () if self.symmetry is None else self.symmetry.alike
         shares = tuple(map(float, start.weights))
-        return policy.Modes(
+        return facts.Modes(
             len(start.modes),
             self._new,
             shares,

@@ -14,7 +14,7 @@ from ppl_ext.fit.ladder.centring import centring_of, has_neck
 from ppl_ext.fit.ladder.chain_figures import cost_far_out
 from ppl_ext.fit.ladder.modes import LEAST_MASS
 from ppl_ext.fit.problem.problem import Meter, Problem, timed
-from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict import facts, policy
 from ppl_ext.start.find import find
 from ppl_ext.start.paths import SpentError
 from ppl_ext.start.start import Mode, Start
@@ -45,7 +45,7 @@ def begin(
     generator: np.random.Generator,
     meter: Meter,
     dropped: list[str],
-) -> tuple[Problem, Start, policy.Program]:
+) -> tuple[Problem, Start, facts.Program]:
     """The best way to write a program, where its draws start, and what is known of it there.
 
     Raises
@@ -160,13 +160,13 @@ def _difference(written: Problem, other: Problem, mode: Mode, meter: Meter) -> s
     )
 
 
-def known_of(problem: Problem, start: Start | None, meter: Meter) -> policy.Program:
+def known_of(problem: Problem, start: Start | None, meter: Meter) -> facts.Program:
     """What is known of a program, and of its density at a start."""
     has_engine = problem.approximate is not None
     if start is None:
-        return policy.Program(problem.dim, problem.is_whole, 0.0, 0.0, has_engine=has_engine)
+        return facts.Program(problem.dim, problem.is_whole, 0.0, 0.0, has_engine=has_engine)
     value, each = timed(meter.of(problem.evaluate), start.mean, meter.clock)
-    return policy.Program(
+    return facts.Program(
         problem.dim,
         problem.is_whole,
         each,

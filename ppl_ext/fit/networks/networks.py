@@ -25,7 +25,7 @@ from ppl_ext.fit.ladder.written import look_at_slopes
 from ppl_ext.fit.networks.outputs import Calibration, Columns, Outputs, Positions
 from ppl_ext.fit.networks.rows_seen import Anchor, RowsSeen
 from ppl_ext.fit.problem.problem import Meter, Problem
-from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict import agreement, facts, levels
 from ppl_ext.fit.verdict.figures import site_figures
 from ppl_ext.fit.verdict.verdict import Level, Stage, Verdict
 from ppl_ext.microcanonical.chains import QUARTER, Dynamics, Microcanonical
@@ -282,7 +282,7 @@ class Networked(Climbed):
 def sampled(
     outputs: Outputs,
     generator: np.random.Generator,
-    wanted: policy.Wanted,
+    wanted: facts.Wanted,
     meter: Meter,
     known: Networked | None = None,
     why: str = "",
@@ -306,7 +306,7 @@ def sampled(
 def _sampled(
     outputs: Outputs,
     generator: np.random.Generator,
-    wanted: policy.Wanted,
+    wanted: facts.Wanted,
     meter: Meter,
     known: Networked | None,
     why: str,
@@ -363,8 +363,8 @@ def _sampled(
                 f"evaluations, of which {meter.left:,} were left. Give a larger budget=."
             )
     verdict = judged(outputs, run, figures, calibration, wanted, reasons)
-    program = policy.Program(problem.dim, True, 0.0, _rounding(run))
-    evidence = policy.Evidence(program, wanted)
+    program = facts.Program(problem.dim, True, 0.0, _rounding(run))
+    evidence = facts.Evidence(program, wanted)
     climbed = Networked(
         problem, run.draws, None, evidence, stages, run=run, outputs=outputs, told=tuple(reasons)
     )
@@ -438,10 +438,10 @@ class Figures:
 
     columns: Columns
     found: Convergence
-    chained: policy.Chained
+    chained: facts.Chained
 
     @classmethod
-    def of(cls, outputs: Outputs, run: Run, wanted: policy.Wanted) -> Figures:
+    def of(cls, outputs: Outputs, run: Run, wanted: facts.Wanted) -> Figures:
         """Of what is kept of chains."""
         draws = run.draws
         if run.rows.minibatches is not None:
@@ -452,8 +452,8 @@ class Figures:
         found = convergence(joined.reshape(*draws.shape[1::-1], -1).transpose(1, 0, 2))
         names = [name for name, each in columns.items() for _ in range(each.shape[1])]
         r_hat = float(found.r_hat.max())
-        worst = found.r_hat.argmax() if r_hat > policy.R_HAT else found.ess_bulk.argmin()
-        chained = policy.Chained(
+        worst = found.r_hat.argmax() if r_hat > agreement.R_HAT else found.ess_bulk.argmin()
+        chained = facts.Chained(
             r_hat,
             float(found.ess_bulk.min()),
             float(found.ess_tail.min()),
@@ -482,7 +482,7 @@ def _flat(draws: Float[np.ndarray, "N C D"]) -> Positions:
 def _agreeing(
     outputs: Outputs,
     run: Run,
-    wanted: policy.Wanted,
+    wanted: facts.Wanted,
     meter: Meter,
     is_near_enough: bool,
     before: tuple[Run, Figures] | None = None,
@@ -506,7 +506,7 @@ def _agreeing(
         if is_done or is_spent or not _against(figures.chained, run, wanted):
             return run, figures
         many = not run.moves.adjusted and run.made > MOST_MOVES * run.total
-        if many and figures.r_hat > policy.R_HAT:
+        if many and figures.r_hat > agreement.R_HAT:
             before = run, figures
             run = Run.begun(problem, rows, generator, run.z, 2 * run.total)
             due = pace.look
@@ -523,12 +523,12 @@ def _too_small(meter: Meter, problem: Problem, has_ensemble: bool = True) -> Arg
     )
 
 
-def _against(found: policy.Chained, run: Run, wanted: policy.Wanted) -> list[str]:
+def _against(found: facts.Chained, run: Run, wanted: facts.Wanted) -> list[str]:
     """What speaks against chains; of those that are not adjusted less is asked."""
     if run.moves.adjusted:
-        return policy.of_chains(found, wanted)
+        return agreement.of_chains(found, wanted)
     less = replace(wanted, target_ess=SHARE_OF_DRAWS * wanted.target_ess)
-    return policy.of_chains(found, less, most_r_hat=NEAR)
+    return agreement.of_chains(found, less, most_r_hat=NEAR)
 
 
 def _cost(run: Run) -> float:
@@ -553,13 +553,13 @@ def judged(
     run: Run,
     figures: Figures,
     calibration: Calibration,
-    wanted: policy.Wanted,
+    wanted: facts.Wanted,
     told: list[str],
 ) -> Verdict:
     """What chains are worth, by their outputs."""
     chained = figures.chained
-    program = policy.Program(outputs.problem.dim, True, 0.0, _rounding(run))
-    against = [*_against(chained, run, wanted), *policy.of_rounding(program)]
+    program = facts.Program(outputs.problem.dim, True, 0.0, _rounding(run))
+    against = [*_against(chained, run, wanted), *levels.of_rounding(program)]
     reasons = [f"Predictions are judged, since weights have no identity. {chained.words}"]
     level: Level = "exact"
     quality = run.quality

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from ppl_ext.fit.problem.observed import Observed
 from ppl_ext.fit.problem.views import Views
-from ppl_ext.fit.verdict import policy
+from ppl_ext.fit.verdict import facts
 from ppl_ext.running.settling import Settling
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.rows import Minibatches, Rows
@@ -51,12 +51,12 @@ class Approximated:
     settling: Settling
 
     @property
-    def engine(self) -> policy.Engine:
+    def engine(self) -> facts.Engine:
         """What the policy asks of it."""
         found = self.settling
         moving = 0.0 if found.settled else max(found.drift, found.noise)
         words = {"moving": "still moving"}.get(str(found), str(found))
-        return policy.Engine(self.name, self.steps, found.settled, moving, words)
+        return facts.Engine(self.name, self.steps, found.settled, moving, words)
 
 
 Approximate = Callable[["Start | None", "Meter"], Approximated]
