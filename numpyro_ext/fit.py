@@ -29,10 +29,9 @@ from numpyro_ext.start import pieces_of
 from ppl_ext.arguments import columns_as_arrays
 from ppl_ext.batches.passes import passes_of
 from ppl_ext.documented import documented
-from ppl_ext.fit import fit as shared
-from ppl_ext.fit import many
-from ppl_ext.fit.doors import Asked, Named, fit_program
-from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
+from ppl_ext.fit import load, many
+from ppl_ext.fit.doors import FIT_DOCUMENTATION, Asked, Named, fit_program
+from ppl_ext.fit.fit import TARGET_ESS, Fit
 from ppl_ext.fit.habits import SEEDS, check_habits, engine_of, written_for_arrays
 from ppl_ext.fit.many import MANY_DOCUMENTATION, Fits, calls_of
 from ppl_ext.fit.problem import ways as shared_ways
@@ -165,7 +164,7 @@ def fit_many(
     return many.fit_many(partial(ways_of, model), calls, seed_of(rng_key), asked)
 
 
-@documented(LOAD_DOCUMENTATION, host="NumPyro")
+@documented(load.LOAD_DOCUMENTATION, host="NumPyro")
 @entry
 def load_fit(
     path: str | os.PathLike[str],
@@ -199,7 +198,7 @@ def load_fit(
     """
     passes, names = passes_of(batches, args), axis_names(dims, coords)
     ways = None if model is None else partial(ways_of, model)
-    return shared.load_fit(path, ways, args, kwargs, passes, names, replay)
+    return load.load_fit(path, ways, args, kwargs, passes, names, replay)
 
 
 def seed_of(rng_key: Array) -> int:

@@ -1844,7 +1844,7 @@ def _fit() -> Iterator[Mutation]:
         ),
         (
             "a saved fit that forgets how far its entries are centred",
-            "fit/fit.py",
+            "fit/after/bound.py",
             "if centred and problem.partly is not None:",
             "if False:",
         ),
@@ -2642,7 +2642,7 @@ def _neutral() -> Iterator[Mutation]:
         yield from neutral(name, file, old, new, tests)
     yield from neutral(
         "a saved fit goes on with other random numbers",
-        "fit/fit.py",
+        "fit/load.py",
         'bit_generator.state = rest["generator"]',
         "bit_generator.advance(1)",
         "test_fit",
@@ -2677,7 +2677,7 @@ def _neutral() -> Iterator[Mutation]:
     )
     yield from neutral(
         "a saved fit's program is not compared with its density",
-        "fit/fit.py",
+        "fit/after/bound.py",
         "if not np.abs(own - saved).max() <= allowed:",
         "if not np.abs(own - saved).max() <= np.inf:",
         "test_fit",
