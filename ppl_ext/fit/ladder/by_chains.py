@@ -25,13 +25,20 @@ from ppl_ext.start.start import Start
 from ppl_ext.statistics.convergence import Convergence, convergence
 from ppl_ext.statistics.effective import weighted_number
 
-#: Chains side by side, and the fewest transitions that are kept of each: a part with a fiftieth of
-#: the mass, which no jump proposes, is entered by some of so many trajectories.
-CHAINS, LEAST_TRANSITIONS = 16, 36
-#: How far from a mode pairs of chains start, in its standard deviations; pairs of chains with
-#: trajectories, and their evaluations as a share of those of the fit before.
-APART, PAIRS, PAIRS_SHARE = 3.0, 32, 0.2
-#: Share of the transitions that are kept which are left out at most, for the chains to forget where
+#: Chains side by side.
+CHAINS = 16
+#: Transitions that are kept of each chain at least. A part with a fiftieth of the mass, which no
+#: jump proposes, is then entered by some of the trajectories.
+LEAST_TRANSITIONS = 36
+#: Spread of the places around a mode where chains of pairs start, in its standard deviations. They
+#: lie far out, since pairs are to tell whether chains forget any start.
+APART = 3.0
+#: Pairs of chains with trajectories: where so many have all met, they bound the distance by 0.09.
+PAIRS = 32
+#: Evaluations that pairs may take, as a share of those of the fit before them, and later of those
+#: that the chains took since.
+PAIRS_SHARE = 0.2
+#: Share of the kept transitions that are left out again at most, for the chains to forget where
 #: they were when tuning ended.
 FORGOTTEN = 0.5
 
@@ -80,7 +87,7 @@ def run_chains(
         chosen = generator.choice(len(weights), CHAINS, p=weights)
         known: Known | None = None
         if begun.weighted is begun.proposal:
-            # Chains are not proposed where they start.
+            # A draw at which a chain starts is not proposed to the chains as a jump.
             others = np.setdiff1d(np.arange(len(weights)), chosen)
             known = Known(drawn.rows(others), log_ratios[others])
         sampled = sample(
@@ -103,7 +110,8 @@ def run_chains(
         is_sure = partial(is_enough, is_sure=not is_bounded)
         if is_bounded or pairs is None or _are(is_sure, sampled) or not may_go_on():
             break
-        # Pairs that are late meet sooner than chains agree so closely.
+        # Without a bound the chains would have to agree more closely. It takes less to let pairs
+        # that have not met go on, for which there must be more transitions.
         before, number = meter.evaluations, len(sampled.draws)
         with stage("more chains") as notes:
             sampled = go_on(sampled, number // 2, generator, meter.allows)
@@ -115,7 +123,7 @@ def run_chains(
     if coupled.bound is not None:
         sampled = sampled.after(coupled.transitions)
     if not (watched.found or _are(is_sure, sampled)):
-        # Of chains that were enough little more than what was left out is missing.
+        # Chains that were enough before transitions were left out lack little more than those.
         missing = max(number - len(sampled.draws), number // 8) if is_bounded else None
         with stage("more chains") as notes:
             sampled = _longer(sampled, is_sure, None, generator, meter, missing)
@@ -169,7 +177,7 @@ def _longer(
     """Chains that go on until they are enough, or so many draws, or the end of the budget.
 
     They go on for a ``step`` of so many draws each time, or for half as many as there are; for an
-    eighth of these at least, since each time all of them are looked at.
+    eighth of these at least, since the figures of all draws are computed anew each time.
     """
     while not _are(is_enough, sampled):
         number = len(sampled.draws)
@@ -204,8 +212,8 @@ def _coupled(
             return None, Coupled(0, reason=told)
         starts = _apart(meter.points(problem), start, PAIRS, generator, sampled.kernel.symmetry)
         pairs = Pairs(sampled.kernel, starts, generator)
-    # Chains are so far from their limit after as many transitions with the kernel that does not
-    # change any more: those before, which tuned it, do not count.
+    # The bound is on the chains' distance from their limit after so many transitions with this
+    # kernel, which does not change any more. Transitions that tuned it do not count.
     return pairs, pairs.go_on(
         max(1, int(FORGOTTEN * sampled.window.transitions)),
         lambda: meter.evaluations < most and meter.allows(),
@@ -234,7 +242,11 @@ def _apart(
 def _softened(
     weights: Float[np.ndarray, " S"], log_ratios: Float[np.ndarray, " S"]
 ) -> Float[np.ndarray, " S"]:
-    """Weights to start chains by, flat enough that chains start at different places."""
+    """Weights by which the chains' starts are chosen among the draws.
+
+    They are evened out until four times as many draws as there are chains count, since else several
+    chains would start at one draw.
+    """
     for power in (1.0, 0.5, 0.25, 0.1):
         soft = np.power(weights, power)
         soft = np.where(np.isneginf(log_ratios), 0.0, soft)

@@ -31,9 +31,10 @@ STEP = 0.05
 #: tail, which a scale without data has near 0, has fallen by ``FAR**2 / 2`` nats within seven of
 #: them; a ridge, which the non-centred way makes of many data, has a mode that is narrower.
 ALONG = np.array([1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0])
-#: Coordinates that change a scale up to which they are followed, with an evaluation for each step.
+#: Coordinates that change a scale, up to which they are followed: each takes 100 evaluations.
 MOST_FOLLOWED = 12
-#: The same times the dimensions, whose matrices are inverted at each place.
+#: The number of these times that of all dimensions, likewise: for each of them matrices of all
+#: dimensions are inverted at every place.
 MOST_ENTRIES = 4_000
 #: Newton steps at each place.
 NEWTON_STEPS = 3
@@ -160,8 +161,9 @@ def centring_of(written: Problem, other: Problem, mode: Mode, meter: Meter) -> C
 def _told(mode: Mode, sites: Sequence[slice]) -> Float[np.ndarray, " own"]:
     """What data tell of entries, as precisions beside those of their priors, which are 1.
 
-    Given all that comes before them in the program, and all that is not such an entry. Entries of
-    later sites, which may lie around them, are integrated out: they would tell too much else.
+    All that comes before them in the program is given, and all that is not such an entry. Entries
+    of later sites are integrated out: these may have the former as their locations, and would tell
+    more of them than the data do.
     """
     root = np.linalg.inv(mode.root)
     told, later = list[np.ndarray](), np.zeros(0, int)
@@ -176,7 +178,7 @@ def _told(mode: Mode, sites: Sequence[slice]) -> Float[np.ndarray, " own"]:
 def _ends(
     marginal: Float[np.ndarray, " P"], changes: Float[np.ndarray, "P own"]
 ) -> tuple[Float[np.ndarray, " own"], Float[np.ndarray, " own"]]:
-    """Changes of log scales at both ends of where a density is high, in between its points."""
+    """Changes of log scales at both ends of where a density is high, between points if need be."""
     level = marginal.max() - FAR**2 / 2.0
     inside = np.flatnonzero(marginal >= level)
 
@@ -250,7 +252,8 @@ def _own(problem: Problem, names: list[str]) -> np.ndarray:
 def _log_scales(written: Problem, other: Problem, points: Positions) -> Positions:
     """Logs of the scales of all entries that are non-centred, in the order of coordinates.
 
-    A step of 1 there is one scale in the program as written.
+    They are found from a step of 1 of the non-centred entry, which moves the entry as written by
+    its scale.
     """
     first = written.positions_of(other, points)
     found = np.zeros((len(points), other.dim))

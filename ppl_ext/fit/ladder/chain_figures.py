@@ -16,17 +16,20 @@ from ppl_ext.fit.verdict.figures import label
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.statistics.convergence import Convergence, convergence
 
-#: The power of the largest number beyond which draws are without bound: its root is where the
-#: squares in densities overflow.
+#: Draws beyond this power of the largest number there is count as without bound. Squares, which
+#: densities have, overflow beyond the power of a half.
 ENDLESS = 0.4
-#: Ways out of the draws that are looked along, the fewest that tell, and how many times a draw's
-#: own distance the two places lie out: farther than any prior with units is wide, and not so far
-#: that squares overflow in single precision.
-WAYS, FEWEST, NEAR, FAR = 16, 4, 2.0**30, 2.0**40
+#: Ways out of the draws along which the density is looked at.
+WAYS = 16
+#: Ways along which it has to be a number for them to tell anything.
+FEWEST = 4
+#: The two places on each way, in distances of its draw from the median. Both are farther out than
+#: any prior with units is wide, and not so far that squares overflow in single precision.
+NEAR, FAR = 2.0**30, 2.0**40
 #: Places on each way at which the density is evaluated: the draw, two far out, two for the level.
 PLACES = 5
-#: Where the level is read off, and again twice as far out: there log Jacobians are not yet so large
-#: that a level beside them is lost in single precision.
+#: Distance at which the level of a density is read off, and again at twice of it. Log Jacobians are
+#: not yet so large there that single precision loses the level beside them.
 LEVEL = 2.0**10
 
 
@@ -110,12 +113,14 @@ def flat_far_out(
     """Sites with an improper prior along which the density does not fall far out.
 
     A density that can be normalised falls faster than 1 over the distance along almost every way
-    out. No draw shows that it does not, where what is far out lies many nats below the draws. Each
-    way is looked along in both directions: a density may be flat on one side only. Sites whose
-    values stay within bounds, such as points of a simplex, have no way out. A level that is so low
-    that all the numbers there are, in every coordinate, have no mass at it is one of rounding: that
-    of a probability that is held away from 0. Levels are of the sites: what grows with the distance
-    is the Jacobian of a site on unconstrained space, and is taken off.
+    out. Draws do not show whether it does: what is far out may lie many nats below them. So the
+    density is evaluated far out, in both directions of each way, since it may be flat on one side
+    only. Sites whose values stay within bounds, such as points of a simplex, have no way out.
+
+    A density that stays level far out counts only where that level is high enough for all the
+    numbers that this precision has to hold some mass at it. A lower one comes of rounding, as where
+    a probability is held away from 0. The level is that of the density of the sites: on
+    unconstrained space a site's Jacobian grows in proportion to the distance, and is taken off.
     """
     improper = problem.target.layout.improper
     sites = {name: at for name, at in problem.coordinates.items() if name in improper}

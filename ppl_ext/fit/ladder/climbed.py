@@ -1,4 +1,4 @@
-"""Where a fit ended, and the parts of its work."""
+"""Where a climb ended, and the stages of its work."""
 
 from __future__ import annotations
 

@@ -64,7 +64,10 @@ def better_approximations(
 
 
 def proposed_weights(shares: Float[np.ndarray, " modes"]) -> Float[np.ndarray, " modes"]:
-    """Weights of modes in a proposal."""
+    """Weights of modes in a proposal: their shares of the mass, and some at least of each mode.
+
+    The shares are estimates, and a mode that is proposed too seldom gets very large ratios.
+    """
     weights = np.maximum(shares, LEAST_WEIGHT)
     found: Float[np.ndarray, " modes"] = weights / weights.sum()
     return found
@@ -73,10 +76,11 @@ def proposed_weights(shares: Float[np.ndarray, " modes"]) -> Float[np.ndarray, "
 def correction_of(
     drawn: Chains, log_ratios: Float[np.ndarray, " S"], rounding: float
 ) -> tuple[facts.Correction, Float[np.ndarray, " S"]]:
-    """Figures of importance ratios, and weights, the largest of them truncated.
+    """Figures of importance ratios, and weights (S,) of sum 1, the largest of them truncated.
 
-    E. L. Ionides, "Truncated importance sampling" (2008): at the mean times the root of their
-    number.
+    They are cut at their mean times the root of their number, where the variance of what they
+    average is finite and the bias vanishes with more draws: E. L. Ionides, "Truncated importance
+    sampling" (2008).
     """
     number, undefined = len(log_ratios), float(np.isnan(drawn.values).mean())
     if np.isneginf(log_ratios).all():

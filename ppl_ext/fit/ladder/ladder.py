@@ -1,4 +1,9 @@
-"""The ladder: a start, corrected draws, chains until they agree; and what was found on the way."""
+"""The ladder of a fit: a start, corrected draws, then chains until they agree.
+
+Each rung costs more than the one before, and its draws can be trusted further. How far to climb is
+decided by :mod:`ppl_ext.fit.verdict.policy`; here the work is done. A mode that is found on the way
+sends the fit back to corrected draws, so that it is among those that are drawn from.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +44,13 @@ from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Start
 from ppl_ext.statistics.convergence import convergence
 
-#: How often chains run, where they met a mode that none of them started from; Pareto k-hat from
-#: which on the search for modes goes on; and up to which importance weights tell modes' masses.
-TURNS, DOUBTFUL, SURE = 3, 0.3, 0.7
+#: How often draws are corrected and chains run at most. They are again where they met a mode that
+#: none of them started from.
+TURNS = 3
+#: Pareto k-hat above which the search for modes goes on: the Normals may lack one.
+DOUBTFUL = 0.3
+#: Pareto k-hat below which importance weights are reliable enough to tell the masses of modes.
+SURE = 0.7
 
 
 @np.errstate(all="ignore")
@@ -177,7 +186,7 @@ def climb(
 
 
 def _modes(search: Search, notes: list[str], generator: np.random.Generator) -> facts.Modes:
-    """What a search found, with the sites whose labels change places; it is noted."""
+    """What a search found, noted as well, with sites whose labels change places between modes."""
     found = search.found
     notes.append(f"{modes_in_words(found.number)} after {found.paths} searches")
     if found.number > 1 and search.symmetry is None:
@@ -192,14 +201,14 @@ def _far_out(
     draws: Float[np.ndarray, "N M D"],
 ) -> facts.Evidence:
     """The evidence with sites along which the density does not fall far out of the draws."""
-    with suppress(SpentError):  # Then what was found before stands.
+    with suppress(SpentError):  # What was found of an earlier set of draws then stands.
         flat = flat_far_out(problem, evaluate, draws.reshape(-1, problem.dim))
         evidence = replace(evidence, flat=flat)
     return evidence
 
 
 def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
-    """The same with these chains as its draws."""
+    """The same climb with these chains as its draws, and with the chains' figures."""
     problem, symmetry = climbed.problem, climbed.symmetry
     positions = sampled.draws if symmetry is None else symmetry.shuffled(sampled.draws)
     found = replace(climbed, positions=positions, sampled=sampled, stages=list(climbed.stages))
@@ -225,9 +234,9 @@ def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
 def _density_of_sites(
     problem: Problem, sampled: Sampled
 ) -> Callable[[labels.Values], Float[np.ndarray, " S"]] | None:
-    """Log densities of the sites as written, with which labels may be exchanged.
+    """Log densities by values of the sites as written, whose labels can then be exchanged.
 
-    None where they are those of other sites, which are non-centred.
+    None where the program that is evaluated has other sites, some of which are non-centred.
     """
     if problem.maps is None or problem.latents:
         return None

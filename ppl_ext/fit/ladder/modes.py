@@ -1,10 +1,11 @@
 """The search for modes beside those of a fit's start: many short paths, and what else was met.
 
-Paths start at draws of the prior, near the start of all runs, and far from the first mode. Where a
-known mode's Normal explains what is found at a point, the path has ended: so a posterior that is
-one Normal is searched by hundreds of paths for an evaluation each, and others by as many as these
-evaluations buy. Later stages look further from points that no known mode explains: draws of the
-approximation with large importance ratios, and the highest density that chains met.
+Paths start at draws of the prior, near where all searches start, and far from the first mode. A
+path ends at once where value and score are those of a known mode's Normal. So a posterior that is
+one Normal is searched by hundreds of paths of one evaluation each, and others by as many paths as
+the same number of evaluations buys. Later stages look further from points that no known mode
+explains: draws of the approximation with large importance ratios, and the highest density that
+chains met.
 """
 
 from __future__ import annotations
@@ -25,28 +26,38 @@ from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.search import WIDTH
 from ppl_ext.start.start import Mode, Start
 
-#: Rounds at most, of so many paths each, and those of them that start at draws of the prior; of the
-#: first round the others start near the start of all runs.
-ROUNDS, ROUND, OF_PRIOR = 48, WIDTH, 3 * WIDTH // 4
-#: How far points lie from the first mode, in its standard deviations.
+#: Rounds of paths at most.
+ROUNDS = 48
+#: Paths of a round: as many as are evaluated together.
+ROUND = WIDTH
+#: Those of them that start at draws of the prior. The others start far from the first mode, and in
+#: the first round where all searches start.
+OF_PRIOR = 3 * WIDTH // 4
+#: How far from the first mode paths start, in its standard deviations.
 FAR = (2.0, 5.0, 10.0, 20.0, 50.0)
-#: Paths in turn, for each mode, that find nothing new before the search ends: of eight modes that
-#: draw paths alike one is missed in one search of fifty or so.
+#: Paths in a row, for each mode, that have to find nothing new for the search to end. Of eight
+#: modes that paths lead to alike one is missed in one search of fifty or so.
 PATHS_PER_MODE = 4
-#: Evaluations that a search goes on for, and those that it goes on for where the modes' Normals are
-#: no good picture, so that chains have to run. Beside a Normal 375 paths start at draws of the
-#: prior then: of 40 searches 39 have one that leads to where one ascent of a hundred ends.
-ENOUGH, MORE = 500, 1_000
-#: Modes of less mass than this share of the first are left out; the others are proposed at least
-#: this often.
-LEAST_MASS, LEAST_WEIGHT = 1e-3, 0.02
-#: Draws of a mode that tell whether its labels can be told apart.
+#: Evaluations before which no search ends. Beside a Normal 375 paths start at draws of the prior
+#: then: of 40 searches 39 have one that leads to where one ascent of a hundred ends.
+ENOUGH = 500
+#: The same where the modes' Normals are no good approximation, so that chains have to run.
+MORE = 1_000
+#: Mass, as a share of that of the first mode, below which modes are left out.
+LEAST_MASS = 1e-3
+#: Weight that every other mode has in a proposal at least.
+LEAST_WEIGHT = 0.02
+#: Draws of a mode that tell whether the density changes with an exchange of labels.
 OF_MODE = 256
-#: Nats above the median from which on an importance ratio tells of what the approximation lacks: so
-#: many interquartile ranges, five deviations of Normal ratios, within these bounds; and the draws
-#: with the largest that paths start from.
-FAR_RATIO, FAR_RANGES, LOOKED_AT = (1.0, 5.0), 4.0, 8
-#: How often the highest point of chains is looked at, at most.
+#: Interquartile ranges above the median from which on the log of an importance ratio tells of mass
+#: that the approximation lacks: five standard deviations, where these logs are Normal.
+FAR_RANGES = 4.0
+#: Bounds of this distance in nats: ratios that are all alike have a range near 0, and those of a
+#: bad approximation any range.
+FAR_RATIO = (1.0, 5.0)
+#: Draws with such ratios from which paths start: those with the largest.
+LOOKED_AT = 8
+#: How often paths start from the highest point of chains, at most.
 LOOKS = 5
 
 
@@ -108,7 +119,8 @@ class Search:
         with suppress(SpentError):
             if len(points):
                 self._follow(evaluate, points)
-        # Paths that start where something was seen tell nothing of how much others would find.
+        # These points were chosen for what was seen there: how much their paths find does not say
+        # how much others would.
         self._new = last
         return len(self.modes) > before
 
@@ -121,7 +133,7 @@ class Search:
 
     @property
     def found(self) -> facts.Modes:
-        """What the policy asks of it."""
+        """What the verdict's rules ask of it."""
         start = self.start
         alike = () if self.symmetry is None else self.symmetry.alike
         shares = tuple(map(float, start.weights))
@@ -154,7 +166,7 @@ class Search:
     def _points(self) -> tuple[Positions, int]:
         """Where the paths of a round start, and how many of them at draws of the prior."""
         prior = self._of_prior(OF_PRIOR)
-        # The start of all runs is looked at by the first round; what lies near it is known then.
+        # What lies near where all searches start is known after the first round.
         number = ROUND - OF_PRIOR if self.paths == PATHS else 0
         near = self.problem.starting_points(number) if number else prior[:0]
         far = ROUND - len(near) - len(prior)
@@ -194,9 +206,9 @@ class Search:
 class Watched:
     """The log density that chains see, whose highest points are looked at.
 
-    Chains that come upon a narrow mode that no path has found stay there, or never come back. So a
-    path starts where a log density is higher by some nats than those of all known modes and of what
-    was looked at before.
+    Chains that come upon a narrow mode that no path has found stay there, or leave it for ever. So
+    a path starts where the log density is higher by some nats than at all known modes and at all
+    points from which paths started so.
 
     Parameters
     ----------
@@ -242,7 +254,7 @@ class Watched:
 
 
 def unexplained(drawn: Positions, log_ratios: Float[np.ndarray, " S"]) -> Positions:
-    """Draws whose importance ratios tell of mass that the proposal lacks, the largest first."""
+    """Draws whose large importance ratios tell of mass that the proposal lacks, largest first."""
     finite = np.isfinite(log_ratios)
     if not finite.any():
         return drawn[:0]
@@ -267,14 +279,14 @@ def masses(
 
 
 def _most_mass(mode: Mode) -> float:
-    """Log mass of a mode with what its bound may lack, as if ratios were Normal."""
+    """Log mass of a mode at most: its bound, with what that lacks where log ratios are Normal."""
     return mode.log_mass + min(0.5 * mode.spread**2, mode.spread)
 
 
 def _distinct(
     modes: Sequence[Mode], known: Sequence[Mode], symmetry: Symmetry | None, epsilon: float
 ) -> tuple[Mode, ...]:
-    """Modes with their labels in order, without those that are known ones then."""
+    """Modes with their labels put in order, without those that are then ones that are known."""
     if symmetry is None:
         return tuple(modes)
     found: list[Mode] = []

@@ -21,14 +21,18 @@ from ppl_ext.start.start import Mode, Start
 from ppl_ext.target.noncentred import difference, points_around
 from ppl_ext.witnesses.slopes import check_slopes
 
-#: Nats of difference between bounds from which on a way to write the program is the better one.
+#: Nats by which the bound on the evidence must be higher for another way to write the program to be
+#: the better one: bounds are averages over draws, and have errors of their own.
 BETTER = 0.5
-#: Centring of an entry up to which a program that could stay as written has too few data for it.
+#: Where the program could stay as written it is written in between only if some entry is better
+#: centred by no more than this: the data tell too little of that entry for it to stay centred.
 FEW_DATA = 0.3
 
 
 def look_at_slopes(problem: Problem, meter: Meter) -> None:
-    """See that scores are slopes, as far as the budget goes: who spends the rest says what it buys.
+    """See that scores are the slopes of the log density, as far as the budget goes.
+
+    Where the budget ends here nothing is said: the search for a start says what it would take.
 
     Raises
     ------
@@ -75,9 +79,10 @@ def best_written(
 ) -> tuple[Problem, Start]:
     """The way to write a program whose Normal has the highest bound on the evidence.
 
-    The program as it is written is left where its sites of latent scale make a narrow neck. Ways
-    that fail, or are another program, are ``dropped``, with the reason: the program as it is
-    written can do without them. The program as it is written knows which sites have another form.
+    Another way is taken as well where sites of latent scale make a narrow neck of the program as it
+    is written: a Normal at the mode does not see it. Ways that fail, or have another density, are
+    ``dropped`` with the reason, and the fit goes on without them. The program as it is written gets
+    the names of sites that another way has in another form, which advice may name.
     """
     problem, start = written, _start_of(written, generator, meter)
     other_forms, tried = list[str](), "non-centred"
@@ -91,7 +96,8 @@ def best_written(
             if problem is not written:
                 continue
             is_better = of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER
-            # Labels that can be exchanged, which make modes, want entries alike.
+            # Several modes may come of labels that can be exchanged. Their entries must then be
+            # written alike, and not each by its own data.
             may_differ = (start.weights > LEAST_MASS).sum() == 1
             if is_better or has_neck(written, other, start.modes[0], meter):
                 problem, start, most = other, of_other, 1.0
@@ -139,7 +145,7 @@ def _partly(
 def _difference(written: Problem, other: Problem, mode: Mode, meter: Meter) -> str:
     """How the density of another way to write a program differs; empty if it does not.
 
-    Half of the positions are of the mode, where a density of many rows is rounded least.
+    Half of the positions lie around the mode, where the density of many rows is rounded least.
     """
     if written.maps is None or not other.latents:
         return ""

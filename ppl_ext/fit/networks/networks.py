@@ -1,10 +1,11 @@
-"""A fit of a network by its outputs: weights have no identity, predictions have.
+"""A fit of a network, by chains from an ensemble that have to agree in its outputs.
 
-Two sets of weights that are far apart may be one function, so that chains of weights never seem to
-agree. So outputs are judged (:mod:`ppl_ext.fit.networks.outputs`). Members of an ensemble start
-apart, and from each goes on a chain of microcanonical Langevin dynamics; see E. Sommer and others,
-"Microcanonical Langevin ensembles: advancing the sampling of Bayesian neural networks", ICLR 2025,
-https://arxiv.org/abs/2502.06335.
+Two sets of weights that are far apart may be the same function, so that chains never seem to agree
+in their weights. So outputs are judged (:mod:`ppl_ext.fit.networks.outputs`). Members of an
+ensemble start apart, and from each goes on a chain of microcanonical Langevin dynamics.
+
+E. Sommer and others, "Microcanonical Langevin ensembles: advancing the sampling of Bayesian neural
+networks", ICLR 2025, https://arxiv.org/abs/2502.06335.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Pace(NamedTuple):
     Parameters
     ----------
     ensemble : int
-        Steps of Adam from draws of the prior, by which members of an ensemble come to where the
-        mass is; the warm-up does the rest (arXiv:2502.06335).
+        Steps of Adam from draws of the prior, by which members of an ensemble come near where the
+        mass is. The warm-up brings them the rest of the way (arXiv:2502.06335).
     rate : float
         Its first step size, which falls to 0.
     warm_up, look : int
@@ -78,45 +79,61 @@ class Pace(NamedTuple):
         return math.ceil(warm_up) + begins, math.ceil(CHAINS * share * cost * LEAST_KEPT)
 
 
-#: With all rows chains of networks for classes agree at the first look, and others go on from it;
-#: a longer warm-up follows where so many moves were too few to tune by. With minibatches chains
-#: have shorter steps, and members need more of them: so many passes over the rows at least, and at
-#: most this share of the seconds.
-ALL_ROWS, BY_MINIBATCHES = Pace(100, 0.03, 250, 100), Pace(2_000, 0.01, 2_000, 2_000)
-PASSES, SHARE_OF_SECONDS = 50, 0.25
-#: How much later the next look is; moves by those of the warm-up after which the chains are tuned
-#: anew, by a warm-up twice as long, where their outputs do not agree.
-LATER, MOST_MOVES = 1.5, 4.0
-#: Moves of adjusted chains: of the warm-up, whose first three fifths are left out, since the scale
-#: is known, and before the first look, when 16 chains are worth some 400 draws.
-ADJUSTED_WARM_UP, ADJUSTED_LOOK = 200, 50
-#: Standard deviation of a trajectory's energy with which 0.9 of them are accepted, and how many
-#: times that of one step it has, about.
-ACCEPTED_ERROR, TIMES_ONE = 0.25, 2.0
-#: Of chains that are not adjusted, the share of the effective draws that are asked for which the
-#: least certain output has to have: 200 of 400 leave a standard deviation uncertain by 5 %, and
-#: outputs of few inputs are all off together; with a hundred one fit of nine was off by a tenth.
-#: R-hat of outputs with which chains may be adjusted as well; and acceptance below which adjusted
-#: ones hardly move.
-SHARE_OF_DRAWS, NEAR, REFUSED = 0.5, 1.1, 0.3
-#: Draws of each chain that are kept, and numbers in all.
-MOST_KEPT, LEAST_KEPT, MOST_NUMBERS = 200, 12, 40_000_000
+#: With all rows. Chains of networks for classes agree at the first look, and others go on from it.
+ALL_ROWS = Pace(100, 0.03, 250, 100)
+#: With minibatches, whose noise asks for shorter steps: chains and members need more of them.
+BY_MINIBATCHES = Pace(2_000, 0.01, 2_000, 2_000)
+#: Passes over the rows in which members climb by minibatches at least.
+PASSES = 50
+#: Share of the seconds that this may take at most, so that chains have most of them.
+SHARE_OF_SECONDS = 0.25
+#: Moves up to the next look, as a multiple of those before this one.
+LATER = 1.5
+#: Moves by those of the warm-up, beyond which chains whose outputs do not agree are tuned anew, by
+#: a warm-up twice as long: the first was too short to tune by.
+MOST_MOVES = 4.0
+#: Moves of the warm-up of adjusted chains. Its first three fifths, in which others learn the scale,
+#: are left out: the scale is known from chains that are not adjusted.
+ADJUSTED_WARM_UP = 200
+#: Moves of adjusted chains before the first look, when 16 of them are worth some 400 draws.
+ADJUSTED_LOOK = 50
+#: Standard deviation of the energy's error over a trajectory with which 0.9 of them are accepted.
+ACCEPTED_ERROR = 0.25
+#: How many times that of one step it is, about.
+TIMES_ONE = 2.0
+#: Share of the effective draws that are asked for which the least certain output has to have where
+#: chains are not adjusted. 200 of 400 leave a standard deviation uncertain by 5 %, and outputs of
+#: few inputs are all off together; with a hundred one fit of nine was off by a tenth.
+SHARE_OF_DRAWS = 0.5
+#: R-hat of outputs below which chains are near enough to go on as adjusted ones, and up to which
+#: those that are not adjusted are believed.
+NEAR = 1.1
+#: Acceptance up to which an adjusted chain hardly moves.
+REFUSED = 0.3
+#: Draws of each chain that are kept at most: beyond, every second one is left out.
+MOST_KEPT = 200
+#: Draws of each chain that are kept at least, and without which nothing is judged.
+LEAST_KEPT = 12
+#: Numbers that the kept draws of all chains hold, 320 MB; beyond, fewer draws are kept.
+MOST_NUMBERS = 40_000_000
 #: Evaluations with a minibatch that a move of the warm-up takes: before and after the move, at the
 #: anchor, and the share of a pass over all rows.
 WARM_COST = 4.0
-#: Evaluations before that at most: members' first positions, those of the prior and the chains',
-#: and the look at slopes.
+#: Evaluations before the warm-up at most: members' first positions, those of the prior and the
+#: chains', and the look at slopes.
 AT_THE_START = 3 * CHAINS + 64
-#: Draws of each chain by which outputs are judged where rows are many, and how far beyond its bound
-#: the noise of minibatches may be: the warm-up's estimate of it has an error.
-MOST_JUDGED, MOST_HEAT = 25, 2.0
-#: Arrays as large as all positions that moves hold at once, and so many more with minibatches: the
-#: anchor and what is known there.
-ARRAYS, OF_MINIBATCHES = 12, 6
+#: Draws of each chain by which outputs are judged where chains move by minibatches, since the
+#: predictions of many rows take long; more where more effective draws are asked for.
+MOST_JUDGED = 25
+#: How many times its bound the noise of minibatches may be: the warm-up's estimate has an error.
+MOST_HEAT = 2.0
+#: Arrays as large as all positions that moves hold at once.
+ARRAYS = 12
+#: Further ones with minibatches: the anchor and what is known there.
+OF_MINIBATCHES = 6
 #: Error of standard deviations of Normals, as a share of them, at the variance of the energy that
 #: steps are tuned to; it grows as the square of the step, the variance as its sixth power.
 BIAS = 0.02
-
 #: Seed of what calibration draws, so that chains draw the same whether or not they are looked at.
 SEED = 47
 
@@ -163,8 +180,11 @@ class Run:
         total: int,
         before: Run | None = None,
     ) -> Run:
-        """Chains before their warm-up; adjusted ones, where it is chains without acceptance that
-        come ``before``, with what these have learnt of the scale and the step."""
+        """Chains before their warm-up.
+
+        They are adjusted where a run of unadjusted ones came ``before``, from which they take over
+        the scale and the step.
+        """
         adjusted = before is not None
         moves = Microcanonical(
             problem.dim,
@@ -233,7 +253,7 @@ class Run:
     @property
     def draws(self) -> Float[np.ndarray, "N C D"]:
         """Positions that are kept."""
-        # As :func:`_flat` has them in memory, so that it copies nothing.
+        # In memory chain by chain, as :func:`_flat` wants them, which then copies nothing.
         draws: np.ndarray = np.stack(self.kept, 1).transpose(1, 0, 2)
         return draws
 
@@ -420,7 +440,8 @@ def _ensemble(
             rows.minibatches.draw(generator)
         values, score = rows.few(z)
         better = values > best
-        if rows.minibatches is not None:  # of other rows each: the last finite one is kept
+        # Values by minibatches are of other rows each, and cannot be compared: the last is kept.
+        if rows.minibatches is not None:
             better = np.isfinite(values) & np.isfinite(score).all(1)
         best, at = np.where(better, values, best), np.where(better[:, None], z, at)
         score = np.nan_to_num(score)

@@ -33,11 +33,18 @@ if TYPE_CHECKING:
 CALIBRATED_BY = 400
 #: Draws that NumPyro predicts together, if there are as many.
 PIECE = 128
-#: Outputs of each kind that are judged, and numbers of a prediction that are held at once.
-MOST_OUTPUTS, AT_ONCE = 60, 4_000_000
-#: Calibration error that nobody minds, held-out rows from which on there is one, sets of rows that
-#: are drawn from the predictions, and the share of them that may have a smaller error.
-CALIBRATED, LEAST_ROWS, SIMULATED, SURE = 0.05, 20, 200, 0.99
+#: Outputs of each kind that are judged at most.
+MOST_OUTPUTS = 60
+#: Numbers of a prediction that are held at once, 32 MB.
+AT_ONCE = 4_000_000
+#: Calibration error that does no harm, and is let pass whether or not chance explains it.
+CALIBRATED = 0.05
+#: Held-out rows from which on calibration is judged: fewer may be off by much by chance.
+LEAST_ROWS = 20
+#: Sets of rows that are drawn from the predictions, to see what error chance makes.
+SIMULATED = 200
+#: Quantile of these errors up to which the error of the held-out rows is let pass.
+SURE = 0.99
 
 Positions = Float[np.ndarray, "S D"]
 Columns = dict[str, Float[np.ndarray, "S K"]]
@@ -95,7 +102,7 @@ class Outputs:
         ArgumentError
             A site has none.
         """
-        # In the precision of the program, whose modules take no other.
+        # The program's modules take numbers of its own precision only.
         kinds = {name: each.dtype for name, each in self.problem.values(positions[:1]).items()}
         draws = {
             name: each.astype(str(kinds[name]).removeprefix("torch."))
@@ -179,7 +186,7 @@ class Calibration:
 
     @property
     def over(self) -> float:
-        """By how much the error is larger than chance explains, or than anybody minds."""
+        """By how much the error is larger than chance explains, and larger than does harm."""
         return -math.inf if math.isnan(self.error) else self.error - max(self.chance, CALIBRATED)
 
     @property
@@ -278,7 +285,7 @@ def outputs_of(
                 "Expected held_out to be rows that are not fitted, found those that are: they "
                 "confirm nothing."
             )
-        # Of many rows those that are held out are enough.
+        # Where rows are too many for all to be evaluated, held-out ones alone are predicted.
         rows = rows if problem.minibatches is None else {}
         rows = {**rows, "held out": held_out}
     found = Outputs(problem, rows)

@@ -29,10 +29,10 @@ class Anchor(NamedTuple):
 class RowsSeen:
     """By which rows chains move: by all, or by minibatches with reduced variance.
 
-    What the rows of a minibatch say of a position is held against what they say of a position
-    where all rows were seen, once a pass: R. Johnson and T. Zhang, "Accelerating stochastic
-    gradient descent using predictive variance reduction", NeurIPS 2013. Chains move little in a
-    pass, so that little noise is left, and steps may be as many times longer.
+    Once a pass, density and score of all rows are evaluated at an anchor. At any position nearby a
+    minibatch tells how both differ from those at the anchor: R. Johnson and T. Zhang, "Accelerating
+    stochastic gradient descent using predictive variance reduction", NeurIPS 2013. Chains move
+    little in a pass, so that this difference has little noise, and steps may be longer.
 
     Parameters
     ----------
@@ -68,8 +68,10 @@ class RowsSeen:
     def of_move(
         self, anchor: Anchor | None, z: Positions, number: int, generator: np.random.Generator
     ) -> tuple[Anchor | None, Evaluate]:
-        """For a move from z, before which ``number`` were made: the evaluations, all of one set of
-        rows."""
+        """The anchor and the evaluations of a move from z, before which ``number`` were made.
+
+        All evaluations of a move are of one minibatch: their energies are compared.
+        """
         if self.minibatches is None:
             return None, self.every
         if anchor is None or number % self.moves == 0:
@@ -83,7 +85,8 @@ class RowsSeen:
                 there.append((known.values - values, known.scores - scores))
             values, scores = self.few(z)
             more, slope = there[0]
-            # The scores are those of these log densities, by which the energy tells of a step.
+            # The scores are the slopes of these log densities, so that a change of the energy tells
+            # of a step's error and not of a difference between rows.
             return values + more + ((z - known.z) * slope).sum(1), scores + slope
 
         return anchor, reduced

@@ -17,11 +17,16 @@ from ppl_ext.running.settling import Settling
 from ppl_ext.target.layouts import DataPlate
 from ppl_ext.target.log_density import NOTHING
 
-#: Steps of an engine's first run, and of all; each run is twice as long as the one before.
-FIRST_STEPS, MOST_STEPS = 2_000, 200_000
-#: Share of what a fit may spend that an engine may take, and its draws: fewer where so many numbers
-#: do not hold them.
-ENGINE_SHARE, ENGINE_DRAWS, ENGINE_NUMBERS = 0.8, 1_000, 20_000_000
+#: Steps of an engine's first run. Each further run is twice as long as the one before.
+FIRST_STEPS = 2_000
+#: Steps of all runs, after which no other begins.
+MOST_STEPS = 200_000
+#: Share of the budget and of the seconds that an engine may take; its draws take of the rest.
+ENGINE_SHARE = 0.8
+#: Draws that are made of an engine.
+ENGINE_DRAWS = 1_000
+#: Numbers that these may hold, 160 MB; beyond, there are fewer draws.
+ENGINE_NUMBERS = 20_000_000
 
 
 def in_rounds(
@@ -31,7 +36,8 @@ def in_rounds(
 ) -> tuple[int, Settling]:
     """Runs of an engine, one after the other, until it has settled or has spent what it may.
 
-    Engines have schedules over a run, which one that is cut short does not come to the end of.
+    Each run is planned for a number of steps, since an engine's rates fall over the length of its
+    run: one that is only cut short would end with rates that have not fallen.
 
     Parameters
     ----------
@@ -73,7 +79,7 @@ def name_of(engine: Any) -> str:
 
 
 def epoch_of(plates: Mapping[str, DataPlate]) -> int:
-    """Steps that an engine takes to see all rows once."""
+    """Steps in which an engine sees all rows once."""
     return max(math.ceil(plate.size / plate.subsample_size) for plate in plates.values())
 
 

@@ -67,12 +67,12 @@ def _labels(problem: Problem, describe: Describe, names: Names) -> dict[str, lis
     """Labels along the axes of each site of the posterior."""
     target, views = problem.target, problem.views
     assert views is not None
-    # A point that takes no random numbers, which are the fit's.
+    # At a fixed point: random numbers drawn here would change those that the fit draws.
     draws = problem.values(np.zeros((1, problem.dim)))
     found = describe(target, draws, problem.data, groups=())
 
     def empty(kind: str) -> dict[str, np.ndarray]:
-        # One number stands for all: nothing of the size of the data is made.
+        # One number that is repeated without being copied: shapes are all that is asked for.
         lead = () if kind == "observed" else (1,)
         kinds = {"deterministic": ("deterministic", "computed")}.get(kind, (kind,))
         return {

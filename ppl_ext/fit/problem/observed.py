@@ -1,4 +1,4 @@
-"""What of the data a posterior is of, said where that is not all of them."""
+"""Which of the data a posterior is of, and the words where it is not of all of them."""
 
 from __future__ import annotations
 

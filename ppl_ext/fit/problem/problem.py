@@ -1,4 +1,8 @@
-"""What a fit asks of a program: a density to evaluate, and the way back to its sites."""
+"""What a fit asks of a program: a density to evaluate, and the way back to its sites.
+
+A :class:`Problem` is the only thing that a climb knows of a program. It has no host's types in its
+way, so that everything beyond it is NumPy's. A :class:`Meter` counts what a climb spends.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +21,10 @@ from ppl_ext.fit.verdict import facts
 from ppl_ext.running.settling import Settling
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.rows import Minibatches, Rows
-from ppl_ext.start.search import (
-    WIDTH,
-    InPieces,
-    starting_points,
-)
+from ppl_ext.start.search import WIDTH, InPieces, starting_points
 from ppl_ext.start.start import Start
 
-#: Positions that are mapped at once.
+#: Positions that are mapped at once: fewer are filled up, so that one program is compiled for all.
 MAPPED = 128
 
 Positions = Float[np.ndarray, "P D"]
@@ -52,7 +52,7 @@ class Approximated:
 
     @property
     def engine(self) -> facts.Engine:
-        """What the policy asks of it."""
+        """What the verdict's rules ask of it."""
         found = self.settling
         moving = 0.0 if found.settled else max(found.drift, found.noise)
         words = {"moving": "still moving"}.get(str(found), str(found))

@@ -1,4 +1,7 @@
-"""What of a program does not depend on its arguments' numbers, made once for many data sets."""
+"""What does not depend on the numbers in a program's arguments, made once for many data sets.
+
+It is targets and evaluations, whose compiled programs all fits then share.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ class Run(Protocol):
         """Draws as positions of a target."""
 
 
-#: How far centrings of an entry may lie apart for data sets to share a program.
+#: How far apart two data sets may have an entry centred for them to share a program, which is
+#: compiled for one centring.
 UNLIKE = 0.25
 
 
@@ -166,7 +167,7 @@ def ways_of(
     ) -> Problem:
         def values(z: Positions) -> dict[str, Any]:
             found = host.values(target, z, own)
-            # As written there are the parameters of a Stan program as well.
+            # The program as written may have further values, the parameters of a Stan program.
             return found if latents is None else {n: found[n] for n in written.layout.names}
 
         piece = once(f"pieces, {name}{kept}", lambda: host.piece(target))
@@ -219,8 +220,8 @@ def ways_of(
     sites = ", ".join(moves.latents)
 
     def partly(centred: Mapping[str, np.ndarray]) -> Problem:
-        # Data sets of one shape do with the first one's, for which programs are compiled, but where
-        # groups have other sizes.
+        # Data sets of one shape take the centring of the first, for which a program is compiled.
+        # One whose groups have other sizes gets a program of its own.
         own, kept = once("centred", lambda: centred), ""
         if any(np.abs(own[site] - each).max() > UNLIKE for site, each in centred.items()):
             own, kept = centred, str([(site, each.tobytes()) for site, each in centred.items()])
@@ -269,7 +270,7 @@ def _by_engine(
     args, given = (data.args, data.kwargs) if passes is None else ((), kwargs)
     options: dict[str, Any] = {"until": "settled", "progress_bar": False}
     if passes is not None:
-        # Figures of batches are too noisy to tell a best state, which nobody would go back to.
+        # Losses of single batches are too noisy to tell which state was best.
         options |= {"batches": passes.loader, "keep_best": False}
 
     def approximate(start: Start | None, meter: Meter) -> Approximated:

@@ -11,22 +11,25 @@ from ppl_ext.fit.verdict.labels import Orders
 
 @dataclass(frozen=True)
 class Program:
-    """What is known before the first step.
+    """What is known of a program at its start, before anything is drawn.
 
     Attributes
     ----------
     dim : int
+        Unconstrained parameters.
     is_whole : bool
         Whether every evaluation takes all rows.
     seconds_per_evaluation : float
+    rounding : float
+        Nats by which rounding changes the log density: machine epsilon times its size near the
+        mode.
+    grain : float
+        Distance of neighbouring numbers in standard deviations: machine epsilon times the size of
+        positions there.
     seconds_with_all_rows : float
-        Likewise, estimated where evaluations take a batch.
+        Of an evaluation, estimated where evaluations take a batch.
     has_engine : bool
         Whether an engine can fit it by minibatches.
-    rounding : float
-        Nats: machine epsilon times the size of log densities near the mode.
-    grain : float
-        Machine epsilon times the size of positions, in standard deviations.
     strain : float
         Factor by which widths of sites of latent scale still change with their scales, where they
         are written partly non-centred.
@@ -47,16 +50,34 @@ class Program:
 
 @dataclass(frozen=True)
 class Modes:
-    """What the search found: separate modes, and the share of the last paths that found more.
+    """What the search for modes found.
 
-    ``exchanged`` names sites whose entries change places from one mode to another, and where they
-    do on the first axis; ``orders`` tells which orders of their labels draws have. ``alike`` names
-    the sites of labels whose exchange leaves the density as it is, and after them the site that
-    orders the labels: modes that differ by them count once, and draws have them in random orders.
-    ``cut`` tells that the budget ended before the search did. ``paths`` are those that were
-    followed, ``from_prior`` those of them that started at draws of the prior, and ``no_prior`` is
-    why there are none of these. ``share_errors`` are standard errors of the shares, where these are
-    by importance weights. ``left`` tells that the last chains still met another mode.
+    Attributes
+    ----------
+    number : int
+        Modes that are separate. Those that differ by labels that can be exchanged count once.
+    last_new : float
+        Share of the last paths that found new ones.
+    shares : tuple of float
+        Of the mass, by mode.
+    exchanged : tuple
+        Sites whose entries change places from one mode to another, and the places on their first
+        axis where they do.
+    orders : Orders
+        Which orders of these labels the draws have.
+    alike : tuple
+        Sites of labels whose exchange leaves the density as it is, each time with the site that
+        orders them. Draws have such labels in random order.
+    cut : bool
+        Whether the budget ended before the search did.
+    paths, from_prior : int
+        Paths that were followed, and those of them that started at draws of the prior.
+    no_prior : str
+        Why there are no draws of the prior; empty where there are.
+    left : bool
+        Whether the last chains still met a mode that none of them started from.
+    share_errors : tuple of float
+        Standard errors of the shares, where these are by importance weights.
     """
 
     number: int
@@ -75,9 +96,16 @@ class Modes:
 
 @dataclass(frozen=True)
 class Correction:
-    """Importance ratios of the approximation: Pareto k-hat, and the weights' effective share.
+    """Figures of the importance ratios at draws of an approximation.
 
-    ``undefined`` is the share of draws at which the log density is not a number.
+    Attributes
+    ----------
+    khat : float
+        Pareto k-hat.
+    share : float
+        Effective share of the draws that the weights leave.
+    undefined : float
+        Share of the draws at which the log density is not a number.
     """
 
     khat: float
@@ -87,15 +115,38 @@ class Correction:
 
 @dataclass(frozen=True)
 class Chained:
-    """Figures of chains, with the site that is worst.
+    """Figures of chains, of the sites as written unless said otherwise.
 
-    ``deviation_error`` is the standard error of the least certain standard deviation as a share of
-    it, and ``deviation_number`` the number that has it; ``heavy`` the sites whose tails are too
-    heavy for one, ``endless`` those whose draws come near the largest numbers there are,
-    and ``improper`` those whose prior has no normaliser. ``has_other_form`` tells whether the worst
-    site may be written non-centred and is not, and ``draws`` how many all chains have. All these
-    are of the sites as written; ``coordinate_r_hat`` is the largest of the unconstrained
-    coordinates.
+    Attributes
+    ----------
+    r_hat : float
+        The largest.
+    ess_bulk, ess_tail : float
+        The smallest effective numbers of draws, of the middle and of the tails.
+    deviation_error : float
+        Standard error of the least certain standard deviation, as a share of it.
+    heavy : tuple of str
+        Sites whose tails are too heavy for such an error.
+    divergent : float
+        Share of trajectories that diverged.
+    stuck : float
+        Share of chains that hardly ever moved.
+    is_adrift : bool
+        Whether chains still move away from where they started.
+    worst_site : str
+        The site with the largest R-hat, or, where chains agree, with the fewest effective draws.
+    endless : tuple of str
+        Sites whose draws come near the largest numbers that there are.
+    has_other_form : bool
+        Whether the worst site may be written non-centred and is not.
+    coordinate_r_hat, coordinate_site : float, str
+        The largest R-hat of the unconstrained coordinates, and the site of that coordinate.
+    improper : tuple of str
+        Sites whose prior has no normaliser.
+    draws : int
+        Of all chains.
+    deviation_number : str
+        The number whose standard deviation is least certain.
     """
 
     r_hat: float
@@ -127,9 +178,18 @@ class Chained:
 
 @dataclass(frozen=True)
 class Engine:
-    """What an engine did: its name and steps, and whether its figures came to rest.
+    """What an engine did.
 
-    ``moving`` is how far they still moved, in standard deviations and in words.
+    Attributes
+    ----------
+    name : str
+    steps : int
+    settled : bool
+        Whether its figures came to rest.
+    moving : float
+        How far they still moved, in standard deviations.
+    figure : str
+        The same in words.
     """
 
     name: str
@@ -141,8 +201,20 @@ class Engine:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user asks for: effective draws, whether chains may run, seconds, whether the draws
-    are to be those of an engine, and an error of standard deviations, as a share of them."""
+    """What the user asks for.
+
+    Attributes
+    ----------
+    target_ess : float
+        Effective draws.
+    exact : bool
+        Whether chains may run.
+    seconds : float
+    engine : bool
+        Whether the draws are to be those of an engine.
+    deviation_error : float, optional
+        Standard error of standard deviations, as a share of them, for which chains go on.
+    """
 
     target_ess: float
     exact: bool
@@ -153,12 +225,26 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All figures so far.
+    """All that is known so far. What has not been done yet is None.
 
-    ``dropped`` tells which ways to write the program were, and why; ``left`` is what is left of the
-    budget, in evaluations. ``coupled`` are pairs of chains, ``rested`` tells that the chains had
-    done what was asked before they went on. ``flat`` are sites with an improper prior along which
-    the density does not fall far out.
+    Attributes
+    ----------
+    program : Program
+    wanted : Wanted
+    modes : Modes, optional
+    correction : Correction, optional
+    chains : Chained, optional
+    engine : Engine, optional
+    dropped : tuple of str
+        Ways to write the program that were left out, and why.
+    left : float
+        What is left of the budget, in evaluations.
+    coupled : Coupled, optional
+        Pairs of chains.
+    rested : bool
+        Whether the chains had done what was asked before they went on.
+    flat : tuple of str
+        Sites with an improper prior along which the density does not fall far out.
     """
 
     program: Program

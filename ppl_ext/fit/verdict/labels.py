@@ -11,17 +11,22 @@ from jaxtyping import Bool, Float, Int
 
 from ppl_ext.errors import ArgumentError
 
-#: Draws of a mode that its values are told from.
+#: Draws of a mode from which the mean and the standard deviation of its values are taken.
 DRAWS = 64
-#: Values of two modes are the same when their means differ by less than so many standard
-#: deviations, and these by less than this factor.
-SAME, FACTOR = 0.75, 1.6
-#: Values have changed places when they differ by more standard deviations than this.
+#: Standard deviations by which means of two modes may differ for their values to be the same.
+SAME = 0.75
+#: Factor by which their standard deviations may differ: those of 64 draws are known to a tenth.
+FACTOR = 1.6
+#: Standard deviations by which values differ at least that have changed places.
 MOVED = 3.0
-#: Draws whose labels are exchanged, to see what that does to the density, the seed of the orders,
-#: and nats by which it may change for labels to be alike.
-EXCHANGED, SEED, ALIKE = 500, (16, 44), 0.1
-#: Logarithm of a ratio of densities at most: beyond, draws have next to none of the posterior.
+#: Draws whose labels are exchanged, to see what that does to the density.
+EXCHANGED = 500
+#: Seed of the orders into which they are brought.
+SEED = (16, 44)
+#: Nats by which the density may change for labels to count as alike.
+ALIKE = 0.1
+#: Log ratio of two densities at most, so that its exponential is finite. Where it is larger, draws
+#: have next to none of the posterior, and it does not matter by how much.
 LARGEST = 50.0
 
 Values = Mapping[str, Float[np.ndarray, "S ..."]]
@@ -111,7 +116,7 @@ def orders(
     try:
         gain = log_density(permuted) - log_density(some)
     except (ArgumentError, ValueError):
-        return taken_for_alike  # Values that have an order of their own, for one.
+        return taken_for_alike  # As where a support asks for values in order.
     gain = np.where(np.isnan(gain), -np.inf, gain)
     seen = {tuple(row) for row in every}
     new = [tuple(row) not in seen for row in np.argsort(_labelled(permuted, places), axis=1)]
