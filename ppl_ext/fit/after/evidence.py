@@ -31,18 +31,21 @@ if TYPE_CHECKING:
 
 #: Draws of the fit that are looked at, at most: more would take much memory and tell little.
 DRAWS = 8_000
-#: Draws of the proposal, first and at most: they are doubled until the error is small.
-PROPOSED, MOST_PROPOSED = 512, 4_096
+#: Draws of the proposal at first. They are doubled until the error is small.
+PROPOSED = 512
+#: Draws of it at most.
+MOST_PROPOSED = 4_096
 #: Nats of error below which no more are taken.
 SMALL = 0.02
-#: Weight of the proposal that is fitted to draws, beside the one that the chains jump to: whichever
-#: is bad costs a factor of two in draws at most.
+#: Weight of the proposal that is fitted to draws, beside the one to which chains jump. If one of
+#: them is bad, half of the draws are lost.
 FITTED = 0.5
-#: Pareto k-hat of importance weights from which on their mean has no error that can be told.
+#: Pareto k-hat from which on the mean of importance weights has no reliable error.
 KHAT = 0.7
-#: Nats below the smallest ratio at which the log evidence is looked for.
+#: Nats below the smallest log ratio from which on the log evidence is looked for. Draws of the
+#: proposal at which there is no density pull it below that ratio.
 FARTHEST = 50.0
-#: Seed of the proposal's draws, which know nothing of the chains' random numbers.
+#: Seed of the proposal's draws, apart from the chains' random numbers, which they leave unchanged.
 SEED = (46, 1996)
 
 Ratios = Float[np.ndarray, " S"]
@@ -121,7 +124,7 @@ def log_evidence(climbed: Climbed, verdict: Verdict, seed: int) -> LogEvidence:
     try:
         return _of_trusted(climbed, np.random.default_rng((*SEED, seed)))
     finally:
-        # Chains that go on are evaluated as if nothing had been between.
+        # So that chains which go on are evaluated as if the evidence had not been asked for.
         problem.evaluate.calls = before
 
 
@@ -141,11 +144,12 @@ def _of_trusted(climbed: Climbed, generator: np.random.Generator) -> LogEvidence
         values, _ = problem.evaluate(points)
         counts = np.isfinite(values)
         if symmetry is not None:
-            # Those with labels in order stand for all.
+            # The integral is over labels in order; other orders are counted in the end.
             counts &= symmetry.is_ordered(points)
         return np.where(counts, values, -np.inf)
 
-    # The first half of the draws makes the proposal that the second is held against.
+    # The proposal is fitted to the first half of the draws and compared with the second: draws to
+    # which it was fitted would look too near to it.
     half = number // 2 if sampled is not None else number
     modes, weights, _ = fitted(positions[:half].reshape(-1, dim), generator)
     proposal = Proposal(modes, weights)
@@ -189,7 +193,7 @@ def _estimate(
 ) -> tuple[float, float]:
     if of_draws is not None:
         return bridge(of_draws, of_proposal)
-    # Draws that were reweighted before tell nothing that fresh ones do not.
+    # Without chains: the fit's draws were reweighted, and fresh ones tell as much.
     value = float(logsumexp(of_proposal)) - math.log(len(of_proposal))
     if math.isinf(value):
         return value, math.inf
@@ -217,7 +221,7 @@ def bridge(of_draws: Float[np.ndarray, "N M"], of_proposal: Ratios) -> tuple[flo
     if not np.isfinite(of_proposal).any():
         return math.nan, math.inf
     share = 0.5
-    # The first round tells how many independent draws those of the chains are worth.
+    # The optimal bridge needs the number of independent draws, which the first round tells.
     for _ in range(2):
         odds = math.log(share / (1.0 - share))
         value = _fixed_point(of_draws.ravel(), of_proposal, odds)
@@ -233,7 +237,10 @@ def bridge(of_draws: Float[np.ndarray, "N M"], of_proposal: Ratios) -> tuple[flo
 
 
 def _fixed_point(of_draws: Ratios, of_proposal: Ratios, odds: float) -> float:
-    """Where the optimal bridge gives itself back: the difference of two monotone means is zero."""
+    """The log evidence that the optimal bridge, made with it, estimates again.
+
+    There the difference of two means is zero, which are monotone in it.
+    """
 
     def difference(value: float) -> float:
         one = logsumexp(-np.logaddexp(0.0, value - of_proposal - odds)) - math.log(len(of_proposal))
@@ -241,7 +248,6 @@ def _fixed_point(of_draws: Ratios, of_proposal: Ratios, odds: float) -> float:
         return float(one - other - odds)
 
     ends = np.concatenate([of_draws, of_proposal[np.isfinite(of_proposal)]])
-    # Draws of the proposal without density pull it below the smallest ratio.
     low, high = float(ends.min()) - FARTHEST, float(ends.max()) + 1.0
     found: float = brentq(difference, low, high, xtol=1e-10)
     return found

@@ -158,7 +158,7 @@ def predicted(
     try:
         return views.predict(draws, args, kwargs, seed, (views.args, views.kwargs), return_sites)
     except Exception as error:
-        # The model's own, as of a matrix with other columns, whose words tell of no argument.
+        # An error of the model's own, such as of a matrix with other columns, names no argument.
         for told in _of_other_shapes(views, args, kwargs):
             error.add_note(told)
         raise

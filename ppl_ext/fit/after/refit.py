@@ -1,9 +1,10 @@
 """A fit of the same program to other arguments, from what a fit before it knows.
 
-Draws of the posterior before are reweighted to the new one, which is exact as far as the weights
-go. Where they are too uneven for that, they still tell where the new posterior lies: a Normal, or a
-mixture where there are several modes, is fitted to the weighted draws, and its draws are reweighted
-(O. Cappé and others, "Population Monte Carlo", 2004). What neither reaches is fitted from anew.
+Draws of the fit before are reweighted to the new posterior. Where the weights are even, that is all
+there is to do. Where they are too uneven, they still tell where the new posterior lies: a Normal,
+or a mixture where there are several modes, is fitted to the weighted draws, and its draws are
+reweighted (O. Cappé and others, "Population Monte Carlo", 2004). What neither reaches is fitted
+from anew.
 """
 
 from __future__ import annotations
@@ -33,22 +34,29 @@ from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.statistics.effective import effective_number, weighted_number
 from ppl_ext.statistics.khat import LogRatios, khat_in_words, pareto_khat, smoothed_weights
 
-#: Draws of the fit before that are looked at first, and at most where a proposal is made of them.
-FIRST, MOST = 128, 512
-#: Evaluations of the fit before up to which an approximation made of it costs no less than another.
+#: Draws of the fit before that get weights first, to see whether these are even.
+FIRST = 128
+#: Draws of it that get weights where a proposal is to be fitted to them.
+MOST = 512
+#: Evaluations of the fit before up to which no proposal is made of its draws: another fit from anew
+#: costs as little.
 CHEAP = 2_000
-#: Draws of a proposal that judge it, and how often one is made.
-JUDGED, ROUNDS = 400, 4
-#: Share of the effective draws that are wanted with which a refit is content: weights are known
-#: before they are all computed only about.
+#: Draws of a proposal by which it is judged.
+JUDGED = 400
+#: Proposals that are made at most, each of the weighted draws of the one before.
+ROUNDS = 4
+#: Share of the effective draws that are wanted with which a refit is content. How many draws need
+#: weights is foreseen from the first weights, and these tell it only about.
 CONTENT = 0.75
-#: Share of them below which it is said that they are fewer: no better is the number known.
+#: Share of them below which the verdict says that they are fewer: the number is known no better.
 NEARLY = 0.95
-#: Independent draws that a proposal is made of, and for each dimension; weights to these powers
-#: leave them, one after the other.
-EFFECTIVE, EFFECTIVE_PER_DIMENSION = 20, 10
+#: Independent draws that a proposal is fitted to at least, besides those for each dimension.
+EFFECTIVE = 20
+#: Further ones for each dimension, whose variance and covariances it has to tell.
+EFFECTIVE_PER_DIMENSION = 10
+#: Powers of the weights that are tried in turn, until they leave so many independent draws.
 POWERS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
-#: Paths that look for modes which the draws lack: half from near 0, half from far off.
+#: Paths that look for modes which the draws lack: half from where searches start, half from far.
 PATHS = 16
 Positions = Float[np.ndarray, "S D"]
 Values = Float[np.ndarray, " S"]
@@ -71,7 +79,7 @@ class Reweighted(Climbed):
 
     @property
     def verdict(self) -> Verdict:
-        """What the draws are worth: no others than good ones are kept."""
+        """What the draws are worth: draws whose weights are not good are not kept."""
         reasons = [self.told]
         if self.problem.name != "as written":
             reasons.append(f"Fitted {self.problem.name}; draws are of the sites as written.")
@@ -108,7 +116,7 @@ class _Weighed:
 
     @property
     def is_good(self) -> bool:
-        return self.khat < policy.BEST_KHAT and self.share > policy.BEST_SHARE
+        return policy.is_good(facts.Correction(self.khat, self.share))
 
     @property
     def told(self) -> str:
@@ -123,12 +131,8 @@ class _Weighed:
             self.rounding,
         )
 
-    def even(self, generator: np.random.Generator) -> np.ndarray:
-        """As many rows in proportion to the weights, as evenly as can be, in random order."""
-        return resampled(self.weights, len(self.weights), generator)
-
     def spread(self, least: float, generator: np.random.Generator) -> np.ndarray:
-        """As many rows as weights leave draws, which are softened until these are so many."""
+        """As many rows as the weights leave draws; they are evened out until ``least`` are left."""
         for power in POWERS:
             weights = np.power(self.weights, power)
             left = weighted_number(weights)
@@ -221,7 +225,7 @@ def _reweighted(
         way = "Draws of an approximation, made of the fit before, were reweighted"
     if number == 0.0:
         return None, f"its draws are too far away ({told})"
-    chosen = found.even(generator)
+    chosen = resampled(found.weights, len(found.weights), generator)
     positions, values = found.positions[chosen], found.values[chosen]
     rounding = problem.epsilon * float(np.abs(values).max())
     program = replace(before.evidence.program, rounding=rounding)
@@ -255,7 +259,7 @@ def _by_draws(
 ) -> tuple[_Weighed, str, float]:
     """Draws of the fit before with weights, what they are worth in words and in independent draws.
 
-    Worth nothing where they are not good enough.
+    The last is 0 where they are not good enough.
     """
     number, chains, dim = before.positions.shape
     total, flat = number * chains, before.positions.reshape(-1, dim)
@@ -279,7 +283,8 @@ def _by_draws(
         return _Weighed(flat[order[:count]], new, ratios, rounding)
 
     def worth(share: float, count: float) -> float:
-        # A random part of draws that depend on each other.
+        # Draws that depend on each other, of which a random part is taken: the variance of a mean
+        # is that of all, and that of the choice.
         return share / (1.0 / effective + 1.0 / count - 1.0 / total)
 
     found = look(min(FIRST, total))
@@ -310,7 +315,7 @@ def _by_proposal(
     wanted: facts.Wanted,
     has_modes: bool,
 ) -> tuple[_Weighed, str, float]:
-    """The same of draws of a Normal or a mixture that is fitted to weighted draws, in rounds."""
+    """As :func:`_by_draws`, of draws of a Normal or a mixture that is fitted to weighted draws."""
 
     def drawn(proposal: Proposal, number: int) -> _Weighed:
         positions = proposal.draw(number, generator)
@@ -345,13 +350,14 @@ def _has_more_modes(
 ) -> bool:
     """Whether paths from elsewhere find a mode of any mass that equally weighted draws lack."""
     modes, weights, _ = fitted(positions, generator)
-    # At least the log mass that the draws stand for.
+    # No less than the log mass that the draws stand for: it is above by the Kullback-Leibler
+    # divergence of their distribution from the mixture that was fitted to them.
     mass = float(np.mean(values - Proposal(modes, weights).log_density(positions)))
     near = points(PATHS // 4)
     reach = np.resize(FAR, PATHS // 4)[:, None] * positions.std(0)
     far = reach * generator.normal(size=(len(reach), positions.shape[1]))
     mean = positions.mean(0)
-    # On both sides, so that chance does not choose one.
+    # On both sides of 0 and of the mean, so that chance does not leave one out.
     starts = np.concatenate([near, -near, mean + far, mean - far])
     found = more_modes(evaluate, starts, modes, generator, epsilon)
     return any(mode.log_mass > mass + math.log(LEAST_MASS) for mode in found)

@@ -19,23 +19,29 @@ from ppl_ext.target.on_host import on_host
 
 #: What to do where draws are too few.
 MORE_DRAWS = "Take more draws, of particles by num_particles=."
-#: Errors that nobody minds: of a mean in standard deviations, of the logarithm of a standard
-#: deviation, the Kolmogorov distance of a marginal, and the mass of a tail as a share of what it
-#: should be, or the other way round.
-MEAN, DEVIATION, DISTANCE, TAIL_RATIO = 0.1, 0.1, 0.05, 0.7
+#: Error of a mean that is let pass, in standard deviations: four hundred draws leave half of it.
+MEAN = 0.1
+#: Error of the logarithm of a standard deviation that is let pass.
+DEVIATION = 0.1
+#: Kolmogorov distance of a marginal that is let pass.
+DISTANCE = 0.05
+#: Mass of a tail, as a share of what it should be, that is let pass; or the other way round.
+TAIL_RATIO = 0.7
 #: Probability of each tail.
 TAIL = 0.015
-#: The log density sees all coordinates together: where each standard deviation is off by what
-#: nobody minds, it is by so many of its own standard deviations times the root of the dimensions.
+#: The log density adds up the errors of all coordinates. Where each standard deviation is off by as
+#: much as is let pass, its mean is off by so many of its own standard deviations, times the root of
+#: the number of dimensions.
 OF_DENSITY = 0.14
 #: Probability of refusing right draws, over all columns and figures together.
 LEVEL = 0.01
-#: Particles count as so many draws at least, but for their tails.
+#: Particles count as so many draws at least, but for their tails: they are spread evenly, so that
+#: chance does not excuse what few of them are off by.
 SPREAD = 400.0
 #: Error of a standard deviation that is not ruled out, up to which draws may be confirmed. Two
 #: thousand draws of a log-normal leave a third, since large ones are rare.
 UNSURE = 0.5
-#: Figures of a column.
+#: Figures of a column, each a test: mean, standard deviation, distance and two tails.
 FIGURES = 5
 
 
@@ -53,7 +59,7 @@ class Columns:
     chains : int
         Chains that the draws are of, one after the other.
     is_spread : bool
-        Whether the draws are particles, which are spread evenly: chance is no excuse for those.
+        Whether the draws are particles, which are spread evenly, and not by chance.
     """
 
     names: Sequence[str]
@@ -65,10 +71,12 @@ class Columns:
 
 @dataclass(frozen=True)
 class Off:
-    """How far one column is off, each figure as a share of what is allowed.
+    """How far one column of draws is from that of the chains.
 
     Attributes
     ----------
+    name, site : str
+        Of the column.
     mean : float
         In standard deviations.
     deviation : float
@@ -76,7 +84,9 @@ class Off:
     distance : float
         Kolmogorov's.
     lower, upper : float
-        Mass beyond the ends that hold 1.5 % each.
+        Mass beyond the ends beyond which the chains have 1.5 % each.
+    share : float
+        The worst of these figures, as a share of what chance and tolerance allow.
     mean_bound, deviation_bound : float
         What the errors of the mean and of the standard deviation are at most, chance allowed for.
         Infinite where tails are so heavy that a standard deviation has no reliable error: such a
@@ -328,9 +338,10 @@ def _off(
 
 
 def _tail_share(mass: float, own: float, theirs: float, each: float) -> float:
-    """Whether a tail's mass is off: more than 1 where chance does not bring it to tolerance.
+    """How far a tail's mass is off, as a share of what is allowed: wrong beyond 1.
 
-    Given the count in both sets, that in one is binomial.
+    Given how many draws of both sets together lie in the tail, the number of those of one set is
+    binomial. Its chance is computed for masses that differ by just the ratio that is let pass.
     """
     ours, reference = mass * own, TAIL * theirs
     few = TAIL_RATIO * own / (TAIL_RATIO * own + theirs)

@@ -46,7 +46,8 @@ STAGES = {
     "network chains": "sampling a network",
     "adjusted chains": "sampling a network, moves accepted or refused",
 }
-#: Words that a sentence begins with that says what to do.
+#: First words of sentences that say what to do: by these a reason is parted into what was found and
+#: advice.
 VERBS = (
     *("Add", "Centre", "Fit", "Give", "Look", "Order", "Pass", "Raise", "Read", "Run", "Take"),
     *("Try", "Use", "Where", "Write"),
@@ -64,7 +65,7 @@ WORDS = {
     "ok": "verdict.trusted",
     "is_trusted": "verdict.trusted",
 }
-#: Beyond so many numbers of a site a verdict has the least certain one alone.
+#: Numbers of a site up to which a verdict shows all: of more it shows the least certain one.
 MOST_SHOWN = 8
 
 
