@@ -115,10 +115,17 @@ UNASKED = Asked(None, None, TARGET_ESS, exact=True)
 
 
 class Named(NamedTuple):
-    """An engine or a guide that a user names, the host's guides, and the engine of a guide.
+    """An engine or a guide that a user names, and what makes one where none is.
 
-    That one is made of a program, the guide, and the steps in which it sees all rows, if it does
-    not see them in each.
+    Attributes
+    ----------
+    engine, guide
+        What the user names, or None.
+    guides : module
+        The host's guides, by name.
+    made : callable
+        The engine of a program, a guide, and the number of steps in which it sees all rows, or None
+        where it sees them in each.
     """
 
     engine: Any

@@ -34,11 +34,7 @@ from ppl_ext.fit.after.saved import as_tree, names_as_tree, names_from_tree
 from ppl_ext.fit.ladder.climbed import Climbed, staged
 from ppl_ext.fit.ladder.ladder import climb, with_chains
 from ppl_ext.fit.networks import networks, outputs
-from ppl_ext.fit.problem.naming import (
-    names_of,
-    told_with_labels,
-    with_labels,
-)
+from ppl_ext.fit.problem.naming import names_of, told_with_labels, with_labels
 from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.fit.problem.views import Names, Views
 from ppl_ext.fit.verdict import facts, levels
@@ -58,15 +54,13 @@ if TYPE_CHECKING:
 BUDGET = 300_000
 #: Seconds likewise.
 SECONDS = 600.0
-#: Evaluations that nobody reaches.
+#: Evaluations that ``more`` may take where no budget is given: nobody reaches so many.
 NO_BUDGET = 2**62
 #: Effective draws that are wanted unless told otherwise.
 TARGET_ESS = 400
-
-
-#: What is given to a :class:`Fit`, for other arguments: these, a seed and a generator.
+#: Makes the problems of a program for other arguments, from these, a seed and a generator.
 Again = Callable[..., Iterator[Problem]]
-#: Seed of the seed of a fit to other arguments.
+#: Number from which, with a fit's own seed, the seed of its refits is made.
 SEED = 46
 #: What users of other libraries type next of a fit, and what to type here.
 WORDS = OF_DRAWS | {
@@ -117,9 +111,9 @@ class Fit:
     ) -> None:
         self.draws, self.verdict, self.num_chains = draws, verdict, num_chains
         self._climbed, self._generator, self._seed = climbed, generator, seed
-        # Of the data as they were fitted.
+        # The digest of the data as they were fitted.
         self._arguments = "" if climbed is None else climbed.problem.digest()
-        # The rest of a file that was read without its program.
+        # What else a file had that was read without its program, to be saved again.
         self._unbound = unbound
         self._names = names_from_tree((unbound or {}).get("names", {}))
         self._again = again
@@ -677,12 +671,29 @@ def fit(
     again: Again | None = None,
     known: Fit | None = None,
 ) -> Fit:
-    """Fit what ``problems`` makes of a program; see the packages' ``fit``.
+    """Fit a program: networks by their outputs, all others by the ladder.
 
-    ``has_engine`` tells whether the draws are to be those of the problems' own engine, and
-    ``clock`` by which seconds are counted, where several processes have to decide alike. What is
-    judged, and the rows that are held out, are those of the packages' ``fit``. ``again``
-    makes problems of other arguments, for ``Fit.refit``, which has a ``known`` fit.
+    Parameters
+    ----------
+    problems : callable
+        Makes the ways to write the program, as written first.
+    generator : numpy.random.Generator
+    seed : int
+    budget, seconds, target_ess, target_sd_error, exact, progress_bar, judge, held_out
+        As in the packages' ``fit``.
+    has_engine : bool
+        Whether the draws are to be those of the problems' own engine.
+    clock : callable
+        Seconds, by one clock where several processes have to decide alike.
+    again : callable, optional
+        An :data:`Again`, for the fit's ``refit``.
+    known : Fit, optional
+        A fit to other arguments, from which a refit starts.
+
+    Raises
+    ------
+    ArgumentError, ModelCheckError
+        As in the packages' ``fit``.
     """
     check_count("budget", budget, optional=True)
     check_number("seconds", seconds, optional=True)
@@ -698,13 +709,14 @@ def fit(
             "judged by chains, found them with one."
         )
     with tqdm(desc="fit", unit=" evaluations", disable=not progress_bar) as bar:
+        # Where the user sets no budget an engine, whose steps cost little, has the seconds alone.
         for_engines = math.inf if budget is None else budget
         meter = Meter(
             budget or BUDGET, seconds or SECONDS, bar, for_engines=for_engines, clock=clock
         )
         wanted = facts.Wanted(float(target_ess), exact, meter.seconds, has_engine, target_sd_error)
         ways = problems()
-        with watched() as modules:
+        with watched() as modules:  # A model that draws a module's weights is a network.
             written = next(ways)
         written.observed.warn()
         why = "" if known is None else known._why_not()
@@ -750,7 +762,7 @@ def ends(bar: Any, verdict: Verdict) -> None:
 
 
 def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
-    """Draws of a problem's engine, judged by those of chains."""
+    """A fit with the draws of a problem's engine, judged by those of chains, the ``reference``."""
     assert problem.approximate is not None
     climbed = reference.climbed
     with staged(climbed.stages, meter, "engine") as notes:

@@ -1,4 +1,4 @@
-"""A saved fit is read, alone or with its program."""
+"""``load_fit``: a saved fit is read, alone or with its program."""
 
 from __future__ import annotations
 

@@ -59,8 +59,9 @@ def is_bounded(coupled: Coupled) -> bool:
 def is_doubtful(found: Chained, correction: Correction | None, strain: float = 1.0) -> bool:
     """Whether chains have to agree closely to be believed.
 
-    Where tails are heavy, and no approximation that is near says that this is all right; or where
-    widths depend on scales, so that chains enter some parts of the posterior seldom.
+    They have where tails are heavy, unless weights of an approximation that is near are even: draws
+    of an improper posterior look so at first. And they have where widths depend on scales so much
+    that chains seldom enter some parts of the posterior.
     """
     is_heavy = bool(found.heavy) and (correction is None or not policy.is_good(correction))
     return is_heavy or strain > policy.STRAINED
@@ -75,11 +76,22 @@ def enough(
     is_far: bool = False,
     tail_share: float = TAIL_SHARE,
 ) -> bool:
-    """Whether chains have done what was asked, and ``is_sure`` what is asked without a bound.
+    """Whether chains have done what was asked, and need not go on.
 
-    ``is_heavy`` asks the same agreement, and ``is_far``, where no approximation is near, that
-    standard deviations are known: chains may not have been to all parts then. ``tail_share`` are
-    the effective draws of the tails, as a share of those that are wanted.
+    Parameters
+    ----------
+    found : Chained
+    wanted : Wanted
+    is_sure : bool
+        Whether nothing but the chains themselves tells that they have come to rest, since pairs did
+        not meet: close agreement and known standard deviations are asked for.
+    is_heavy : bool
+        Whether close agreement is asked for all the same; see :func:`is_doubtful`.
+    is_far : bool
+        Whether no approximation is near, so that chains may not have been to all parts yet:
+        standard deviations have to be known, though less well.
+    tail_share : float
+        Effective draws of the tails, as a share of those that are wanted.
     """
     asked = wanted.deviation_error
     if is_sure:
@@ -101,9 +113,19 @@ def of_chains(
     is_heavy: bool = False,
     most_r_hat: float = MOST_R_HAT,
 ) -> list[str]:
-    """What speaks against chains; of those that had ``rested`` before they went on what is sure.
+    """What speaks against chains that have ended, each with what to do; nothing if all is well.
 
-    ``is_sure`` asks more, of chains of which pairs did not meet, and ``is_heavy`` more agreement.
+    Parameters
+    ----------
+    found : Chained
+    wanted : Wanted
+    rested : bool
+        Whether the chains had done what was asked before they went on. Only a much smaller number
+        of effective draws then speaks against them.
+    is_sure, is_heavy : bool
+        As of :func:`enough`.
+    most_r_hat : float
+        R-hat up to which chains are believed, where close agreement is not asked for.
     """
     most = MOST_SURE_R_HAT if is_sure or is_heavy else most_r_hat
     least = wanted.target_ess * (STILL if rested else 1.0)

@@ -140,15 +140,18 @@ def may_adapt(correction: Correction, dim: int) -> bool:
 def may_bend(program: Program, *, has_labels: bool) -> bool:
     """Whether approximations may be of coordinates in which curved ridges are straight.
 
-    These are fitted where draws are, and draw chains away from a neck that no draw is in. Of labels
-    in order the density has an edge, which is no ridge.
+    Such coordinates are fitted where draws are, and lead chains away from a neck in which no draw
+    is. Where labels are put in order the density has an edge, which they would take for a ridge.
     """
     return not has_labels and program.strain <= STRAINED
 
 
 def is_better(correction: Correction, than: Correction) -> bool:
-    """Whether one approximation is nearer than another: a good one, one with weights that are
-    reliable, or one that leaves more of the draws."""
+    """Whether one approximation is nearer than another.
+
+    A good one is nearer than another; of two that are alike in this, one whose weights are reliable;
+    and of two that are alike in both, one whose weights leave more of the draws.
+    """
     one, other = ((is_good(each), each.khat < FAR_KHAT, each.share) for each in (correction, than))
     return one > other
 
