@@ -149,8 +149,8 @@ def may_bend(program: Program, *, has_labels: bool) -> bool:
 def is_better(correction: Correction, than: Correction) -> bool:
     """Whether one approximation is nearer than another.
 
-    A good one is nearer than another; of two that are alike in this, one whose weights are reliable;
-    and of two that are alike in both, one whose weights leave more of the draws.
+    A good one is; of two that are alike in this, one whose weights are reliable; and of two that
+    are alike in both, one whose weights leave more of the draws.
     """
     one, other = ((is_good(each), each.khat < FAR_KHAT, each.share) for each in (correction, than))
     return one > other
