@@ -11,7 +11,7 @@ from ppl_ext.fit.verdict.agreement import (
     of_chains,
     words_of_deviations,
 )
-from ppl_ext.fit.verdict.facts import Correction, Engine, Evidence, Modes, Program
+from ppl_ext.fit.verdict.facts import Chained, Correction, Engine, Evidence, Modes, Program
 from ppl_ext.fit.verdict.policy import (
     BEST_KHAT,
     BEST_SHARE,
@@ -45,59 +45,58 @@ OWN_CHAINS = "Fit without engine= and guide=, for draws of the chains, or try an
 
 
 def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
-    """The level, and the reasons for it."""
-    level, reasons = _judge(evidence)
+    """The level, and the reasons for it. What made the draws decides how they are judged."""
+    if evidence.engine is not None:
+        level, reasons = _of_engine(evidence, evidence.engine)
+    elif evidence.chains is not None:
+        level, reasons = _by_chains(evidence, evidence.chains)
+    elif evidence.correction is not None:
+        level, reasons = _by_weights(evidence, evidence.correction)
+    else:
+        level, reasons = _of_unchecked(evidence)
     return level, (*reasons, *words_of_search(evidence.modes), *evidence.dropped)
 
 
-def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
-    if evidence.engine is not None:
-        return _of_engine(evidence, evidence.engine)
-    against = [*_of_modes(evidence), *_of_far_out(evidence), *of_rounding(evidence.program)]
-    undefined = _of_undefined(evidence.correction)
-    if evidence.chains is not None:
-        found = evidence.chains
-        bounded = evidence.coupled is None or is_bounded(evidence.coupled)
-        against += of_chains(
-            found,
-            evidence.wanted,
-            rested=evidence.rested,
-            is_sure=not bounded,
-            is_heavy=is_doubtful(found, evidence.correction, evidence.program.strain),
+def _against(evidence: Evidence) -> list[str]:
+    """What speaks against draws whatever they are of."""
+    return [*_of_modes(evidence), *_of_far_out(evidence), *of_rounding(evidence.program)]
+
+
+def _by_chains(evidence: Evidence, found: Chained) -> tuple[Level, tuple[str, ...]]:
+    bounded = evidence.coupled is None or is_bounded(evidence.coupled)
+    against = _against(evidence) + of_chains(
+        found,
+        evidence.wanted,
+        rested=evidence.rested,
+        is_sure=not bounded,
+        is_heavy=is_doubtful(found, evidence.correction, evidence.program.strain),
+    )
+    figures = found.words
+    if found.deviation_error > 0.0:  # of those that have one
+        figures += f" {words_of_deviations(found)}"
+    if found.heavy:
+        names = ", ".join(f"'{name}'" for name in found.heavy)
+        figures += (
+            f" Tails of {names} are heavy, so that their standard deviations have no reliable "
+            "error. Read the quantiles of fit.summary()."
         )
-        figures = found.words
-        if found.deviation_error > 0.0:  # of those that have one
-            figures += f" {words_of_deviations(found)}"
-        if found.heavy:
-            names = ", ".join(f"'{name}'" for name in found.heavy)
-            figures += (
-                f" Tails of {names} are heavy, so that their standard deviations have no reliable "
-                "error. Read the quantiles of fit.summary()."
-            )
-        if found.coordinate_r_hat > MOST_R_HAT > found.r_hat:
-            figures += (
-                f" On unconstrained space R-hat is {found.coordinate_r_hat:.3f}, in "
-                f"'{found.coordinate_site}': the edge of its support is visited slowly."
-            )
-        if evidence.coupled is not None:
-            if not against:
-                figures += f" {evidence.coupled.told}"
-            if not (bounded or against):
-                figures += " So closer agreement of the chains was asked for, and found."
-        told = (figures, *_of_labels(evidence))
-        return ("not trusted", (*undefined, *against, *told)) if against else ("exact", told)
-    correction = evidence.correction
-    if correction is None:
-        left = (rows_refused(evidence), chains_refused(evidence))
-        why = (
-            "The budget ended early: these are draws of a Normal at the mode that was found, which "
-            "nothing has checked. Give a larger budget= or seconds=."
-            if evidence.left < DRAWS + evidence.program.far_out
-            else "Latent sites inside a subsampled plate can be fitted with all rows only, for "
-            "which there was no time: these are draws of a Normal at the mode of a batch of rows. "
-            "Give more seconds."
+    if found.coordinate_r_hat > MOST_R_HAT > found.r_hat:
+        figures += (
+            f" On unconstrained space R-hat is {found.coordinate_r_hat:.3f}, in "
+            f"'{found.coordinate_site}': the edge of its support is visited slowly."
         )
-        return "not trusted", (why, *(each for each in left if each))
+    if evidence.coupled is not None and not against:
+        figures += f" {evidence.coupled.told}"
+        if not bounded:
+            figures += " So closer agreement of the chains was asked for, and found."
+    told = (figures, *_of_labels(evidence))
+    if against:
+        return "not trusted", (*_of_undefined(evidence.correction), *against, *told)
+    return "exact", told
+
+
+def _by_weights(evidence: Evidence, correction: Correction) -> tuple[Level, tuple[str, ...]]:
+    against = _against(evidence)
     refused = chains_refused(evidence) or "Chains were not run: exact=False."
     figures = (
         "Importance weights of the approximation: Pareto k-hat "
@@ -108,8 +107,23 @@ def _judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
         return "corrected", (figures, *_of_labels(evidence), refused)
     if against or correction.khat >= 1.0:
         far = "" if correction.khat < 1.0 else "The approximation is far from the posterior. "
+        undefined = _of_undefined(correction)
         return "not trusted", (*undefined, *against, f"{far}{figures}", refused)
     return "approximate", (figures, refused)
+
+
+def _of_unchecked(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
+    """Of draws of a Normal at a mode, for whose importance weights nothing was left."""
+    left = (rows_refused(evidence), chains_refused(evidence))
+    why = (
+        "The budget ended early: these are draws of a Normal at the mode that was found, which "
+        "nothing has checked. Give a larger budget= or seconds=."
+        if evidence.left < DRAWS + evidence.program.far_out
+        else "Latent sites inside a subsampled plate can be fitted with all rows only, for "
+        "which there was no time: these are draws of a Normal at the mode of a batch of rows. "
+        "Give more seconds."
+    )
+    return "not trusted", (why, *(each for each in left if each))
 
 
 def _of_engine(evidence: Evidence, engine: Engine) -> tuple[Level, tuple[str, ...]]:
