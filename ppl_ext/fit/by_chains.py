@@ -61,7 +61,7 @@ def run_chains(
     sampled: Sampled | None = None
     coupled: Coupled | None = None
     drawn, log_ratios = begun.drawn, begun.log_ratios
-    if policy.is_good(begun.correction) and begun.metric is None:
+    if policy.may_jump(program, begun.correction, begun.first):
         with stage("jumps") as notes, suppress(SpentError):
             own = jump(watched, begun.proposal, drawn, log_ratios, CHAINS, generator, symmetry)
             points = meter.points(problem)
@@ -70,7 +70,7 @@ def run_chains(
             if policy.is_bounded(coupled):
                 most = int(policy.MOST_JUMPS * wanted.target_ess)
                 has_tails = partial(is_enough, tail_share=policy.JUMPS_TAIL_SHARE)
-                own = _longer(own, has_tails, most, generator, meter)
+                own = _longer(own, has_tails, most, generator, meter, len(own.draws) // 8)
                 sampled = own if has_tails(convergence(own.draws), own.window) else None
             notes.append(coupled.note)
     if sampled is not None or not may_go_on():
@@ -114,6 +114,8 @@ def run_chains(
     number = len(sampled.draws)
     if coupled.bound is not None:
         sampled = sampled.after(coupled.transitions)
+        # What was left out has looked for parts that jumps do not propose as well.
+        is_sure = partial(is_sure, least=LEAST_TRANSITIONS - coupled.transitions)
     if not (watched.found or _are(is_sure, sampled)):
         # Of chains that were enough little more than what was left out is missing.
         missing = max(number - len(sampled.draws), number // 8) if is_bounded else None
@@ -145,9 +147,10 @@ def _is_enough(
     *,
     is_sure: bool = False,
     tail_share: float = policy.TAIL_SHARE,
+    least: int = LEAST_TRANSITIONS,
 ) -> bool:
     """Whether chains have done what was asked, or all that is asked of those that do not meet."""
-    if window.transitions < LEAST_TRANSITIONS:
+    if window.transitions < least:
         return False
     chained = chained_of(problem, window, figures, symmetry)
     meter.shows(chained.ess_bulk, wanted.target_ess, time.perf_counter() - began)

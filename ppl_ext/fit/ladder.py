@@ -124,7 +124,9 @@ def climb(
                 evidence = replace(evidence, modes=modes)
                 if found_more and turn < TURNS - 1:
                     continue
-            begun = Approximation(start, weighted, proposal, drawn, log_ratios, correction, weights)
+            begun = Approximation(
+                *(start, weighted, proposal, drawn, log_ratios, correction, correction, weights)
+            )
         if policy.may_adapt(correction, problem.dim):
             with stage("mixtures") as notes, suppress(SpentError):
                 limited = timely(problem.evaluate, policy.LEAST_CHAINS)

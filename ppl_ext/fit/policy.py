@@ -323,6 +323,16 @@ def may_adapt(correction: Correction, dim: int) -> bool:
     return not is_near(correction) and dim <= MIXTURE_DIMENSIONS
 
 
+def may_jump(program: Program, correction: Correction, first: Correction) -> bool:
+    """Whether jumps alone may serve: to a good approximation, of what Normals at modes cover.
+
+    A mixture is fitted to draws of these Normals, whose weights are reliable below a ``first``
+    k-hat of 0.7. Above, the mixture lacks what they lack, such as the thin ends of a ring. Where
+    widths depend on scales jumps do not come to agree as closely as is asked there.
+    """
+    return is_good(correction) and first.khat < FAR_KHAT and program.strain <= STRAINED
+
+
 def may_bend(program: Program, *, has_labels: bool) -> bool:
     """Whether approximations may be of coordinates in which curved ridges are straight.
 

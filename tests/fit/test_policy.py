@@ -27,6 +27,7 @@ from ppl_ext.fit.policy import (
     judge,
     may_adapt,
     may_bend,
+    may_jump,
     next_rung,
     words_of,
 )
@@ -276,6 +277,13 @@ def test_jumps_alone_want_a_proposal_that_is_near_and_pairs_that_meet() -> None:
     assert not is_good(replace(GOOD, khat=0.55)) and not is_good(replace(GOOD, share=0.25))
     assert is_bounded(Coupled(64, 0, 10, 3, 0.046))
     assert not is_bounded(Coupled(64, 0, 10, 3, 0.2)) and not is_bounded(Coupled(64, 1, 10, 60))
+
+
+def test_jumps_alone_to_a_mixture_want_normals_whose_weights_are_reliable() -> None:
+    assert may_jump(PROGRAM, GOOD, GOOD) and not may_jump(PROGRAM, FAIR, FAIR)
+    near, far = replace(BAD, khat=0.69), replace(BAD, khat=0.71)
+    assert may_jump(PROGRAM, GOOD, near) and not may_jump(PROGRAM, GOOD, far)
+    assert not may_jump(replace(PROGRAM, strain=4.0), GOOD, GOOD)
 
 
 def test_mixtures_are_fitted_until_one_is_near_or_none_comes_near() -> None:

@@ -154,8 +154,24 @@ def test_chains_are_kept_from_where_pairs_have_met(monkeypatch: pytest.MonkeyPat
     skipped = 3 * before.kernel.draws_of_each
     kept = before.draws[skipped:]
     np.testing.assert_array_equal(found.draws[: len(kept)], kept)
-    assert len(found.window.chances) >= len(before.window.chances) - 3
+    # They were enough before, and what was left out counts among the transitions at least.
+    assert len(found.window.chances) == len(before.window.chances) - 3
     assert len(found.window.values) == len(found.draws)
+
+
+def test_jumps_are_looked_at_after_an_eighth_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half as many again would take up to half more than is needed."""
+    looked: list[int] = []
+
+    def enough(found: policy.Chained, *_: Any, **__: Any) -> bool:
+        looked.append(found.draws)
+        return found.draws >= 1_500
+
+    monkeypatch.setattr(policy, "enough", enough)
+    found = climbed(mixture(2, [1.0], [1.0], [1.0])).sampled
+    assert found is not None and not found.kernel.has_trajectories
+    assert 1_500 <= found.draws.shape[0] * found.draws.shape[1] < 1.13 * 1_500
+    assert looked[0] < 1_000
 
 
 def test_pairs_that_are_late_go_on_while_chains_do(monkeypatch: pytest.MonkeyPatch) -> None:
