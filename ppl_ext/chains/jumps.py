@@ -18,13 +18,57 @@ from ppl_ext.chains.sampler import Kernel, Sampled, Window
 from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.start.paths import Evaluate
 
-#: Transitions of each chain that are discarded, and those that one chain of a pair is ahead.
-FIRST, LAG = 10, 5
+#: Transitions of each chain that are discarded at most, for chains of pairs to meet; and those that
+#: one chain of a pair is ahead.
+MOST_DISCARDED, LAG = 10, 5
 #: Pairs that are to meet: where all of 64 do, five in a hundred may not, with 95 % confidence.
 PAIRS = 64
 #: Transitions of pairs at most, of those that have not met when the known draws end; and the share
 #: of pairs from which on that is not tried.
 MOST_TRANSITIONS, MOST_APART = 60, 0.1
+
+
+@np.errstate(all="ignore")
+def draws_each(
+    positions: Float[np.ndarray, "S D"], log_ratios: Float[np.ndarray, " S"]
+) -> tuple[float, float]:
+    """Draws that such a chain takes for an effective one, in the middle and in the tails.
+
+    A chain stays where it is until it takes a jump, and is independent of it then. So the
+    autocorrelations of a function are the mean of its square, each time with the chance to stay to
+    the power of the lag, and their sum is that of (2 - a) / a, for a chance ``a`` to leave.
+
+    Parameters
+    ----------
+    positions : array (S, D)
+        Draws of the proposal.
+    log_ratios : array (S,)
+        Of density and proposal there, not all of them minus infinity.
+
+    Returns
+    -------
+    middle, tails : float
+        Of the worst coordinate, and of the worst tail of one: below its quantile of 5 % or above
+        that of 95 %.
+    """
+    order = np.argsort(log_ratios)
+    ratios = np.exp(log_ratios[order] - log_ratios.max())
+    positions, number = positions[order], len(order)
+    # The mean of min(1, ratio there / ratio here): smaller ratios count in part, larger ones whole.
+    leaves = (np.cumsum(ratios) / ratios + np.arange(number)[::-1]) / number
+    shares = ratios / ratios.sum()
+    positions, leaves, shares = (each[ratios > 0.0] for each in (positions, leaves, shares))
+    takes = 2.0 / leaves - 1.0
+
+    def worst(values: Float[np.ndarray, "S F"]) -> float:
+        parts = np.square(values - shares @ values) * shares[:, None]
+        return float(np.max(takes @ parts / parts.sum(0)))
+
+    rows = np.argsort(positions, axis=0)
+    places = np.cumsum(shares[rows], axis=0)  # The distribution function, coordinate by coordinate.
+    below = np.empty_like(places)
+    np.put_along_axis(below, rows, places, axis=0)
+    return worst(positions), worst(np.concatenate([below < 0.05, below > 0.95], axis=1))
 
 
 @np.errstate(all="ignore")
@@ -34,6 +78,7 @@ def jump(
     drawn: Chains,
     log_ratios: Float[np.ndarray, " S"],
     chains: int,
+    discarded: int,
     generator: np.random.Generator,
     symmetry: Symmetry | None = None,
 ) -> Sampled:
@@ -50,6 +95,8 @@ def jump(
         Of density and proposal there; minus infinity where chains must not go.
     chains : int
         M, between which the draws are divided.
+    discarded : int
+        First transitions of each that are left out.
     generator : numpy.random.Generator
     symmetry : Symmetry, optional
         See :class:`~ppl_ext.chains.sampler.Kernel`.
@@ -63,8 +110,8 @@ def jump(
         here = np.where(generator.uniform(size=chains) < chance, proposed, here)
         states.append(here)
         chances.append(chance)
-    kept = np.stack(states)[FIRST:]
-    allowed = np.stack(chances)[FIRST:]
+    kept = np.stack(states)[discarded:]
+    allowed = np.stack(chances)[discarded:]
     window = Window(
         drawn.positions[kept], allowed, np.zeros(len(kept)), allowed, drawn.values[kept]
     )
@@ -74,7 +121,7 @@ def jump(
         symmetry=symmetry,
         has_trajectories=False,
     )
-    return Sampled(window, FIRST + 1, drawn.rows(here), kernel)
+    return Sampled(window, discarded + 1, drawn.rows(here), kernel)
 
 
 @np.errstate(all="ignore")
@@ -85,7 +132,10 @@ def jumps_from(
     log_ratios: Float[np.ndarray, " S"],
     generator: np.random.Generator,
 ) -> Coupled:
-    """Pairs of such chains that start elsewhere (P, D), and are proposed the same draws."""
+    """Pairs of such chains that start elsewhere (P, D), and are proposed the same draws.
+
+    The distance is bounded after as many transitions as the last pair takes to meet.
+    """
     pairs = len(starts[0])
     first, second = (proposal.log_ratios(each, evaluate(each)[0]) for each in starts)
     proposed = log_ratios[: len(log_ratios) // pairs * pairs].reshape(-1, pairs)
@@ -102,4 +152,5 @@ def jumps_from(
         uniforms = np.concatenate([uniforms[:, apart], further])
         times[apart] = meetings(first[apart], second[apart], proposed, uniforms, LAG)
         made = MOST_TRANSITIONS
-    return Coupled.of(times, LAG, FIRST, made)
+    slowest = float(times.max()) - LAG  # Infinite where a pair has not met.
+    return Coupled.of(times, LAG, int(np.clip(slowest, 1, MOST_DISCARDED)), made)

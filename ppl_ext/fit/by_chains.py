@@ -22,6 +22,7 @@ from ppl_ext.fit.corrected import Approximation
 from ppl_ext.fit.modes import Watched
 from ppl_ext.fit.problem import Meter, Positions, Problem
 from ppl_ext.start.paths import SpentError
+from ppl_ext.start.search import RADIUS
 from ppl_ext.start.start import Start
 from ppl_ext.statistics.effective import weighted_number
 
@@ -63,11 +64,15 @@ def run_chains(
     drawn, log_ratios = begun.drawn, begun.log_ratios
     if policy.may_jump(program, begun.correction, begun.first):
         with stage("jumps") as notes, suppress(SpentError):
-            own = jump(watched, begun.proposal, drawn, log_ratios, CHAINS, generator, symmetry)
-            points = meter.points(problem)
+            # Where the density is not finite the first jump is taken, so that any point will do.
+            points = partial(_anywhere, generator, problem.dim)
             starts = _apart(points, begun.start, JUMP_PAIRS, generator, symmetry)
             coupled = jumps_from(starts, watched, begun.proposal, log_ratios, generator)
             if policy.is_bounded(coupled):
+                own = jump(
+                    *(watched, begun.proposal, drawn, log_ratios, CHAINS, coupled.transitions),
+                    *(generator, symmetry),
+                )
                 most = int(policy.MOST_JUMPS * wanted.target_ess)
                 has_tails = partial(is_enough, tail_share=policy.JUMPS_TAIL_SHARE)
                 own = _longer(own, has_tails, most, generator, meter, len(own.draws) // 8)
@@ -213,6 +218,11 @@ def _coupled(
         max(1, int(FORGOTTEN * sampled.window.transitions)),
         lambda: meter.evaluations < most and meter.allows(),
     )
+
+
+def _anywhere(generator: np.random.Generator, dim: int, number: int) -> Positions:
+    """Points of the box in which searches start, with finite densities or not."""
+    return generator.uniform(-RADIUS, RADIUS, (number, dim))
 
 
 def _apart(

@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from ppl_ext.chains.adaptive import adapted
 from ppl_ext.chains.hamiltonian import Chains, Factor
+from ppl_ext.chains.jumps import draws_each
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
@@ -87,7 +88,9 @@ def correction_of(
     khat = pareto_khat(LogRatios(log_ratios, rounding)).khat
     share = weighted_number(weights) / number
     weights = np.minimum(weights, weights.mean() * np.sqrt(number))
-    return policy.Correction(khat, share, undefined), weights / weights.sum()
+    middle, tails = draws_each(drawn.positions, log_ratios)
+    each = max(middle, policy.JUMPS_TAIL_SHARE * tails)
+    return policy.Correction(khat, share, undefined, each), weights / weights.sum()
 
 
 def resampled(
