@@ -108,8 +108,8 @@ def climb(
             )
             weighted = proposal
             may_adapt = policy.may_adapt(correction, problem.dim)
-            # Where weights of one Normal are reliable, a mixture tells first whether its shape alone
-            # is what k-hat is of.
+            # Where weights of a single Normal are reliable, a mixture tells first whether its shape
+            # alone is what k-hat is of.
             is_late = may_adapt and correction.khat < SURE and len(start.modes) == 1
             if search is not None:
                 limited = timely(problem.evaluate, policy.LEAST_CHAINS)

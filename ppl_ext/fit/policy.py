@@ -33,10 +33,10 @@ FULL, LOW_RANK = 200, 1_000
 #: draws to be trusted, and for jumps to draws of the approximation to be chains enough: they cost
 #: an evaluation each, where trajectories take ten and more.
 BEST_KHAT, BEST_SHARE = 0.5, 0.3
-#: Mixtures are fitted to weighted draws, so many in turn at most, until k-hat is below this or jumps
-#: take fewer draws than that for an effective one; after three of them not where the share is below
-#: the last number. For 400 effective draws 2,000 are taken then, of which 850 are known: no fewer
-#: than a better mixture takes with those that it is judged by.
+#: Mixtures are fitted to weighted draws, so many in turn at most, until k-hat is below this or
+#: jumps take fewer draws than that for an effective one; after three of them not where the share is
+#: below the last number. For 400 effective draws 2,000 are taken then, of which 850 are known: no
+#: fewer than a better mixture takes with those that it is judged by.
 MIXTURES, NEAR_KHAT, NEAR_JUMPS, HOPELESS = 5, 0.3, 5.0, 0.1
 #: Total variation distance that pairs may leave open, draws that jumps may take for each effective
 #: one that is wanted (for 400 of them, and 850 known ones, the 2,800 evaluations that trajectories

@@ -1933,6 +1933,27 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "larger ratios left out of the chance to jump",
+        "chains/jumps.py",
+        "(np.cumsum(ratios) / ratios + np.arange(number)[::-1]) / number",
+        "np.cumsum(ratios) / ratios / number",
+        tests,
+    )
+    yield from neutral(
+        "autocorrelations of jumps counted once",
+        "chains/jumps.py",
+        "takes = 2.0 / leaves - 1.0",
+        "takes = 1.0 / leaves",
+        tests,
+    )
+    yield from neutral(
+        "coordinates of draws not in the order of their ratios",
+        "chains/jumps.py",
+        "positions, number = positions[order], len(order)",
+        "number = len(order)",
+        tests,
+    )
+    yield from neutral(
         "all draws weighted by the last proposal alone",
         "chains/adaptive.py",
         "densities = np.stack([each.log_density(every) for each in proposals])",
@@ -2013,8 +2034,15 @@ def _fit() -> Iterator[Mutation]:
         (
             "jumps alone where widths depend on scales",
             "fit/policy.py",
-            "first.khat < FAR_KHAT and program.strain <= STRAINED",
-            "first.khat < FAR_KHAT",
+            "and first.khat < FAR_KHAT and is_even",
+            "and first.khat < FAR_KHAT",
+            "policy",
+        ),
+        (
+            "jumps alone where trajectories cost less",
+            "fit/policy.py",
+            "and is_even and is_fast",
+            "and is_even",
             "policy",
         ),
         (
@@ -2483,8 +2511,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "the approximation chosen that leaves most draws, whatever its tails",
         "fit/policy.py",
-        "(is_good(each), each.khat < FAR_KHAT, each.share)",
-        "(is_good(each), each.share)",
+        "(is_good(each), each.khat < FAR_KHAT, -each.jumps)",
+        "(is_good(each), -each.jumps)",
         "policy " + tests,
     )
     yield from neutral(
