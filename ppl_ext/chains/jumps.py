@@ -29,49 +29,6 @@ MOST_TRANSITIONS, MOST_APART = 60, 0.1
 
 
 @np.errstate(all="ignore")
-def draws_each(
-    positions: Float[np.ndarray, "S D"], log_ratios: Float[np.ndarray, " S"]
-) -> tuple[float, float]:
-    """Draws that such a chain takes for an effective one, in the middle and in the tails.
-
-    A chain stays where it is until it takes a jump, and is independent of it then. So the
-    autocorrelations of a function are the mean of its square, each time with the chance to stay to
-    the power of the lag, and their sum is that of (2 - a) / a, for a chance ``a`` to leave.
-
-    Parameters
-    ----------
-    positions : array (S, D)
-        Draws of the proposal.
-    log_ratios : array (S,)
-        Of density and proposal there, not all of them minus infinity.
-
-    Returns
-    -------
-    middle, tails : float
-        Of the worst coordinate, and of the worst tail of one: below its quantile of 5 % or above
-        that of 95 %.
-    """
-    order = np.argsort(log_ratios)
-    ratios = np.exp(log_ratios[order] - log_ratios.max())
-    positions, number = positions[order], len(order)
-    # The mean of min(1, ratio there / ratio here): smaller ratios count in part, larger ones whole.
-    leaves = (np.cumsum(ratios) / ratios + np.arange(number)[::-1]) / number
-    shares = ratios / ratios.sum()
-    positions, leaves, shares = (each[ratios > 0.0] for each in (positions, leaves, shares))
-    takes = 2.0 / leaves - 1.0
-
-    def worst(values: Float[np.ndarray, "S F"]) -> float:
-        parts = np.square(values - shares @ values) * shares[:, None]
-        return float(np.max(takes @ parts / parts.sum(0)))
-
-    rows = np.argsort(positions, axis=0)
-    places = np.cumsum(shares[rows], axis=0)  # The distribution function, coordinate by coordinate.
-    below = np.empty_like(places)
-    np.put_along_axis(below, rows, places, axis=0)
-    return worst(positions), worst(np.concatenate([below < 0.05, below > 0.95], axis=1))
-
-
-@np.errstate(all="ignore")
 def jump(
     evaluate: Evaluate,
     proposal: Proposal,

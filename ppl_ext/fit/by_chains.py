@@ -62,7 +62,7 @@ def run_chains(
     sampled: Sampled | None = None
     coupled: Coupled | None = None
     drawn, log_ratios = begun.drawn, begun.log_ratios
-    if policy.may_jump(program, begun.correction, begun.first):
+    if policy.is_close(begun.correction) and policy.covers(program, begun.first):
         with stage("jumps") as notes, suppress(SpentError):
             # Where the density is not finite the first jump is taken, so that any point will do.
             points = partial(_anywhere, generator, problem.dim)
@@ -75,7 +75,7 @@ def run_chains(
                 )
                 most = int(policy.MOST_JUMPS * wanted.target_ess)
                 has_tails = partial(is_enough, tail_share=policy.JUMPS_TAIL_SHARE)
-                own = _longer(own, has_tails, most, generator, meter, len(own.draws) // 8)
+                own = _longer(own, has_tails, most, generator, meter, len(own.draws) // 4)
                 sampled = own if has_tails(convergence(own.draws), own.window) else None
             notes.append(coupled.note)
     if sampled is not None or not may_go_on():

@@ -10,7 +10,6 @@ from jaxtyping import Float
 
 from ppl_ext.chains.adaptive import adapted
 from ppl_ext.chains.hamiltonian import Chains, Factor
-from ppl_ext.chains.jumps import draws_each
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.diagnostics.importance import LogRatios, pareto_khat
@@ -62,7 +61,7 @@ def better_approximations(
                 *(begun.start, same, same, one.drawn, one.log_ratios, correction, begun.first),
                 *(weights, one.metric),
             )
-        if policy.is_adapted(best, number):
+        if policy.is_adapted(best, number, jumps=policy.covers(program, begun.first)):
             return
 
 
@@ -88,9 +87,7 @@ def correction_of(
     khat = pareto_khat(LogRatios(log_ratios, rounding)).khat
     share = weighted_number(weights) / number
     weights = np.minimum(weights, weights.mean() * np.sqrt(number))
-    middle, tails = draws_each(drawn.positions, log_ratios)
-    each = max(middle, policy.JUMPS_TAIL_SHARE * tails)
-    return policy.Correction(khat, share, undefined, each), weights / weights.sum()
+    return policy.Correction(khat, share, undefined), weights / weights.sum()
 
 
 def resampled(

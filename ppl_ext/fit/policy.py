@@ -30,14 +30,16 @@ NEARLY = 0.5
 #: Dimensions up to which an engine fits a full Normal, and one of low rank.
 FULL, LOW_RANK = 200, 1_000
 #: Pareto k-hat below which, and share of the draws that the weights must leave, for reweighted
-#: draws to be trusted, and for jumps to draws of the approximation to be chains enough: they cost
-#: an evaluation each, where trajectories take ten and more.
+#: draws to be trusted.
 BEST_KHAT, BEST_SHARE = 0.5, 0.3
-#: Mixtures are fitted to weighted draws, so many in turn at most, until k-hat is below this or
-#: jumps take fewer draws than that for an effective one; after three of them not where the share is
-#: below the last number. For 400 effective draws 2,000 are taken then, of which 850 are known: no
-#: fewer than a better mixture takes with those that it is judged by.
-MIXTURES, NEAR_KHAT, NEAR_JUMPS, HOPELESS = 5, 0.3, 5.0, 0.1
+#: Pareto k-hat below which jumps to draws of the approximation are chains enough: they cost an
+#: evaluation each, where trajectories take ten and more. Above, tails of the approximation are
+#: thin, and chains that have few draws there look settled.
+CLOSE_KHAT = 0.3
+#: Mixtures are fitted to weighted draws, so many in turn at most, until jumps alone are enough;
+#: where these cannot be, until the share is above the second number. After three mixtures not where
+#: the share is below the last.
+MIXTURES, NEAR_SHARE, HOPELESS = 5, 0.5, 0.1
 #: Total variation distance that pairs may leave open, draws that jumps may take for each effective
 #: one that is wanted (for 400 of them, and 850 known ones, the 2,800 evaluations that trajectories
 #: take at least), and acceptance below which pairs of other chains are not tried.
@@ -147,14 +149,12 @@ class Modes:
 class Correction:
     """Importance ratios of the approximation: Pareto k-hat, and the weights' effective share.
 
-    ``undefined`` is the share of draws at which the log density is not a number, and ``jumps`` how
-    many draws chains that jump alone take for an effective one.
+    ``undefined`` is the share of draws at which the log density is not a number.
     """
 
     khat: float
     share: float
     undefined: float = 0.0
-    jumps: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -312,32 +312,28 @@ def chains_refused(evidence: Evidence) -> str | None:
 
 
 def is_good(correction: Correction) -> bool:
-    """Whether reweighted draws may be trusted, and jumps to draws are chains enough."""
+    """Whether reweighted draws may be trusted."""
     return correction.khat < BEST_KHAT and correction.share > BEST_SHARE
 
 
-def is_near(correction: Correction) -> bool:
-    """Whether an approximation is so good that no mixture need be fitted."""
-    is_better = correction.khat < NEAR_KHAT or correction.jumps < NEAR_JUMPS
-    return is_good(correction) and is_better
+def is_close(correction: Correction) -> bool:
+    """Whether jumps to draws of an approximation are chains enough."""
+    return is_good(correction) and correction.khat < CLOSE_KHAT
+
+
+def covers(program: Program, first: Correction) -> bool:
+    """Whether Normals at the modes, with these ``first`` weights, have draws of all parts.
+
+    Then mixtures fitted to them have, and jumps alone may serve. Where the weights are not reliable
+    a mixture lacks what the Normals lack, such as the thin ends of a ring; and where widths depend
+    on scales jumps do not come to agree as closely as is asked there.
+    """
+    return first.khat < FAR_KHAT and program.strain <= STRAINED
 
 
 def may_adapt(correction: Correction, dim: int) -> bool:
     """Whether a mixture fitted to weighted draws may be a better approximation."""
-    return not is_near(correction) and dim <= MIXTURE_DIMENSIONS
-
-
-def may_jump(program: Program, correction: Correction, first: Correction) -> bool:
-    """Whether jumps alone may serve: to a good approximation, of what Normals at modes cover.
-
-    A mixture is fitted to draws of these Normals, whose weights are reliable below a ``first``
-    k-hat of 0.7. Above, the mixture lacks what they lack, such as the thin ends of a ring. Where
-    widths depend on scales jumps do not come to agree as closely as is asked there, and where they
-    are slow trajectories cost less.
-    """
-    is_fast = correction.jumps < MOST_JUMPS
-    is_even = program.strain <= STRAINED
-    return is_good(correction) and first.khat < FAR_KHAT and is_even and is_fast
+    return not is_close(correction) and dim <= MIXTURE_DIMENSIONS
 
 
 def may_bend(program: Program, *, has_labels: bool) -> bool:
@@ -350,16 +346,20 @@ def may_bend(program: Program, *, has_labels: bool) -> bool:
 
 
 def is_better(correction: Correction, than: Correction) -> bool:
-    """Whether one approximation is nearer than another: a good one, one with weights that are
-    reliable, or one to which chains take fewer jumps."""
-    one, other = ((is_good(each), each.khat < FAR_KHAT, -each.jumps) for each in (correction, than))
-    return one > other
+    """Whether one approximation is nearer than another: a close one, a good one, one with weights
+    that are reliable, or one that leaves more of the draws."""
+
+    def rank(one: Correction) -> tuple[bool | float, ...]:
+        return is_close(one), is_good(one), one.khat < FAR_KHAT, one.share
+
+    return rank(correction) > rank(than)
 
 
-def is_adapted(best: Correction, number: int) -> bool:
-    """Whether so many mixtures are enough, of which this is the best."""
+def is_adapted(best: Correction, number: int, *, jumps: bool) -> bool:
+    """Whether so many mixtures are enough, of which this is the best; ``jumps`` alone may serve."""
+    is_enough = is_close(best) or (not jumps and is_good(best) and best.share > NEAR_SHARE)
     is_hopeless = number > 2 and best.share < HOPELESS
-    return is_near(best) or is_hopeless or number >= MIXTURES
+    return is_enough or is_hopeless or number >= MIXTURES
 
 
 def is_bounded(coupled: Coupled) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from ppl_ext.chains.coupling import Coupled, Pairs, meetings, upper_bound
 from ppl_ext.chains.hamiltonian import Chains
-from ppl_ext.chains.jumps import MOST_DISCARDED, draws_each, jump, jumps_from
+from ppl_ext.chains.jumps import MOST_DISCARDED, jump, jumps_from
 from ppl_ext.chains.proposal import Proposal, drawn_from
 from ppl_ext.chains.sampler import Kernel, Known, go_on
 from ppl_ext.start.start import Mode
@@ -110,39 +110,6 @@ def test_jumps_to_known_draws_leave_the_density_as_it_is() -> None:
     longer = go_on(found, 10, generator)
     assert spent == 16_000 + 160 and len(longer.draws) == len(found.draws) + 10
     np.testing.assert_array_equal(longer.chains.values, log_gamma(longer.chains.positions)[0])
-
-
-@pytest.mark.parametrize(("mean", "scale"), [(0.0, 1.5), (0.8, 1.2), (0.0, 0.8)])
-def test_draws_for_an_effective_one_are_those_of_the_chain_itself(
-    mean: float, scale: float
-) -> None:
-    """Against autocorrelations of all lags of the chain on the draws, by its transition matrix.
-
-    That a chain is independent of where it left leaves out a fifth at most here.
-    """
-    draws = mean + scale * np.random.default_rng(5).normal(size=(400, 2))
-    ratios = (0.5 * np.square((draws - mean) / scale) - 0.5 * np.square(draws)).sum(1)
-    weights = np.exp(ratios)
-    shares = weights / weights.sum()
-    moves = np.minimum(1.0, weights / weights[:, None]) / len(draws)
-    np.fill_diagonal(moves, 0.0)
-    np.fill_diagonal(moves, 1.0 - moves.sum(1))
-
-    def takes(values: np.ndarray) -> float:
-        off = values - shares @ values
-        summed = np.linalg.solve(np.eye(len(off)) - moves + shares, off)
-        return float(shares @ (off * (2.0 * summed - off)) / (shares @ np.square(off)))
-
-    tails = []
-    for values in draws.T:
-        below = (shares * (values <= values[:, None])).sum(1)
-        tails += [takes((below < 0.05).astype(float)), takes((below > 0.95).astype(float))]
-    found = draws_each(draws, ratios)
-    for one, right in zip(found, (max(map(takes, draws.T)), max(tails)), strict=True):
-        assert 0.8 * right < one < 1.01 * right
-    # Draws that must not be taken make all others rarer, and only that.
-    outside = draws_each(np.concatenate([draws, draws]), np.append(ratios, np.full(400, -np.inf)))
-    assert outside[0] == pytest.approx(2.0 * found[0] + 1.0)
 
 
 def test_pairs_from_a_mode_that_the_proposal_lacks_do_not_meet() -> None:

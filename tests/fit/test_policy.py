@@ -18,16 +18,17 @@ from ppl_ext.fit.policy import (
     Program,
     Wanted,
     chains_refused,
+    covers,
     enough,
     is_adapted,
     is_better,
     is_bounded,
+    is_close,
     is_doubtful,
     is_good,
     judge,
     may_adapt,
     may_bend,
-    may_jump,
     next_rung,
     words_of,
 )
@@ -36,11 +37,7 @@ from ppl_ext.fit.saved import as_tree, from_tree
 PROGRAM = Program(dim=10, is_whole=True, seconds_per_evaluation=1e-5, rounding=1e-9)
 WANTED = Wanted(target_ess=400.0, exact=True, seconds=600.0)
 MODES = Modes(number=1, last_new=0.0, shares=(1.0,))
-GOOD, FAIR, BAD = (
-    Correction(0.2, 0.8, jumps=2.0),
-    Correction(0.65, 0.2, jumps=20.0),
-    Correction(1.2, 0.01, jumps=200.0),
-)
+GOOD, FAIR, BAD = Correction(0.2, 0.8), Correction(0.65, 0.2), Correction(1.2, 0.01)
 RESTED = Chained(1.004, 600.0, 500.0, 0.03, (), 0.0, 0.0, False, "mu")
 SETTLED = Engine("ProximalScoreVI with AutoNormal", steps=3_000, settled=True)
 MOVING = replace(SETTLED, settled=False, moving=0.3)
@@ -276,40 +273,35 @@ def test_chains_go_on_for_what_does_not_speak_against_them() -> None:
     assert is_doubtful(heavy, FAIR) and not is_doubtful(heavy, GOOD)
 
 
-def test_jumps_alone_want_a_proposal_that_is_near_and_pairs_that_meet() -> None:
-    assert is_good(GOOD)
+def test_jumps_alone_want_a_close_proposal_and_pairs_that_meet() -> None:
+    assert is_good(GOOD) and is_close(GOOD)
     assert not is_good(replace(GOOD, khat=0.55)) and not is_good(replace(GOOD, share=0.25))
+    assert is_good(replace(GOOD, khat=0.35)) and not is_close(replace(GOOD, khat=0.35))
+    assert not is_close(replace(GOOD, share=0.25))
     assert is_bounded(Coupled(64, 0, 10, 3, 0.046))
     assert not is_bounded(Coupled(64, 0, 10, 3, 0.2)) and not is_bounded(Coupled(64, 1, 10, 60))
 
 
 def test_jumps_alone_to_a_mixture_want_normals_whose_weights_are_reliable() -> None:
-    assert may_jump(PROGRAM, GOOD, GOOD) and not may_jump(PROGRAM, FAIR, FAIR)
-    near, far = replace(BAD, khat=0.69), replace(BAD, khat=0.71)
-    assert may_jump(PROGRAM, GOOD, near) and not may_jump(PROGRAM, GOOD, far)
-    assert not may_jump(replace(PROGRAM, strain=4.0), GOOD, GOOD)
-    # Trajectories cost less than slow jumps.
-    assert not may_jump(PROGRAM, replace(GOOD, jumps=9.5), GOOD)
+    assert covers(PROGRAM, replace(BAD, khat=0.69)) and not covers(PROGRAM, replace(BAD, khat=0.71))
+    assert not covers(replace(PROGRAM, strain=4.0), GOOD)
 
 
 def test_mixtures_are_fitted_until_one_is_near_or_none_comes_near() -> None:
     assert may_adapt(FAIR, 20) and not may_adapt(FAIR, 21) and not may_adapt(GOOD, 2)
-    # Good enough for jumps, and worth a better one all the same.
-    worse = Correction(0.45, 0.35, jumps=6.0)
+    # Good, and worth a closer one all the same, to which chains jump alone.
+    worse = Correction(0.45, 0.55)
     assert is_good(worse) and may_adapt(worse, 2)
-    assert not may_adapt(replace(worse, jumps=4.5), 2) and not may_adapt(
-        replace(worse, khat=0.2), 2
-    )
     assert is_better(worse, FAIR) and not is_better(FAIR, worse)
-    # Of those that are not good, weights tell up to a k-hat of 0.7; of two alike jumps decide, also
-    # where the weights are worth as much.
-    assert is_better(worse, replace(FAIR, jumps=3.0))
-    assert is_better(replace(FAIR, jumps=15.0), FAIR)
-    assert is_better(replace(worse, jumps=4.0), worse)
-    few = Correction(0.2, 0.12, jumps=30.0)
-    assert is_better(FAIR, few) and not is_better(replace(FAIR, khat=0.9), few)
-    assert is_adapted(GOOD, 1) and not is_adapted(worse, 4) and is_adapted(worse, 5)
-    assert is_adapted(BAD, 3) and not is_adapted(BAD, 2)
+    assert is_better(Correction(0.25, 0.45), worse)
+    assert is_better(worse, Correction(0.6, 0.6)) and is_better(replace(FAIR, share=0.25), FAIR)
+    # Of those that are not good, weights tell up to a k-hat of 0.7.
+    few = Correction(0.2, 0.12)
+    assert is_better(Correction(0.6, 0.4), few) and not is_better(Correction(0.9, 0.4), few)
+    assert is_adapted(GOOD, 1, jumps=True) and is_adapted(worse, 5, jumps=True)
+    assert not is_adapted(worse, 4, jumps=True) and is_adapted(worse, 4, jumps=False)
+    assert not is_adapted(replace(worse, share=0.45), 4, jumps=False)
+    assert is_adapted(BAD, 3, jumps=True) and not is_adapted(BAD, 2, jumps=False)
 
 
 def test_bends_are_left_where_they_could_draw_chains_away_from_a_neck() -> None:

@@ -1933,27 +1933,6 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
-        "larger ratios left out of the chance to jump",
-        "chains/jumps.py",
-        "(np.cumsum(ratios) / ratios + np.arange(number)[::-1]) / number",
-        "np.cumsum(ratios) / ratios / number",
-        tests,
-    )
-    yield from neutral(
-        "autocorrelations of jumps counted once",
-        "chains/jumps.py",
-        "takes = 2.0 / leaves - 1.0",
-        "takes = 1.0 / leaves",
-        tests,
-    )
-    yield from neutral(
-        "coordinates of draws not in the order of their ratios",
-        "chains/jumps.py",
-        "positions, number = positions[order], len(order)",
-        "number = len(order)",
-        tests,
-    )
-    yield from neutral(
         "all draws weighted by the last proposal alone",
         "chains/adaptive.py",
         "densities = np.stack([each.log_density(every) for each in proposals])",
@@ -2027,28 +2006,21 @@ def _fit() -> Iterator[Mutation]:
         (
             "jumps alone to a mixture, however far Normals are",
             "fit/policy.py",
-            "is_good(correction) and first.khat < FAR_KHAT",
-            "is_good(correction)",
+            "return first.khat < FAR_KHAT and program.strain <= STRAINED",
+            "return program.strain <= STRAINED",
             "policy",
         ),
         (
             "jumps alone where widths depend on scales",
             "fit/policy.py",
-            "and first.khat < FAR_KHAT and is_even",
-            "and first.khat < FAR_KHAT",
-            "policy",
-        ),
-        (
-            "jumps alone where trajectories cost less",
-            "fit/policy.py",
-            "and is_even and is_fast",
-            "and is_even",
+            "return first.khat < FAR_KHAT and program.strain <= STRAINED",
+            "return first.khat < FAR_KHAT",
             "policy",
         ),
         (
             "jumps looked at after half more",
             "fit/by_chains.py",
-            "generator, meter, len(own.draws) // 8)",
+            "generator, meter, len(own.draws) // 4)",
             "generator, meter)",
             "test_search",
         ),
@@ -2511,8 +2483,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "the approximation chosen that leaves most draws, whatever its tails",
         "fit/policy.py",
-        "(is_good(each), each.khat < FAR_KHAT, -each.jumps)",
-        "(is_good(each), -each.jumps)",
+        "is_close(one), is_good(one), one.khat < FAR_KHAT, one.share",
+        "is_close(one), is_good(one), one.share",
         "policy " + tests,
     )
     yield from neutral(
