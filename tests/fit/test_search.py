@@ -14,7 +14,7 @@ from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Kernel, Sampled, Window
-from ppl_ext.fit import by_chains, policy
+from ppl_ext.fit import by_chains, corrected, ladder, policy
 from ppl_ext.fit.climbed import Climbed
 from ppl_ext.fit.ladder import climb
 from ppl_ext.fit.modes import ENOUGH, Search, Watched, masses, unexplained
@@ -157,6 +157,25 @@ def test_chains_are_kept_from_where_pairs_have_met(monkeypatch: pytest.MonkeyPat
     # They were enough before, and what was left out counts among the transitions at least.
     assert len(found.window.chances) == len(before.window.chances) - 3
     assert len(found.window.values) == len(found.draws)
+
+
+def test_a_further_search_waits_for_a_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mixture of small k-hat tells that the first was of one Normal's shape alone."""
+
+    def paths(normal: tuple[float, float], mixture_of: tuple[float, float]) -> int:
+        for module, given in ((ladder, normal), (corrected, mixture_of)):
+            figures = policy.Correction(*given), np.full(policy.DRAWS, 1.0 / policy.DRAWS)
+            monkeypatch.setattr(module, "correction_of", lambda *_, figures=figures: figures)
+        modes = climbed(mixture(2, [1.0], [1.0], [1.0])).evidence.modes
+        assert modes is not None
+        return modes.paths
+
+    close = (0.1, 0.8)
+    few = paths(close, close)
+    assert paths((0.5, 0.6), close) == few
+    assert paths((0.5, 0.6), (0.4, 0.7)) > few + 400
+    # Weights that are not reliable tell a mixture nothing.
+    assert paths((0.8, 0.6), close) > few + 400
 
 
 def test_jumps_are_looked_at_after_a_quarter_more(monkeypatch: pytest.MonkeyPatch) -> None:

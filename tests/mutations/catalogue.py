@@ -1926,6 +1926,13 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "transitions left out of chains of jumps, however late pairs meet",
+        "chains/jumps.py",
+        "int(np.clip(slowest, 1, MOST_DISCARDED))",
+        "1",
+        tests,
+    )
+    yield from neutral(
         "jumps to known draws that forget where the chain is",
         "chains/jumps.py",
         "np.minimum(0.0, log_ratios[proposed] - log_ratios[here])",
@@ -2016,6 +2023,20 @@ def _fit() -> Iterator[Mutation]:
             "return first.khat < FAR_KHAT and program.strain <= STRAINED",
             "return first.khat < FAR_KHAT",
             "policy",
+        ),
+        (
+            "no further search where a mixture is no better",
+            "fit/ladder.py",
+            "if is_late and begun.correction.khat > DOUBTFUL:",
+            "if is_late and begun.correction.khat > 10.0:",
+            "test_search",
+        ),
+        (
+            "a further search that waits for a mixture of unreliable weights",
+            "fit/ladder.py",
+            "may_adapt and correction.khat < SURE and len(start.modes) == 1",
+            "may_adapt and len(start.modes) == 1",
+            "test_search",
         ),
         (
             "jumps looked at after half more",
