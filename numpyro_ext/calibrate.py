@@ -80,6 +80,7 @@ def calibrate(
     """
     check_key(rng_key, "calibrate")
     shared.check_options(fit_function, num_data_sets, num_draws, observed, progress_bar)
+    # Keys apart for each use: truths, data and fits must be independent of each other.
     keys = random.split(rng_key, 5)
 
     def simulated(target: LogDensity, args: Any, kwargs: Any) -> tuple[Any, Replay]:

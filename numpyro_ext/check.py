@@ -75,6 +75,8 @@ def check(
     not trusted
     """
     check_key(rng_key, "check", "draws")
+    # The draws that are checked have a key of their own: those of the check must be independent of
+    # them.
     of_source, rng_key = random.split(rng_key)
     some, named, passes = rows_of_loader(batches, args, kwargs, place)
     first = some or (), dict(named or {})
@@ -120,6 +122,7 @@ def _unconstrain(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> np
     number = len(values[target.layout.names[0]])
     pieces = []
     for start in range(0, number, WIDTH):
+        # The last draw fills the last piece up. The copies are left out below.
         rows = np.minimum(np.arange(start, start + WIDTH), number - 1)
         some = {name: jnp.asarray(value[rows]) for name, value in values.items()}
         pieces.append(np.asarray(target.unconstrain(some, data), np.float64))
@@ -166,6 +169,7 @@ def of_host(
         guide = fitted_guide(fit, state, None, args, kwargs, rng_key, passes)
         return _of_guide(type(fit).__name__, guide, {})
     if isinstance(fit, SVI):
+        # The parameters, the result of svi.run, or the state of svi.update.
         is_state = not isinstance(state, Mapping) and not hasattr(state, "params")
         fit, state = fit.guide, fit.get_params(state) if is_state else state
     params = getattr(state, "params", state)
@@ -177,6 +181,7 @@ def of_host(
     host = HostFit(fit, params, model, args, kwargs, passes)
     if host.fitted is not None:
         return _of_guide(type(fit).__name__, host.fitted, params)
+    # A guide written by hand has no flat density, so that its draws are all there is to look at.
     drawn = host.get_samples(params, rng_key, number_of_draws(host.target.dim))
     return Source("SVI", "independent draws", drawn, held=params)
 
@@ -192,6 +197,8 @@ def _of_guide(name: str, fitted: FittedGuide, held: Mapping[str, Any]) -> Source
     number = number_of_draws(target.dim)
     positions, log_density = fitted.at_draws(number, None, _positions_and_density)
     draws = target.constrain(jnp.asarray(positions, target.dtype), fitted.data)
+    # Positions are those of the program that the engine has moved, and the check is of the program
+    # as it is written. The sites' values serve both.
     if moved_sites(target.model):
         return Source(name, "independent draws", draws, held=held)
     return Source(

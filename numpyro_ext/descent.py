@@ -32,6 +32,8 @@ def run_length(engine: Any, state: EngineState) -> Array:
 
 def progress(engine: Any, state: EngineState) -> Array:
     """Fraction t/T of the run that is done."""
+    # The length of a run is an argument of the compiled loop, so that runs of other lengths need no
+    # other program.
     total = run_length(engine, state)
     dtype = jnp.result_type(float)
     fraction = state.step.astype(dtype) / jnp.maximum(total, 1).astype(dtype)

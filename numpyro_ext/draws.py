@@ -26,6 +26,8 @@ def check_key(rng_key: Any, verb: str = "", then: str = "model") -> None:
         It is something else.
     """
     if not is_prng_key(rng_key):
+        # A whole number is meant as a seed. Anything else is probably the model, given where the
+        # key belongs.
         first = verb and not isinstance(rng_key, int | str | None)
         more = f" The key comes first: {verb}(jax.random.key(0), {then}, ...)." if first else ""
         raise ArgumentError(

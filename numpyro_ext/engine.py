@@ -668,10 +668,12 @@ class Engine(EngineShell, ABC):
         else:
             for leaf in jax.tree.leaves(proposed.algorithm):
                 if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+                    # A finite loss does not tell: a gradient can overflow where the value does not.
                     finite &= jnp.isfinite(leaf).all()
             algorithm = _choose(finite, proposed.algorithm, state.algorithm)
         advanced = EngineState(
             algorithm=algorithm,
+            # The estimator moves on also after a skipped step, so that the next one has other rows.
             estimator=jax.tree.map(_like, proposed.estimator, state.estimator),
             rng_key=proposed.rng_key,
             step=state.step + 1,
@@ -699,6 +701,7 @@ class Engine(EngineShell, ABC):
         def data_of(step: Array) -> Data:
             return data.at(step) if isinstance(data, Rest) else data
 
+        # The figures of a step are known by shape only when the step is traced.
         first = jax.eval_shape(data_of, jnp.asarray(0, jnp.int32))
         shown = jax.eval_shape(advance, state, first)
         # As long as the longest piece, so that one program takes pieces of all lengths.
@@ -925,6 +928,7 @@ class Engine(EngineShell, ABC):
 
         def present() -> EngineState:
             saved = None if stream is None else stream.saved()
+            # A state is a tree of arrays, in which a text has no place.
             text = reached if saved is None else np.frombuffer(saved.encode(), np.uint8)
             return state._replace(
                 batches=text, settling=None if settling is None else settling.saved()
@@ -945,6 +949,8 @@ class Engine(EngineShell, ABC):
                 batches = stream.several(cadence.last - position)
                 first = batches[0]
                 data = Data(first.args, {**kwargs, **first.kwargs})
+                # Batches of another number of rows are another program. The model is looked at for
+                # the first one of each number.
                 if data.signature() not in forms:
                     data = data.on_device()
                     given = data.args, data.kwargs

@@ -105,6 +105,7 @@ def fit(
     check_own_engine(model, guide, given, Engine)
     check_sharding(sharding, Sharding)
     keys = random.split(rng_key)
+    # The fit is shared with Pyro, and draws by NumPy. The key is its seed.
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
     seed = seed_of(keys[1])
 
@@ -232,6 +233,7 @@ def ways_of(
         loaded: tuple[str, ...] | None,
         is_moved: bool,
     ) -> LogDensity:
+        # A program that the fit has written otherwise was checked in the form that the user gave.
         given: dict[str, Any] = {"engine": engine, "check": not is_moved, "sharding": sharding}
         return LogDensity(program, key, args, kwargs, **given)
 
@@ -292,6 +294,7 @@ class _Run:
         self, steps: int, start: Start | None, *args: Any, **options: Any
     ) -> tuple[int, Settling]:
         last = self._last
+        # An engine that has a state goes on from it, and refuses a start.
         begun: dict[str, Any] = {"start": start} if last is None else {"init_state": last.state}
         self._last = last = self._engine.run(self._key, steps, *args, **begun, **options)
         assert last.settling is not None

@@ -72,6 +72,7 @@ def _check_rate(optim: Any, may_hold: bool) -> None:
     """
     steps: dict[int, float] = {}
     _find_steps(optim.update_fn, steps, 12)
+    # Optax adds its updates, so that a step downhill is a negative factor.
     sign = -1.0 if type(optim) is numpyro_optim._NumPyroOptim else 1.0
     for step in steps.values():
         check_learning_rate(sign * step if len(steps) == 1 else abs(step), may_hold)
@@ -88,6 +89,7 @@ def _find_steps(value: Any, steps: dict[int, float], depth: int) -> None:
         return
     for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # a variable without a value
+            # Inside jax.jit a learning rate may be an argument, which has no value yet.
             if isinstance(cell.cell_contents, jax.core.Tracer):
                 continue
             if name == "step_size" and is_number(cell.cell_contents):

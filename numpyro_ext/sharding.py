@@ -462,6 +462,7 @@ def _client() -> Any:
 def _again(grid: Any, *options: Any) -> Sharding:
     ids, shape, axes, kinds = grid
     devices = {device.id: device for device in jax.devices()}
+    # A device is known by its number, which another machine may not have.
     missing = [each for each in ids if each not in devices]
     if missing:
         raise ArgumentError(

@@ -233,6 +233,8 @@ def pieces_of(target: LogDensity) -> Callable[[Data, dict[str, np.ndarray] | Non
         def piece(z: np.ndarray, before: int) -> tuple[Any, Any]:
             width = WIDTH if together > 1 else len(z)
             number = len(z) // width
+            # The program has one shape. What is not asked for is left at zero, and the loop ends
+            # before it.
             filled = np.zeros((together, width, target.dim), target.dtype)
             filled[:number] = z.reshape(number, width, target.dim)
             values, scores = program.whole(before, number, filled, evaluated, indices)

@@ -99,6 +99,8 @@ def warm_chains(
         program,
         inverse_mass_matrix={names: covariance},
         dense_mass=[names] if covariance.ndim == 2 else [],
+        # The coordinates are known already. An adaptation would put an estimate from few draws in
+        # their place.
         adapt_mass_matrix=False,
         target_accept_prob=target_accept_prob,
     )
@@ -110,6 +112,7 @@ def warm_chains(
         chain_method="vectorized",
         progress_bar=progress_bar,
     )
+    # With one chain the host expects values without an axis of chains.
     first = {name: value if num_chains > 1 else value[0] for name, value in split.items()}
     fields = ("num_steps", "accept_prob")
     mcmc.run(keys[2], *args, init_params=first, extra_fields=fields, **kwargs)

@@ -340,6 +340,7 @@ def _around(model: Any) -> dict[str, Any]:
             continue
         seen.add(id(each))
         if isinstance(each, partial):
+            # Functions among what is bound, such as a link or a mean, may hold arrays as well.
             waiting += filter(callable, (each.func, *each.args, *each.keywords.values()))
             continue
         if isinstance(each, MethodType):
@@ -347,9 +348,12 @@ def _around(model: Any) -> dict[str, Any]:
             continue
         if isinstance(each, FunctionType):
             own = _used_by(each)
+            # Functions of other modules are a library's, whose globals are no data.
             inner = [value for value in own.values() if _is_of(value, each.__module__)]
         else:
             own = dict(getattr(each, "__dict__", {}))
+            # Names under which handlers of the hosts, wrappers of functions and
+            # :func:`functools.wraps` hold the function that they call.
             inner = [own[name] for name in ("fn", "func", "model", "__wrapped__") if name in own]
             inner += [
                 vars(kind)["__call__"] for kind in type(each).__mro__ if "__call__" in vars(kind)
@@ -422,6 +426,7 @@ def _warn_of_numbers(name: str, array: Any, fraction: np.dtype[Any] | None) -> N
     if fraction is None or not isinstance(array, np.ndarray) or not array.size:
         return
     if array.dtype.kind in "iu":
+        # A host that computes in 32 bits has whole numbers of 32 bits as well.
         own = np.dtype(f"{array.dtype.kind}{fraction.itemsize}")
         try:
             check_range(name, array, own)
@@ -502,6 +507,7 @@ def placed_array(name: str, array: np.ndarray, place: Callable[[Any], Any]) -> A
     ArgumentError
         Something of it would be lost.
     """
+    # An empty part of the array, so that nothing is copied or rounded before it is looked at.
     own = np.dtype(str(place(array[:0]).dtype).removeprefix("torch."))
     check_array(name, array, lambda _: own)
     return place(array)
@@ -586,16 +592,23 @@ def _rounding(array: np.ndarray, kept: np.dtype[Any]) -> float:
         columns = np.sort(rows[::long].astype(np.float64), axis=0)  # NaN come last
         columns[~np.isfinite(columns)] = np.nan
         counts = np.maximum(np.isfinite(columns).sum(0), 1)
+        # Places of the quartiles among the finite entries alone, of which each column has a count
+        # of its own.
         first, third = (_at(columns, (part * (counts - 1)) // 4) for part in (1, 3))
         spread = (third - first) / _QUARTILES
         if (spread == 0.0).any():
+            # Most entries are one number here, such as zeros of a sparse column.
             middle = np.where(np.isfinite(columns), columns, first)
             spread = np.where(spread > 0.0, spread, middle.std(0))
         largest = np.nanmax(np.abs(columns), axis=0, initial=0.0)
         changed = np.sort(np.abs(columns - columns.astype(kept).astype(np.float64)), axis=0)
+        # The upper quartile of the changes: entries that a type happens to hold exactly, such as
+        # whole numbers among the others, do not hide what happens to the rest.
         rounding = _at(changed, (3 * (counts - 1)) // 4)
         size = np.maximum(np.abs(first), np.abs(third))
         shares = rounding / np.maximum(spread, np.finfo(kept).eps * largest)
+    # A column such as `0.1 + 0.2` beside `0.3` is constant but for double rounding, which no model
+    # is meant to see.
     differs = spread > _ONE_NUMBER * np.finfo(np.float64).eps * size
     return float(np.max(shares, where=differs & ~np.isnan(shares), initial=0.0))
 
@@ -615,6 +628,8 @@ def _is_known(array: Any, kept: np.dtype[Any]) -> bool:
 
 def _remember(array: Any, kept: np.dtype[Any]) -> None:
     if not isinstance(array, np.generic):
+        # Arrays of NumPy and JAX have no hash, so the id is the key. The entry goes with the
+        # array, because another may get its id.
         number = id(array)
         _known[number] = weakref.ref(array, lambda _: _known.pop(number, None)), kept
 
@@ -723,8 +738,8 @@ def _columns_of_records(name: str, values: Sequence[Any]) -> Iterator[tuple[str,
     if any(type(each) is not type(first) for each in values):
         return
     form = "{}[:][{!r}]" if isinstance(first, Mapping) else "{}[:].{}"
-    for key in first if isinstance(first, Mapping) else vars(first):
-        rows = [each if isinstance(each, Mapping) else vars(each) for each in values]
+    rows = [each if isinstance(each, Mapping) else _attributes(each) for each in values]
+    for key in rows[0]:
         column = [each.get(key) for each in rows]
         if _are_numbers(column):
             yield form.format(name, key), _Column(column)
@@ -752,10 +767,14 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         return ((f"{name}[{n}]", each) for n, each in pairs if not isinstance(each, _PLAIN))
     if callable(value) and not is_dataclass(value):
         return iter(())  # modules and distributions, whose arrays are a framework's
-    own = getattr(value, "__dict__", {}).items()
+    return ((f"{name}.{key}", each) for key, each in _attributes(value).items())
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """What an object holds, also where its class has ``__slots__`` and no ``__dict__``."""
     slots = [key for kind in type(value).__mro__ for key in getattr(kind, "__slots__", ())]
-    more = ((key, getattr(value, key)) for key in slots if hasattr(value, key))
-    return ((f"{name}.{key}", each) for key, each in (*own, *more))
+    more = {key: getattr(value, key) for key in slots if hasattr(value, key)}
+    return {**getattr(value, "__dict__", {}), **more}
 
 
 def columns_as_arrays(
@@ -836,6 +855,8 @@ def named_if_foreign(
     try:
         yield
     except (TypeError, AttributeError, ValueError) as error:
+        # Other ValueErrors are a model's or a distribution's own words on values, for which the
+        # type of an argument is not to blame.
         if isinstance(error, ValueError) and not any(each in str(error) for each in _WANTS_TENSOR):
             raise
         others = {

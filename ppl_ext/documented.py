@@ -64,6 +64,7 @@ def documented(shared: str, **own: str) -> Callable[[Item], Item]:
     words = {name: inspect.cleandoc(text) if "\n" in text else text for name, text in own.items()}
     lines = []
     for line in inspect.cleandoc(shared).splitlines():
+        # A line that is a name alone may stand for several lines, which take its indentation.
         name = line.strip().removeprefix("$")
         if name == line.strip() or name not in words:
             lines.append(Template(line).substitute(words))

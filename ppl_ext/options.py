@@ -163,6 +163,7 @@ def options_of(value: Any) -> dict[str, Any]:
     """The options that an object was given and holds under their names, but for the defaults."""
     found: dict[str, Any] = {}
     seen: set[str] = set()
+    # The options of a class come before those of the classes above it, as a default may differ.
     for kind in type(value).__mro__[:-1]:
         if "__init__" not in vars(kind):
             continue
@@ -172,6 +173,7 @@ def options_of(value: Any) -> dict[str, Any]:
                 continue
             seen.add(name)
             held = getattr(value, name)
+            # Texts are compared, because ``!=`` of arrays is an array.
             if held is not parameter.default and repr(held) != repr(parameter.default):
                 found[name] = held
         # Options go on to the next class by ``**options`` alone.
@@ -206,6 +208,7 @@ def describe(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"({', '.join(describe(item) for item in value)})"
     if isinstance(value, set | frozenset):
+        # The order of a set differs by process, as the hashes of texts do.
         return f"({', '.join(sorted(describe(item) for item in value))})"
     if isinstance(value, Mapping):
         pairs = sorted(f"{describe(key)}: {describe(item)}" for key, item in value.items())
@@ -218,6 +221,7 @@ def describe(value: Any) -> str:
         digest = hashlib.blake2b(array.tobytes(), digest_size=8).hexdigest()
         return f"<{array.dtype} array of shape {array.shape}, digest {digest}>"
     kind: Any = type(value)
+    # Such a text has the address of the object, which differs by process.
     if kind.__repr__ is object.__repr__:
         return str(kind.__name__)
     if callable(value):

@@ -66,6 +66,7 @@ class _Interrupt:
             self.heard()
 
     def _again(self) -> None:
+        # The timer may have gone off while Ctrl-C was heard, or was forgotten, by the main thread.
         if self.pending is threading.current_thread():
             _thread.interrupt_main()
 
@@ -122,12 +123,15 @@ def between_steps() -> Iterator[None]:
         _interrupt.depth = 1
         yield
     except BaseException as error:
+        # A second Ctrl-C must not come between two of those that put back.
         _interrupt.held, was_heard = True, isinstance(error, KeyboardInterrupt)
         for put in put_back:
             put()
         raise
     finally:
         _interrupt.depth, _interrupt.held = 0, False
+        # One that was pressed again while the first ended the run is not raised once more behind
+        # it.
         if was_heard:
             _interrupt.forget()
         # Another handler that was set meanwhile stays.
@@ -182,6 +186,7 @@ class _Swapped(AbstractContextManager[Entered]):
         self._waits.__enter__()
         before = hold()
         try:
+            # The handler of Ctrl-C only notes that it was pressed, which ends no wait for a lock.
             while not HOST.acquire(timeout=LOOK):
                 _hold_as(before)
                 heard()

@@ -34,6 +34,8 @@ def half_cosine(progress: Any) -> Any:
 def square_root(xp: Any, values: Any) -> Any:
     """Square roots of an array's entries, with derivative 0 where these are 0."""
     positive = values > 0.0
+    # The inner ``where`` keeps the infinite derivative of the root at 0 out of the product with the
+    # mask's zero, which would be NaN.
     return xp.where(positive, xp.sqrt(xp.where(positive, values, 1.0)), 0.0)
 
 

@@ -74,6 +74,7 @@ def calibrate(
     """
     shared.check_options(fit_function, num_data_sets, num_draws, observed, progress_bar)
     generator = np.random.default_rng(seed)
+    # Seeds apart for each use: truths, data and fits must be independent of each other.
     run, prior, new, *fits = map(int, generator.integers(2**31, size=3 + num_data_sets))
 
     def simulated(target: LogDensity, args: Any, kwargs: Any) -> tuple[Any, Replay]:
@@ -113,5 +114,6 @@ def _like(value: np.ndarray, given: Any) -> Any:
     """New observations in the form of the old ones."""
     shaped = value.reshape(np.shape(given))
     if isinstance(given, Tensor):
+        # The fit is to see the new data in the precision and on the device of the old ones.
         return torch.as_tensor(shaped).to(given)
     return shaped.astype(given.dtype)

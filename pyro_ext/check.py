@@ -125,6 +125,7 @@ def of_host(
     if isinstance(found, MCMC):
         chains = Chains(found, args, kwargs, passes)
         draws = chains.get_samples()
+        # The flags of the draws need no positions: an empty tensor stands for them.
         number = len(next(iter(draws.values())))
         diverging = chains.sample_statistics(torch.zeros(number, 0)).get("diverging")
         divergent = None if diverging is None else float(diverging.double().mean())
@@ -140,11 +141,13 @@ def of_host(
             type(found).__name__, fitted_guide(found, None, args, kwargs, seed, passes)
         )
     guide = found.guide if isinstance(found, SVI) else found
+    # A class, data, or a fit with draws of its own is no guide.
     if isinstance(guide, type) or not callable(guide) or hasattr(guide, "get_samples"):
         return None
     fit = HostFit(guide, model, args, kwargs, seed, passes)
     if fit.fitted is not None:
         return _of_guide(type(guide).__name__, fit.fitted)
+    # A guide written by hand has no flat density, so that its draws are all there is to look at.
     drawn = fit.get_samples(number_of_draws(fit.target.dim))
     return Source("SVI", "independent draws", drawn)
 
@@ -157,6 +160,8 @@ def _of_guide(name: str, fitted: FittedGuide) -> Source:
     positions, log_density = fitted.at_draws(number_of_draws(target.dim), None, both)
     with torch.no_grad():
         draws = target.constrain(torch.as_tensor(positions, dtype=target.dtype), fitted.data)
+    # Positions are those of the program that the engine has moved, and the check is of the program
+    # as it is written. The sites' values serve both.
     if moved_sites(target.model):
         return Source(name, "independent draws", draws)
     return Source(name, "independent draws", draws, positions=positions, log_density=log_density)

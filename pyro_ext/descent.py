@@ -60,6 +60,7 @@ def progress(engine: Any) -> float:
 
 def set_default_rate(engine: Any, plan: Any, optimizer: EngineOptimizer) -> None:
     """Give the default optimizers their present learning rate."""
+    # By a cosine to zero at the end of the run.
     rate = plan.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress(engine)))
     for default in optimizer.defaults:
         for group in default.param_groups:
@@ -79,6 +80,8 @@ def descend(
     Returns whether all was finite; if not, parameters and optimizer are as before. Without
     ``can_break`` the caller knows that all will be finite, so that nothing has to be copied.
     """
+    # Optimizers write into the parameters and into their own state. Both are put back if a later
+    # one of the steps fails.
     undo = Undo(optimizer.parameters.values(), optimizer) if can_break else nullcontext()
     with undo:
         set_default_rate(engine, plan, optimizer)

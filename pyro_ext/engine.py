@@ -462,6 +462,8 @@ class Engine(EngineShell, ABC):
             self._meet_anew(args, kwargs)
             return
         seen, memory = _seen(plan.estimator.memory_of(data)), known.memory
+        # The digest reads all numbers of the data. It is taken only where tensors are others, or
+        # were written to.
         if seen and (look or seen != known.seen):
             memory = self._memory(plan, data)
             if memory != known.memory:
@@ -735,6 +737,7 @@ class Engine(EngineShell, ABC):
         check_num_steps(num_steps, "the first argument of run")
         sharding = self.sharding
         is_first = sharding is None or sharding.writes
+        # The first process alone writes the file. The others need no folder for it.
         self._check_run(callback, checkpoint if is_first else None)
         rule = rule_of(until)
         evaluations = self.gradient_evaluations
@@ -757,6 +760,7 @@ class Engine(EngineShell, ABC):
             check_not_shared(batches, getattr(self.plan.estimator, "full_data", None))
         else:
             self._meet(args, kwargs, start=start)
+        # An exception that is being handled around the run is not one of the run's.
         outside = sys.exception()
 
         def step_on_batch(stream: Stream) -> None:
@@ -1003,6 +1007,7 @@ class Engine(EngineShell, ABC):
         self._check_memory(plan, state["memory"], bound.memory)
         if state["rows"] == self._rows(plan):
             state_files.check_kinds("estimator", self._estimator_state, state["estimator"])
+        # A state that cannot be taken over must not leave the engine with half of it.
         before = self._kept_state().state
         try:
             with state_files.reading(None):

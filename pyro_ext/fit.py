@@ -102,10 +102,13 @@ def fit(
     given = engine_of(engine, model, Engine, ENGINE_DEFAULTS, {"seed": seed})
     check_own_engine(model, guide, given, Engine)
     check_sharding(sharding, Sharding)
+    # One bar for all processes.
     shown = progress_bar and (sharding is None or sharding.writes)
     asked = Asked(budget, seconds, target_ess, exact, shown)
     asked = asked._replace(target_sd_error=target_sd_error, judge=judge, held_out=held_out)
     if sharding is not None:
+        # Processes with other options would take other ways through the fit, and wait for each
+        # other for ever.
         told = describe((seed, *asked[:4], target_sd_error))
         sharding.agree(
             {
@@ -246,6 +249,7 @@ def ways_of(
         return target.initial_positions(number, rng, data).double().cpu().numpy()
 
     def prior(target: LogDensity, number: int, seed: int, data: Data) -> np.ndarray:
+        # A generator of its own: looks at the prior must not move the numbers of the fit on.
         of_seed = torch.Generator().manual_seed(seed)
         return target.prior_positions(number, of_seed, data).double().cpu().numpy()
 
@@ -278,11 +282,13 @@ class _Run:
     """An engine that is run again and again; see :class:`ppl_ext.fit.ways.Run`."""
 
     def __init__(self, engine: Engine) -> None:
+        # The engine may have run before. Its evaluations then are not of this fit.
         self._engine, self._before = engine, engine.gradient_evaluations
 
     def run(
         self, steps: int, start: Start | None, *args: Any, **options: Any
     ) -> tuple[int, Settling]:
+        # An engine that has a state goes on from it, and refuses a start.
         begun: dict[str, Any] = {"start": start} if self._engine.num_steps_taken == 0 else {}
         result = self._engine.run(steps, *args, **begun, **options)
         assert result.settling is not None

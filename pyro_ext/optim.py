@@ -193,6 +193,7 @@ class EngineOptimizer:
                 # A schedule may begin at zero; where it does, this is what it is a part of.
                 rate = group.get("initial_lr", group.get("lr"))
                 check_learning_rate(rate, may_hold=len(makers) > 1)
+            # Views of a part of the coordinates have gaps.
             if not all(tensor.is_contiguous() for tensor in self._tensors(number)):
                 _set_unfused(optimizer)
             self._optimizers.append(optimizer)
@@ -279,6 +280,7 @@ class EngineOptimizer:
                 for optimizer, settings in zip(self._optimizers, now, strict=True)
             )
             return PlannedSteps([], [], reach)
+        # Schedules of torch tell their next values only by stepping. They are put back afterwards.
         before = self._schedules()
         steps = []
         for _ in range(num_steps):
@@ -397,6 +399,8 @@ class EngineOptimizer:
                 scheduler.load_state_dict(dict(entries))
         given = zip(self._given, state["given"], strict=True)
         for number, (own, saved) in enumerate(given):
+            # A schedule moves the present numbers. Whether the user has changed them is told by
+            # those that were given.
             if own != saved:
                 self._go_on_with(number, own, saved)
 

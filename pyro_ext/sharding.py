@@ -250,6 +250,7 @@ class Sharding(ShardingShell):
         """Tensors (n, ...) of the processes along a dimension, one after the other."""
         if self._dim(option) is None:
             return part
+        # Collectives take the memory of a tensor as it lies.
         number, given = self._sizes[getattr(self, option)], part.contiguous()
         whole = given.new_empty((number * len(given), *given.shape[1:]))
         # Views of one tensor, so that what arrives is joined already.
@@ -417,6 +418,7 @@ class Sharding(ShardingShell):
 
     def of_first(self, values: Tensor) -> Tensor:
         """The first process's tensor, of the same shape in all."""
+        # A broadcast writes into the tensor that it is given.
         whole = values.to(self.mesh.device_type, copy=True)
         for option in ("particles", "rows"):
             if self._dim(option) is not None:
@@ -447,6 +449,7 @@ class Sharding(ShardingShell):
             A process does not come.
         """
         own = [
+            # torch's whole numbers of 64 bits have a sign.
             int.from_bytes(numbers_of(each).tobytes(), "little", signed=True)
             for each in digests.values()
         ]
@@ -471,6 +474,7 @@ class Sharding(ShardingShell):
                 work()
             except Exception as error:  # noqa: BLE001 raised below
                 failure = error
+        # All wait here, so that none goes on before the file is written.
         failed = self.any(failure is not None)
         if failure is not None:
             raise failure

@@ -99,6 +99,7 @@ def started(
     """Where a run of a target starts; see :func:`ppl_ext.start.search.begin`."""
     if starts_by_host(given, usual, target.dim):
         return None
+    # The search is shared with NumPyro, and draws by NumPy in both.
     generator = np.random.default_rng(int(torch.randint(2**62, (), generator=rng)))
 
     def by_strategy(number: int) -> np.ndarray:
@@ -140,6 +141,8 @@ def of_guide(
         )
     if not isinstance(given, AutoContinuous):
         seed = int(torch.randint(2**62, (), generator=rng))
+        # A guide written by hand has its parameters in the store, and draws from the global
+        # generator. Both are as before after the draws.
         with isolated_parameters(None), global_generator(seed):
             drawn = [given(*data.args, **data.kwargs) for _ in range(DRAWS)]
         return {name: torch.stack([each[name] for each in drawn]) for name in drawn[0]}

@@ -162,6 +162,7 @@ class WarmHMC(MCMCKernel):
     def draw(self) -> WarmState:
         """All chains one transition on."""
         chance, divergent = self._chains()
+        # Figures of the warm-up say nothing of the draws.
         if self._chains.transitions > self._warmup:
             self._figures["acceptance_rate"].append(chance)
             self._figures["diverging"].append(divergent)
@@ -249,6 +250,7 @@ def _transport(source: Any, target: LogDensity) -> Any:
     """What carries chains into the coordinates of a flow; None of anything else."""
     if not isinstance(source, AutoContinuous) or source.prototype_trace is None:
         return None
+    # A Normal guide gives its covariance, by which chains are scaled. That needs no flow.
     if getattr(check_has_flat_density(source), "covariance_structure", None) is not None:
         return None
     check_same_layout(source, target.layout)
@@ -268,6 +270,8 @@ def _through(transport: Any, target: LogDensity, data: Data) -> Piece:
             log_det = transport.log_abs_det_jacobian(u, z)
         found = target.full_score(z.detach(), data)
         ones = torch.ones_like(log_det)
+        # By the chain rule, in one backward pass: the score at z through the flow, and the gradient
+        # of its log determinant.
         (score,) = torch.autograd.grad((z, log_det), u, (found.score.detach(), ones))
         value = found.log_density(target.likelihood_temperature) + log_det
         return value.detach(), score

@@ -80,6 +80,24 @@ class WithState(Again):
             yield self.x[rows], self.y[rows]
 
 
+class WithStateByEpoch(ByEpoch):
+    """A state that says the place alone: the order is that of the number of the epoch."""
+
+    _skip = given = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._skip = state["given"]
+
+    def __iter__(self) -> Iterator[Any]:
+        self.given, self._skip = self._skip, 0
+        for batch in list(super().__iter__())[self.given :]:
+            self.given += 1
+            yield batch
+
+
 class Iterated(Again):
     """Iterators with a state, by the protocol of grain."""
 
@@ -147,6 +165,7 @@ RESUMED: dict[str, Any] = {
     "a list": lambda: list(Again()),
     "by the epoch": lambda: ByEpoch(size=10),
     "with a state": lambda: WithState(size=10),
+    "with a state, by the epoch": lambda: WithStateByEpoch(size=10),
     "iterators with a state": lambda: Iterated(size=10),
     "DataLoader": lambda: of_torch(size=10),
     "StatefulDataLoader": of_torchdata,

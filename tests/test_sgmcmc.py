@@ -333,6 +333,48 @@ def test_a_step_that_is_not_finite_is_not_taken(chains: Any) -> None:
     np.testing.assert_array_equal(run.figures["diverging"], [[False] * 3, [True] * 3])
 
 
+def test_steps_from_where_the_density_is_not_finite_are_told(chains: Any) -> None:
+    """A score of zero leads on as anywhere, but the draw is none of the posterior's."""
+    host, dist, xp = chains.backend.host, chains.backend.dist, chains.backend.xp
+
+    def model() -> None:
+        z = host.sample("z", dist.Normal(0.0, 1.0))
+        zero = chains.backend.array(0.0)
+        host.factor("positive", xp.where(z > 0.0, zero, zero - np.inf))
+
+    kernel = chains.public.SGLD(model, 0.1)
+    warned = chains.public.DivergenceWarning, chains.public.DoubtfulFitWarning
+    with pytest.warns(warned):
+        run = chains.sample(kernel, num_samples=40, warmup=5)
+    outside = run.draws["z"][0, :-1] <= 0.0
+    assert outside.any() and not outside.all()
+    np.testing.assert_array_equal(run.figures["diverging"][0, 1:], outside)
+
+
+def test_draws_where_the_density_overflows_are_marked(chains: Any) -> None:
+    """The score of a Normal is finite where its square is not, and leads back."""
+    start = {"z": np.full((1, 2), 1e25, np.float32)}
+    kernel = chains.public.SGLD(chains.normal(MEAN, 0.0 * STD + 1.0), 0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = chains.sample(kernel, num_samples=120, initial=start)
+    before = np.concatenate([start["z"], run.draws["z"][0, :-1].astype(np.float32)])
+    with np.errstate(over="ignore"):
+        overflows = ~np.isfinite((before**2).sum(1))
+    assert 5 < overflows.sum() < 60
+    np.testing.assert_array_equal(run.figures["diverging"][0], overflows)
+
+
+def test_overflows_of_the_warm_up_do_not_speak_against_draws(chains: Any) -> None:
+    start = {"z": np.full((1, 2), 1e25, np.float32)}
+    kernel = chains.public.SGLD(chains.normal(MEAN, 0.0 * STD + 1.0), 0.2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = chains.sample(kernel, num_samples=150, warmup=450, initial=start)
+    assert not run.figures["diverging"].any()
+    assert not _judgement(chains, kernel, run).reasons
+
+
 def test_a_chain_that_runs_off_is_told(chains: Any) -> None:
     """One step leads so far that every later one is not finite, and the noise overflows."""
     backend = chains.backend
@@ -603,6 +645,31 @@ def test_pyro_resumes_to_the_last_bit(tmp_path: Any, name: str, given: tuple[Any
     other.load_state_dict(state)
     with pytest.raises(chains.public.ArgumentError, match="'chains': 2"):
         chains.sample(other, args, options, num_samples=1, num_chains=3)
+
+
+def test_pyros_saved_state_stays_as_it_was_saved() -> None:
+    """SAGA's table is written into by whoever goes on: the chain itself, and one from the state."""
+    chains = chains_of("pyro")
+    host, dist = chains.backend.host, chains.backend.dist
+    y = chains.backend.array(np.linspace(0.0, 3.0, 12))
+
+    def model(y: Any) -> None:
+        z = host.sample("z", dist.Normal(0.0, 1.0))
+        with host.plate("rows", len(y), subsample_size=3) as rows:
+            # Scores of a square differ from row to row, and so do entries of the table.
+            host.sample("y", dist.Normal(z**2, 1.0), obs=y[rows])
+
+    def kernel() -> Any:
+        return chains.public.SGLD(model, 0.01, estimator=chains.public.SAGA())
+
+    first = chains.sample(kernel(), (y,), num_samples=10).mcmc.kernel
+    state = first.state_dict()
+    expected = [first.draw().z.item() for _ in range(10)]
+    for _ in range(2):
+        resumed = kernel()
+        resumed.load_state_dict(state)
+        found = chains.sample(resumed, (y,), num_samples=10).draws["z"]
+        np.testing.assert_array_equal(found[0], expected)
 
 
 def test_pyros_own_mcmc_runs_the_kernels(monkeypatch: Any) -> None:

@@ -177,6 +177,7 @@ def _row_by_row(
     else:
         ((plate, numbers),) = indices.items()
     count = len(jax.tree.leaves(numbers)[0])
+    # A row alone is scaled up as if it were the whole batch: N in place of N / count.
     share = 1.0 / math.sqrt(count) if structure.scaled_up else 1.0
 
     def row(number: Any, key: Array) -> BySite:

@@ -88,10 +88,13 @@ def prior_curvature_of_one(
     product, dim, dtype = _product(target, where, position, data), len(where), position.dtype
     if structure.form == "hessian":
         return jax.vmap(product)(jnp.eye(dim, dtype=dtype))
+    # A diagonal matrix times ones is its diagonal.
     if structure.exact:
         return product(jnp.ones(dim, dtype))
     parts = []
     for name, place in where.slices.items():
+        # Entries of such a site do not depend on each other, so that one product with its ones has
+        # its diagonal.
         if name in structure.apart:
             parts.append(product(jnp.zeros(dim, dtype).at[place].set(1.0))[place])
         else:
@@ -112,5 +115,6 @@ def prior_curvature(
     found = jax.vmap(lambda position: prior_curvature_of_one(target, structure, position, data))(z)
     if structure.form == "diagonal":
         return jnp.maximum(found, 0.0)
+    # The nearest positive semidefinite matrix; symmetric up to rounding before.
     values, vectors = jnp.linalg.eigh(0.5 * (found + found.mT))
     return (vectors * jnp.maximum(values, 0.0)[:, None]) @ vectors.mT

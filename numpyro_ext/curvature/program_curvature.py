@@ -186,6 +186,7 @@ class _Rows(Rows):
             first = target.passes.first(place)
             bound = target.bind(*first.args, **{**data.kwargs, **first.kwargs})
             share = first.rows / (total_rows(target.batch_plates, first.rows) or first.rows)
+            # Rows of a pass, by those of its first batch and the share of all that it holds.
             parts: list[Any] = [(1.0 / share, bound, {})]
         else:
             parts = [(len(group), data, group[0][1]) for group in self.groups]
@@ -202,6 +203,7 @@ class _Rows(Rows):
         return self._count
 
     def _of_chunk(self, weight: float, indices: Indices, rng_key: Array) -> Array:
+        # Rows enter as r' r, so that a chunk's weight goes into them by its root.
         return math.sqrt(weight) * self.jacobian(self.z, self.data, indices, rng_key)
 
     def _scan(self, step: Callable[[Any, Array], tuple[Any, Any]], carry: Any) -> tuple[Any, list]:

@@ -140,6 +140,7 @@ class Arguments:
                 stacklevel=5,
             )
         signature = data.signature()
+        # The oldest goes, since dictionaries keep their order.
         if len(self.programs) == MAX_PROGRAMS:
             del self.programs[next(iter(self.programs))]
         self.programs[signature] = check_repeatable(self.bound, data, found)
@@ -178,6 +179,8 @@ class Arguments:
         batches = {name: plate for name, plate in found.plates.items() if name not in own}
         if not bound.has_structure(replace(found, plates=own, batch_plates=batches)):
             return False
+        # A plate that held a batch at first and whose rows are looked up now leaves them to the
+        # engine.
         if self._looks_up(data, {n: (p.size, p.subsample_size) for n, p in batches.items()}):
             return False
         bound.batch_plates.update(batches)

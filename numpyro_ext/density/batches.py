@@ -146,6 +146,7 @@ def _stacked(arrays: list[Any], size: int) -> np.ndarray:
     """Arrays along a new first axis of a length, the end of which holds nothing."""
     first = arrays[0]
     length = size * first.nbytes
+    # Room to begin at a multiple: else JAX would copy the stack once more.
     memory = np.empty(length + _ALIGNED, np.uint8)
     start = -memory.ctypes.data % _ALIGNED
     stack = memory[start : start + length].view(first.dtype).reshape(size, *first.shape)

@@ -97,6 +97,7 @@ class BoundModel(BoundModelShell[Array]):
         Factors that are summed over discrete latent sites belong to the likelihood.
         """
         summed = summed_sites(trace) if self.enumerated else {}
+        # Of the type of positions, which sums without any terms would not have.
         prior = likelihood = jnp.zeros((), self.dtype)
         for name, site in trace.items():
             if site["type"] != "sample" or name in summed:

@@ -162,6 +162,7 @@ def structure_of_model(
     # then.
     for constants in (False, True):
         try:
+            # Warnings of a try that fails are dropped: the next one gives them again.
             with swapped(warnings.catch_warnings(record=True)) as heard:
                 form = data.as_constants() if constants else data
                 found = _traced(look, model, rng_key, form, init_strategy)
@@ -205,6 +206,8 @@ def _traced(
         seen[:] = structure, leaves, tree
         return [leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)]
 
+    # Traced only; it is compiled where values have to be computed, as those of a module's
+    # parameters.
     program = jax.jit(run).trace(rng_key, data)
     structure, leaves, tree = seen
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -443,6 +446,7 @@ def _check_scans(run: FirstRun) -> None:
         if site["scale"] is None or not site["cond_indep_stack"]:
             continue
         # NumPyro hides plates inside scan; what the scale handlers do not explain is theirs.
+        # The host keeps the product of the scale handlers under the name None.
         by_handlers = site.get("plate_to_scale", {}).get(None, 1.0)
         if np.allclose(site["scale"], by_handlers, rtol=1e-5):
             continue
@@ -473,6 +477,7 @@ def _changed(before: Any, after: Any) -> list[tuple[str, Any]]:
 def _check_states(changes: Mapping[str, tuple[Any, Any]]) -> None:
     for name, (before, after) in changes.items():
         changed = _changed(before, after)
+        # Running means and variances are in floating point; counters and keys of dropout are not.
         statistics = [p for p, leaf in changed if jnp.issubdtype(leaf.dtype, jnp.floating)]
         if statistics:
             raise ModelCheckError(
@@ -523,6 +528,7 @@ def resolve_plates(
     latents = structure.latent_values
 
     def log_joint(indices: Indices, latents: dict[str, Array], data: Data) -> Array:
+        # At the values of the first run: only which arrays are looked up matters.
         values = {**structure.held, **latents}
         controlled = PlateControl(handlers.substitute(FixedKey(model), data=values), indices, sizes)
         # Discrete sites take any values: which rows are looked up does not depend on them.

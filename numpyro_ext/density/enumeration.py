@@ -42,6 +42,9 @@ from ppl_ext.target.discrete import (
 
 #: Log probability of values that are not allowed.
 _IMPOSSIBLE = -1e9
+#: Nats by which one of several equally probable values is preferred: more than single precision
+#: rounds a sum of thousands of terms by.
+_PREFERRED = 1e-3
 #: How funsor's names for time itself, and for other dimensions begin.
 _TIME, _UNPLATED = "_time", "_pyro_dim_"
 
@@ -207,6 +210,7 @@ def log_likelihood_of_rows(trace: Trace) -> dict[str, RowTerms]:
         rows = tuple(sorted(kept, key=lambda plate: kept[plate]))
         # Locals that are not discrete have densities of their own in the sums.
         total = _contracted(sites, kept=rows, scaled=False)
+        # log p(y | rest) = log sum p(y, z | rest) - log sum p(z | rest), row by row.
         total = total - _contracted(others, kept=rows, scaled=False)
         axes = {plate: axis for axis, plate in enumerate(rows)}
         sizes = {f.name: f.size for site in sites for f in site["cond_indep_stack"]}
@@ -241,11 +245,11 @@ def posterior_values(
     evidence = {name: jnp.zeros(_log_prob(summed[name], False).shape) for name in names}
     numbers: dict[str, Array] = {}
     if rng_key is None:
-        found = jax.grad(_total)(evidence, summed, True)
-        numbers = {name: jnp.argmax(_own_last(summed, name, found[name]), -1) for name in names}
+        numbers = _most_probable(evidence, summed)
     else:
         # By the rule of chains, one site after another, and one step after another.
         timed = {name for name in names if _is_timed(summed[name])}
+        # Sites outside of scans first: the steps inside depend on them.
         for name in sorted(names, key=lambda name: name in timed):
             rng_key, key = random.split(rng_key)
             steps = evidence[name].shape[0] if name in timed else 1
@@ -265,16 +269,44 @@ def posterior_values(
                     here = jnp.ones((1,) * number.ndim, bool)
                 chosen = jax.nn.one_hot(number, weight.shape[-1], dtype=bool)
                 against = jnp.where(chosen | ~here[..., None], 0.0, _IMPOSSIBLE)
-                own = summed[name]["infer"]["name_to_dim"][name]
-                against = jnp.moveaxis(against, -1, evidence[name].ndim + own)
-                new = evidence[name] + against
-                return {**evidence, name: new.astype(evidence[name].dtype)}, number
+                return {**evidence, name: _added(summed, name, evidence[name], against)}, number
 
             first = jnp.zeros(_own_last(summed, name, evidence[name]).shape[:-1], int)
             evidence, numbers[name] = lax.fori_loop(0, steps, step, (evidence, first))
     found = _whole({name: values_of(summed[name]["fn"])[numbers[name]] for name in names})
     # Sites of one value are left out.
     return {name: found[name].reshape(shape) for name, shape in shapes.items() if name in found}
+
+
+def _most_probable(evidence: Mapping[str, Array], summed: Mapping[str, Site]) -> dict[str, Array]:
+    """Numbers of the values of discrete sites that are the most probable together."""
+
+    def look(_: Any, state: tuple[dict[str, Array], Any]) -> tuple[dict[str, Array], Any]:
+        evidence, found = state[0], {}
+        gradients = jax.grad(_total)(evidence, summed, True)
+        for number, name in enumerate(evidence):
+            weight = _own_last(summed, name, gradients[name])
+            found[name] = jnp.argmax(weight, -1)
+            # JAX shares the gradient of a largest term among all that are as large, and the values
+            # with the largest shares need not belong to one of them. So the second look is at the
+            # values of largest terms alone, each a little more or less probable.
+            aside = _PREFERRED * random.uniform(random.key(number), weight.shape)
+            against = jnp.where(weight > 0.0, aside, _IMPOSSIBLE)
+            evidence = {**evidence, name: _added(summed, name, evidence[name], against)}
+        return evidence, found
+
+    nothing = {
+        name: jnp.zeros(_own_last(summed, name, each).shape[:-1], int)
+        for name, each in evidence.items()
+    }
+    return lax.fori_loop(0, 2, look, (dict(evidence), nothing))[1]
+
+
+def _added(summed: Mapping[str, Site], name: str, evidence: Array, more: Array) -> Array:
+    """Evidence on a site, with more that has the site's own values last."""
+    own = summed[name]["infer"]["name_to_dim"][name]
+    new = evidence + jnp.moveaxis(more, -1, evidence.ndim + own)
+    return new.astype(evidence.dtype)
 
 
 def _whole(values: Mapping[str, Array]) -> dict[str, Array]:

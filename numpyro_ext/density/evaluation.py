@@ -84,6 +84,7 @@ class Evaluation:
             return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], alone)
         if chunk is None or chunk >= count:
             return jax.vmap(function)(positions)
+        # One chunk after another, so that memory holds one chunk's intermediate results.
         return lax.map(function, positions, batch_size=chunk)
 
     def batch(

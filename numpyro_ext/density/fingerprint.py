@@ -39,6 +39,7 @@ class _Reader:
         """Read a program and those inside it."""
         for constant in constants:
             self.constants.add_array(as_numpy(constant))
+        # Variables by the order in which they come up: their names differ from trace to trace.
         numbers: dict[Any, int] = {}
         for variable in (*program.constvars, *program.invars):
             numbers[variable] = len(numbers)
@@ -71,6 +72,8 @@ class _Reader:
         elif isinstance(value, (jax.Array, np.ndarray)):
             self.constants.add_array(as_numpy(value))
         elif callable(value):
+            # By name: functions are made anew in each trace, and what they compute is read as a
+            # program.
             self.operations.add(getattr(value, "__name__", type(value).__name__))
         else:
             self.operations.add(value)

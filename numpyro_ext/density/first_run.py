@@ -113,6 +113,8 @@ def first_run(
         handlers.seed(states, rng_key), substitute_fn=as_init_strategy(init_strategy)
     )
     tracer = handlers.trace(seeded)
+    # As JAX's arrays, which every evaluation has: NumPy's have other types, and are indexed
+    # otherwise.
     arguments = data.on_device()
     with _KeptError() as kept, handling(), swapped(warnings.catch_warnings()):
         # The target reports the site itself when no initial value helps.
@@ -251,6 +253,7 @@ def structure_of(run: FirstRun) -> Structure:
         transform = transform_of(site)
         value = site["value"]
         latent_values[name] = jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
+        # Of the rows of this run; axes of subsampled plates are made as long as their plates below.
         shape = list(jnp.shape(transform.inv(value)))
         for frame in site["cond_indep_stack"]:
             if frame.name in plates:
@@ -262,6 +265,7 @@ def structure_of(run: FirstRun) -> Structure:
     held = {name: site["value"] for name, site in run.trace.items() if site["type"] == "param"}
     for name in held:
         _note_network(name, shapes)
+    # Mutable sites as they were before the run, and not as it left them.
     held.update({name: state for name, state in run.states.items() if name in run.trace})
     families = {name: family_of(run.trace[name]["fn"]) for name in shapes}
     improper = tuple(name for name in shapes if is_improper(run.trace[name]["fn"]))

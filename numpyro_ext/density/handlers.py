@@ -78,6 +78,8 @@ class PlateControl(Messenger):
                     "of the same full size, or initialise the engine again."
                 )
             rows = self.indices[name]
+            # Both: the host takes its scale from the arguments and warns where the value has
+            # another length.
             msg["value"], msg["args"] = rows, (size, rows.shape[0])
         elif name in self.batch_plates and msg["value"] is None:
             msg["value"] = jnp.arange(msg["args"][1])
@@ -104,6 +106,7 @@ class PlateRecorder(Messenger):
         if subsample_size is None:
             subsample_size = size
         name, sizes = msg["name"], (size, subsample_size)
+        # A plate may be opened twice where it holds all rows: nothing has to be chosen for it.
         if name in self.sizes and (sizes != self.sizes[name] or size != subsample_size):
             raise repeated_plates_error([name])
         self.sizes[name] = sizes
@@ -143,6 +146,8 @@ class InitialStates(Messenger):
     def postprocess_message(self, msg: Site) -> None:
         """Copy the container of a mutable site; its arrays cannot change."""
         if msg["type"] == "mutable" and msg["value"] is not None:
+            # After the host's own handling, which makes the first value, and before the model
+            # writes to it.
             self.states[msg["name"]] = jax.tree.map(lambda leaf: leaf, msg["value"])
 
 
@@ -329,16 +334,20 @@ def unconstraining(
                     "that does not: sample a standard variable, such as Normal(0, 1), and shift "
                     "and scale it by the discrete site's values."
                 )
+            # Sites that are the same in all steps have one position for all of them.
             if jnp.ndim(position) > own:
                 position = position[step]
         for frame in site["cond_indep_stack"]:
             if frame.name in indices:
+                # Dimensions of plates are counted from the right of the batch, behind which the
+                # event is.
                 axis = frame.dim - transform.domain.event_dim
                 position = jnp.take(position, indices[frame.name], axis=axis, mode="clip")
         if _is_real(support):
             return position
         value = transform(position)
         shift = transform.codomain.event_dim - transform.domain.event_dim
+        # More dimensions than the position has are those of a discrete site's values.
         if jnp.ndim(value) - shift > jnp.ndim(position):
             raise support_error(name)
         log_determinant = transform.log_abs_det_jacobian(position, value)
@@ -376,6 +385,7 @@ def _of_plates(site: Site) -> Any:
     scale, of_handlers = site["scale"], site.get("plate_to_scale", {}).get(None)
     if scale is None or of_handlers is None:
         return scale
+    # ``where`` inside as well: the gradient of a quotient by zero would be NaN, whichever is taken.
     return jnp.where(of_handlers == 0, 0.0, scale / jnp.where(of_handlers == 0, 1.0, of_handlers))
 
 

@@ -76,12 +76,15 @@ def _walk(
             rows = getattr(equation.invars[0].aval, "shape", ())
             for name, direct in operands[1].items():
                 indexed = numbers.start_index_map
+                # Of an index along several axes at once it is not known which part comes from the
+                # plate.
                 if direct and len(indexed) == 1 and rows[indexed[0]] < sizes[name]:
                     short[name] = rows[indexed[0]]
         merged: Use = {}
         for use in operands:
             _merge(merged, use)
         if primitive not in _INDEX_PRESERVING:
+            # What is computed from an index depends on it, but need not be a row number any more.
             merged = dict.fromkeys(merged, False)
         for variable in equation.outvars:
             uses[variable] = dict(merged)

@@ -114,6 +114,8 @@ class _Constant:
         contents = np.array(value)
         digest = hashlib.blake2b(contents.tobytes(), digest_size=16).digest()
         self._key = (contents.shape, contents.dtype.str, digest)
+        # From a copy: the caller may write to the array, and the digest would no longer be that of
+        # the contents.
         self.value = jax.device_put(contents)
 
     def __hash__(self) -> int:
@@ -171,12 +173,15 @@ class Data:
         *,
         constants: bool = False,
     ) -> None:
+        # Callables whole: modules are pytrees, and their parameters are no arguments that are
+        # traced.
         leaves, treedef = jax.tree.flatten((tuple(args), dict(kwargs or {})), is_leaf=callable)
         arrays: list[Any] = []
         entries: list[_Static | _Constant | None] = []
         for leaf in leaves:
             if not _is_numeric(leaf):
                 entries.append(_Static(leaf))
+            # NumPy cannot hold keys, so that there are no contents to compare them by.
             elif constants and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                 entries.append(_Static(leaf))
             elif constants:

@@ -34,6 +34,7 @@ def scale_of(constraint: Any) -> Scale | None:
         return Scale(_log, lambda value: jax.nn.softmax(value, -1))
     transform = biject_to(constraint)
     if base is constraints.unit_interval:
+        # Probabilities that are rounded to 0 or 1 have no finite logit.
         return Scale(lambda value: transform.inv(clamp_probs(value)), transform)
     return Scale(transform.inv, transform)
 

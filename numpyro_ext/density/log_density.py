@@ -226,6 +226,7 @@ class LogDensity(LogDensityShell[Array, Data]):
             )
         other = copy.copy(self)
         bound = replace(self.bound, held=dict(held))
+        # Fingerprints hold the values that are held, so those of before are of no use.
         other._assemble(replace(self.arguments, bound=bound, programs={}))
         return other
 
@@ -395,6 +396,7 @@ class LogDensity(LogDensityShell[Array, Data]):
         return {name: values[name] for name in (*self.layout.names, *self.parameter_sites)}
 
     def value_shapes(self, data: Data) -> dict[str, tuple[int, ...]]:
+        # Shapes alone, so that nothing is compiled.
         position = jax.ShapeDtypeStruct((self.dim,), self.dtype)
         one = partial(constrain, self.bound, self.arguments.as_evaluated(data))
         found = jax.eval_shape(one, position)

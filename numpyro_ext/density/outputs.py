@@ -145,6 +145,8 @@ def _parameters(
             # Fisher information refuses by name a site whose parameters are not of its elements.
             parameters[name] = value
             continue
+        # Shape as it was given, with leading ones: axes where it is one and the batch is not were
+        # broadcast.
         given = (1,) * (len(batch) + own - value.ndim) + value.shape
         axes = tuple(axis for axis, size in enumerate(batch) if given[axis] == 1 < size)
         if axes:

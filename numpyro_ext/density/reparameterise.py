@@ -74,6 +74,7 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
     latents, config = dict[str, str](), dict[str, Any]()
     # A dictionary's leaves come in the order of its sorted keys.
     for name, out in zip(sorted(kinds), program.outvars, strict=True):
+        # A scale that no operation leads to from the position is no latent one.
         if isinstance(out, Literal) or out not in latent:
             continue
         is_monotone, others = kinds[name]

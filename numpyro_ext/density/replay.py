@@ -136,6 +136,7 @@ class _Resample(Messenger):
         if not self._is_drawn(msg) or jnp.ndim(msg["value"]) > len(msg["fn"].shape()):
             return None
         step = msg["infer"].get("_scan_current_index", 0)
+        # A key of each step's own: a scan traces its body once for all.
         return _new_observation(msg, random.fold_in(self._key(msg["name"]), step))
 
 
@@ -332,6 +333,7 @@ def _describe(
     owned = target.plates
     first = {name: np.arange(plate.subsample_size) for name, plate in owned.items()}
     sites, sizes, reads = _shapes(target, data, values, first, missing)
+    # One row more: the axes that grow by it are those of the plate.
     more = {
         name: {**first, name: np.arange(plate.subsample_size + 1)} for name, plate in owned.items()
     }
@@ -359,6 +361,7 @@ def _computed_of(
 
     one: Any = {name: np.asarray(draws[name])[:1] for name in target.layout.names}
     values = {name: value[0] for name, value in one.items()}
+    # Moved in unconstrained space, so that all values stay in their supports.
     other: Any = nearby(np.asarray(target.unconstrain(one, data)))
     found = {name: value[0] for name, value in target.constrain(other, data).items()}
     program = Program(observed, rarely=True)
@@ -479,6 +482,7 @@ def _record(
     for chunk, (_, rows) in enumerate(target.sweep(data_chunk)):
         places_of_rows = {name: np.asarray(places) for name, places in rows.items()}
         for start in range(0, num_draws if recorder.per_draw else 1, size):
+            # The last draw fills the last chunk up; what is found of it there is left out.
             places = np.minimum(np.arange(start, start + size), num_draws - 1)
             some = {name: value[places] for name, value in values.items()}
             some_moves = moves[places]

@@ -64,22 +64,24 @@ class StartingPositions:
 
     def attempt(self, data: Data, rng_key: Array) -> Attempt:
         """Draw a position and look at it."""
-        rng_key = random.split(rng_key, 1)[0]
+        # A key of its own for the next attempt: ``seed`` splits the one that it gets for each site,
+        # so that with the same key a site would get the numbers of the site after it.
+        own, following = random.split(rng_key)
         radius = self._radius
         if radius is None:
-            seeded = handlers.seed(self._bound.controlled(self._bound.rows_for_values()), rng_key)
+            seeded = handlers.seed(self._bound.controlled(self._bound.rows_for_values()), own)
             model = handlers.substitute(seeded, substitute_fn=self._strategy)
             trace = run_trace(model, data.args, data.kwargs)
             position = self._bound.unconstrained(trace)
         else:
             shape, dtype = (self._bound.layout.dim,), self._bound.dtype
-            position = random.uniform(rng_key, shape, dtype, -radius, radius)
+            position = random.uniform(own, shape, dtype, -radius, radius)
             trace = self._bound.trace(position, data, self._bound.first_rows())
         # One batch of rows is enough to tell; a full sweep could be long.
         found = self._evaluation.score(data, self._bound.first_rows(), position)
         finite = jnp.isfinite(found.log_prior + found.log_likelihood)
         finite &= jnp.isfinite(found.score).all()
-        return Attempt(rng_key, position, finite, parameters_are_valid(trace))
+        return Attempt(following, position, finite, parameters_are_valid(trace))
 
     @property
     def _radius(self) -> float | None:
@@ -105,6 +107,7 @@ class StartingPositions:
         kind = _kind(rng_key)
         every = np.asarray(_splitting(num)(rng_key))
         found = [self._first_finite(bits, kind, data) for bits in every]
+        # Stacked on the host: ``jnp.stack`` would compile a program for each number of positions.
         return jax.device_put(np.stack(found).astype(self._bound.dtype))
 
     def from_prior(self, num: int, rng_key: Array, data: Data) -> Float[Array, "P D"]:
@@ -169,6 +172,8 @@ class StartingPositions:
     ) -> Any:
         def attempt(bits: Array, data: Data) -> Attempt:
             found = self.attempt(data, bits if kind is None else _key(bits, kind))
+            # As bits: what goes into and comes out of a program that is found again has one type,
+            # whether keys are typed or not.
             return found._replace(rng_key=_bits(found.rng_key))
 
         if kind not in self._programs:
@@ -195,6 +200,8 @@ class StartingPositions:
         def again(carry: tuple[Array, Attempt]) -> tuple[Array, Attempt]:
             tries, found = carry
             fresh = attempt(found.rng_key)
+            # All are drawn again, as a compiled loop cannot leave some out; those that were finite
+            # are kept.
             position = jnp.where(found.finite[:, None], found.position, fresh.position)
             finite = found.finite | fresh.finite
             return tries + 1, fresh._replace(position=position, finite=finite)

@@ -31,6 +31,8 @@ def sum_over_rows(
         def of_chunk(number: Array | int, group: dict[str, Piece] = group) -> Any:
             indices: Indices = {}
             for name, (start, rows, pieces, _) in group.items():
+                # The number of a chunk of several plates, written in the base of their numbers of
+                # pieces: so one loop goes through all combinations.
                 indices[name] = start + (number % pieces) * rows + jnp.arange(rows)
                 number = number // pieces
             return function(indices)

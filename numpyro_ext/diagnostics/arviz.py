@@ -127,6 +127,7 @@ def to_arviz(
         engine, state = engine.ran.engine, engine
     if isinstance(engine, MCMC):
         if state is not None:
+            # A run of MCMC holds its state itself. What comes second is the model's first argument.
             args = (state, *args)
         if not args and not kwargs:
             args, kwargs = engine._args, engine._kwargs
@@ -172,6 +173,7 @@ def to_arviz(
     wanted = wanted._replace(dims=dims, coords=coords, may_thin=all_draws)
 
     def seeded(*given: Any, number: int | None, **options: Any) -> Replay:
+        # Groups that are drawn one after another must not have the same random numbers.
         own = key if number is None else jax.random.fold_in(key, number)
         return replay(*given, rng_key=own, **options)
 
@@ -201,6 +203,7 @@ def _sample_statistics(
     size = -(-number // -(-number // together))
     pieces: dict[str, list[Array]] = {}
     for start in range(0, number, size):
+        # The last draw fills the last chunk up. What is found at these copies is left out below.
         places = np.minimum(np.arange(start, start + size), number - 1)
         some = {name: value[places] for name, value in draws.items()}
         for name, found in evaluate(some, data, state if inside else None).items():

@@ -305,6 +305,7 @@ class HostFit(shared.HostFit):
                 theta = density.sample(parameters, key, num_samples).astype(target.dtype)
                 return target.constrain(theta, data)
 
+            # One program, where JAX would compile each operation of the draws by itself.
             program = Program(draw, rarely=True)
             return program(self.fitted.parameters, key, self._data)
         predictive = Predictive(self.guide, params=dict(params), num_samples=num_samples)
@@ -364,5 +365,6 @@ class Chains(shared.Chains):
         return {
             _NAMES.get(name, name): self._taken(values)
             for name, values in fields.items()
+            # A field of another shape is not one number for each draw.
             if isinstance(values, Array) and values.shape == (self._num_draws,)
         }

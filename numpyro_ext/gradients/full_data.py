@@ -39,6 +39,7 @@ def exact_score(
 
         def add(score: Score, batch: Any, weight: float = weight) -> tuple[Score, None]:
             found = target.score(z, target.bind(*batch, **dict(keywords or {})))
+            # The prior's share too: it is the same in all batches, whose weights sum to one.
             return jax.tree.map(lambda old, new: old + weight * new, score, found), None
 
         if len(group) == 1:

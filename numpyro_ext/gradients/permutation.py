@@ -66,6 +66,8 @@ def permuted(
     """
     if order.ndim > 1:
         return jax.vmap(permuted, (0, None, None))(order, places, size)
+    # Nearly a square, so that the two coordinates have about as many values each; fewer places than
+    # it is high lie beside the rows.
     height = math.isqrt(size - 1) + 1
     width = -(-size // height)
 
@@ -82,6 +84,8 @@ def permuted(
         return (row >= size).any()
 
     def again(row: Array) -> Array:
+        # Walks on from where it fell: a bijection of the rectangle comes back to the rows in the
+        # end, and two rows never to one place.
         return jnp.where(row >= size, sent_through(row), row)
 
     rows = sent_through(places.astype(jnp.uint32))
@@ -119,6 +123,8 @@ def _shifted(coordinate: Array, other: Array, key: Array, extent: int) -> Array:
 
 def _hash(value: Array, key: Array) -> Array:
     """32 bits that look random: the last step of MurmurHash3, after a key."""
+    # 2^32 divided by the golden ratio, as in Knuth's multiplicative hashing; the other two are
+    # MurmurHash3's.
     mixed = (value ^ key) * jnp.uint32(0x9E3779B1)
     mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(0x85EBCA6B)
     mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE35)

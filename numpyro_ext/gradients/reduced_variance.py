@@ -45,6 +45,7 @@ class SVRG(reduced_variance.SVRG, GradientEstimator):
         self, target: LogDensity, state: EstimatorState, z: Float[Array, "P D"], data: Data
     ) -> tuple[ScoreEstimate, EstimatorState]:
         due = state["anchor_age"] >= self.anchor_every
+        # A condition, so that only the steps that set an anchor sweep over the data.
         anchor, exact = lax.cond(
             due,
             lambda: (z, self._score_of_all_rows(target, z, data)),
@@ -55,6 +56,8 @@ class SVRG(reduced_variance.SVRG, GradientEstimator):
             indices, minibatch = self._minibatch().draw(target, minibatch, len(z))
         here = target.score(z, data, indices)
         there = target.score(anchor, data, indices)
+        # s_B(z) - s_B(a) + s(a): the same rows at both positions, so that their noise cancels near
+        # the anchor.
         score = corrected(here, there, exact, indices)
         age = jnp.where(due, 1, state["anchor_age"] + 1)
         following = {"minibatch": minibatch, "anchor": anchor, "exact": exact, "anchor_age": age}
@@ -102,16 +105,23 @@ class SAGA(reduced_variance.SAGA, GradientEstimator):
         rows = indices[name]
         parts = jax.vmap(row)(rows)
         change = parts.likelihood - table[rows]
+        # (N / |B|) sum_B (g_n - t_n) + sum_n t_n, with the table as it was before this step.
         likelihood = number * change.mean(0) + total
+        # A step that is not finite is skipped, and the next ones need the sum: it would never be
+        # finite again with such a gradient in it. The row keeps its entry.
+        sound = jnp.isfinite(parts.likelihood)
+        gradient = jnp.where(sound, parts.likelihood, table[rows])
+        change = jnp.where(sound, change, 0.0)
         # A row that was drawn twice changes the table once.
         again = (rows[:, None] == rows[None]) & jnp.tri(len(rows), k=-1, dtype=bool)
         first = ~again.any(1)
         following = {
             "minibatch": minibatch,
-            "table": table.at[rows].set(parts.likelihood),
+            "table": table.at[rows].set(gradient),
             "sum": total + jnp.where(first[:, None, None], change, 0.0).sum(0),
             "filled": jnp.asarray(True),
         }
+        # The prior is the same whichever row it is found with.
         score = tempered(parts.prior[0], likelihood, target.likelihood_temperature)
         log_likelihood = parts.log_likelihood.mean(0)
         return ScoreEstimate(score, parts.log_prior[0], log_likelihood, indices), following

@@ -101,6 +101,8 @@ class FlatDensity(shared.FlatDensityShell):
                 constraint = site["kwargs"].get("constraint", constraints.real)
                 self._transforms[name] = _transform_to(constraint)
 
+        # The statements are traced for their constraints alone. The initial values are not computed
+        # here.
         jax.eval_shape(learn_transforms, self._arrays, rng_key)
         self._check_evaluable()
 
@@ -118,6 +120,7 @@ class FlatDensity(shared.FlatDensityShell):
 
     def _statements(self, arrays: dict[str, Any], rng_key: Array) -> dict[str, Any]:
         """The host's statements of the guide's parameters, with their initial values."""
+        # The guide itself must not hold the arrays of a program that is being traced.
         guide = copy.copy(self.guide)
         vars(guide).update(arrays)
         posterior = handlers.seed(guide._get_posterior, rng_key)
@@ -136,6 +139,7 @@ class FlatDensity(shared.FlatDensityShell):
         return jax.tree.map(jnp.copy, self.from_host(self._host_start(arrays, rng_key)))
 
     def _check_evaluable(self) -> None:
+        # Tracing is enough to see whether the host can invert the guide's transform.
         theta = jax.ShapeDtypeStruct((self.dim,), jnp.result_type(float))
         try:
             jax.eval_shape(self.log_prob, self.abstract_parameters(), theta)
@@ -307,6 +311,7 @@ def flat_density(
     return factory(guide, key_parameters)
 
 
+# One program, where JAX would compile the split and the taking apart one by one.
 _two_keys = Program(lambda rng_key: tuple(jax.random.split(rng_key)), rarely=True)
 
 

@@ -103,6 +103,8 @@ class AutoLayerLowRankNormal(shared.LayerGuide, AutoContinuous):
         loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
         scale = numpyro.param(
             f"{self.prefix}_scale",
+            # A row of the factor has squares that sum to one in expectation. The variance, scale^2
+            # (1 + 1), is then init_scale^2.
             jnp.full(self.latent_dim, math.sqrt(0.5) * self._init_scale, dtype),
             constraint=self.scale_constraint,
         )

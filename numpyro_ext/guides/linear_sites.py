@@ -237,7 +237,11 @@ def _run(
 
     def observed_distributions(values: dict[str, Array]) -> list[Any]:
         data = {**first.values, **values}
+        # What the model draws with keys of its own, such as dropout's masks, has to be the same in
+        # both runs.
         second = _Boundary(first.keys)
+        # The host's handlers have seen these sites in the first run, and a trace refuses a second
+        # site of the same name.
         with handlers.block(), handlers.substitute(data=data), second:
             model(*args, **kwargs)
         distributions = {name: msg["fn"] for name, msg in second.observed.items()}

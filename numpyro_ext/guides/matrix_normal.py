@@ -95,6 +95,8 @@ class AutoMatrixNormal(shared.MatrixGuide, AutoContinuous):
         def factor(name: str, side: str, length: int) -> Any:
             return numpyro.param(
                 f"{self.prefix}_{name}_{side}_tril",
+                # The standard deviation of an entry is the product of that of its row and that of
+                # its column.
                 math.sqrt(self._init_scale) * jnp.identity(length, dtype),
                 constraint=self.scale_tril_constraint,
             )

@@ -64,6 +64,7 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
 
     def __init__(self, guide: autoguide.AutoContinuous, rng_key: Array) -> None:
         super().__init__(guide, rng_key)
+        # A subclass may read the values that are let go of.
         known = type(guide) is autoguide.AutoDiagonalNormal
         if known and self.dim > LONG and not isinstance(guide._init_latent, jax.core.Tracer):
             _release_prototype(guide)
@@ -133,6 +134,7 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
         reach: Float[Array, ""] | float,
     ) -> Float[Array, ""]:
         transform = self._transforms[f"{self.guide.prefix}_scale"]
+        # The bound below is derived for these two transforms. Infinity says that nothing is known.
         if not isinstance(transform, SoftplusTransform | ExpTransform):
             return jnp.asarray(jnp.inf, theta.dtype)
         distance = jnp.abs(theta - self._get(parameters, "loc")).max() + reach

@@ -129,6 +129,8 @@ class PlanarFlowDensity(shared.PlanarDensity, FlatDensity):
     def sample(self, parameters: Parameters, rng_key: Array, num: int) -> Draws:
         flow = self._flow(parameters)
         y = standard_normal(rng_key, (num, self.dim), flow.loc.dtype)
+        # One matrix product for all flows. What the earlier flows add to a later one follows from
+        # the products of their directions and weights, which are K x K numbers.
         argument = y @ flow.weight.T + flow.bias
         earlier = jnp.tril(flow.products, -1)
 

@@ -87,6 +87,8 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data, *, drawn: bool = True) 
         if not drawn:
             _replace_tracers(vars(guide), note)
             return jnp.asarray(True), list(found.values())
+        # The host judges initial values by the same derivative. A model with a while loop has
+        # forward derivatives only.
         gradient = jax.jacfwd if guide._forward_mode_differentiation else jax.grad
 
         def potential(values: Any) -> tuple[Array, Array]:
@@ -109,6 +111,7 @@ def set_up(guide: AutoGuide, rng_key: Array, data: Data, *, drawn: bool = True) 
         concrete = given | dict(zip(found, values, strict=True))
         vars(guide).update(_replace_tracers(vars(guide), lambda tracer: concrete[id(tracer)]))
         return
+    # The attempt has left tracers in the guide. The host's set-up begins with the guide as it was.
     vars(guide).clear()
     vars(guide).update(before)
     # The host draws up to a hundred positions. Where a rate is negative at one, it takes the next.
@@ -123,6 +126,7 @@ def _host_set_up(
     model, strategy, own_class = guide.model, guide.init_loc_fn, type(guide)
     seen = sees(WithoutDiscrete(model))
     guide.model = seen
+    # A strategy would draw values in place of the zeros.
     if isinstance(seen, _Undrawn):
         guide.init_loc_fn = partial(_as_it_is)
     guide.__class__ = type(own_class.__name__, (own_class, _OrderOfTrace), {})

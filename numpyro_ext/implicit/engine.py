@@ -198,6 +198,8 @@ class SteinDiscrepancyVI(Shell, Engine):
             return self._drawn(plan, state, state.algorithm.parameters, key, number, data)[0]
 
         key = key_or(rng_key, key_of_draws(state))
+        # The text of the place in a loader changes its length from state to state. With it the
+        # program would be compiled again.
         state = state._replace(batches=None)
         return Program(draw, rarely=True)(state, key, self.data)
 

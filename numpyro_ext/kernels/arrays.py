@@ -52,6 +52,7 @@ class KernelJaxArrays(KernelArrays):
         norms = jnp.diagonal(products)
         totals = norms[:, None] + norms
         squared = totals - 2.0 * products
+        # What is left of equal particles after the cancellation is rounding, no distance.
         rounding = 8.0 * jnp.finfo(centred.dtype).eps
         return jnp.where(squared <= rounding * totals, 0.0, squared)
 
@@ -71,6 +72,7 @@ class KernelJaxArrays(KernelArrays):
             return lower, lower
         if lower_rank is None or upper_rank is None:
             return lower, values.min()
+        # The next value in order is the same number where that occurs more than once.
         ties = jnp.sum(values <= lower) > upper_rank
         return lower, jnp.where(ties, lower, jnp.min(jnp.where(values > lower, values, jnp.inf)))
 

@@ -75,6 +75,8 @@ class LaplaceGGN(LaplaceShell, ParticleEngine):
 
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> LaplacePlan:
         estimator = super()._plan(target, rng_key, data).estimator
+        # Which structure the curvature has is decided by looking at values, also where a step is
+        # being traced.
         with concretely():
             posterior = _Posterior.of(target, data, self.curvature, self.hyperparameters)
         return LaplacePlan(target, estimator, posterior)

@@ -93,10 +93,25 @@ def _nnx(module: Any) -> Apart:
         )
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            # A copy, so that nothing that a call writes stays.
-            return nnx.merge(graph, state, rest, copy=True)(*args, **kwargs)
+            # A copy, so that nothing that a call writes stays. Random numbers that it takes come
+            # again in every call, such as one mask of dropout for good.
+            made = nnx.merge(graph, state, rest, copy=True)
+            before = counts(made)
+            result = made(*args, **kwargs)
+            drawn = [path for path, count in counts(made).items() if count is not before[path]]
+            refuse_random_layers(drawn, _EVALUATE["nnx"])
+            return result
 
         return call
+
+    def counts(made: Any) -> dict[str, Any]:
+        """How often each stream of random numbers was asked, by where the stream is."""
+        nodes: Any = nnx.iter_graph(made)
+        return {
+            _dotted(path[:-1]): node.get_value()
+            for path, node in nodes
+            if isinstance(node, nnx.RngCount)
+        }
 
     return found, with_values
 
@@ -115,6 +130,7 @@ def _linen(
     made: Any = variables
     if made is None:
         rngs = {name: jax.random.key(0) for name in ("params", "dropout")}
+        # The shapes are all that a prior needs. No weights are drawn.
         made = jax.eval_shape(module.init, rngs, jnp.ones(input_shape))
     # Layers that are made as they are called come in another order from init than from its shapes.
     flat = dict(sorted(flatten_dict(made.get("params", {})).items()))
@@ -189,7 +205,8 @@ def _equinox(module: Any) -> Apart:
         owner, _, leaf = name.rpartition(".")
         layer = layers.get(owner)
         matrix = value.ndim >= 2 and "weight" in leaf
-        known = matrix and not isinstance(layer, equinox.nn.Embedding)
+        # Nothing is summed over the axes of a table, nor over those that a scale is spread over.
+        known = matrix and not isinstance(layer, (equinox.nn.Embedding, *scaled))
         inputs, units = ((1,), (0,)) if known else ((), ())
         centre = float(isinstance(layer, scaled) and leaf == "weight")
         found[name] = Parameter(name, tuple(value.shape), inputs, units, centre, value)

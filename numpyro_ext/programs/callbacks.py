@@ -67,6 +67,7 @@ def _change_waiting(by: int) -> None:
 def _found_in(text: str) -> Exception | None:
     """The remembered error that JAX's own tells of, which another callback's may be."""
     for error in reversed(_raised):
+        # JAX's error holds the text of the callback's, which is all that ties the two.
         if f"{type(error).__name__}: {error}".strip() in text:
             return error
     return None

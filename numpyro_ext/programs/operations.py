@@ -88,6 +88,8 @@ class _Reader:
                 places[variable] = len(places)
         words.append("|")
         words += self._atoms(program.outvars, places)
+        # Numbers stand for descriptions, and places for variables: both mean the same in all
+        # programs of this process.
         hashed.update(repr(words).encode())
         return hashed.digest()
 
@@ -133,6 +135,7 @@ class _Reader:
                 return kind.encode() + self._array(jax.random.key_data(value))
         array = np.asarray(value)
         self._left -= array.nbytes
+        # Programs of longer constants are not kept, so that nobody looks for them.
         if array.dtype == object or self._left < 0:
             raise _Unknown
         hashed = hashlib.blake2b(f"{array.dtype} {array.shape}".encode(), digest_size=32)

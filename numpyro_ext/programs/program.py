@@ -150,6 +150,7 @@ class Program:
     def optimised(self) -> Program:
         """The same function, traced once for both, as a program that runs often."""
         other = copy.copy(self)
+        # The digests of what was traced are shared, as they say nothing of how it is compiled.
         other._rarely, other._compiled, other._meshes = False, {}, {}
         return other
 
@@ -163,6 +164,8 @@ class Program:
             )
         traced = jitted.trace(*args)
         outputs = (jax.tree.structure(traced.out_info), tuple(traced.jaxpr.out_avals))
+        # What the text does not say: how it is compiled, and the trees of what goes in and comes
+        # out.
         rest = (self._rarely, signature, outputs)
         # A mesh may lay values out in ways that no operation names.
         operations = self._operations(signature, traced) if mesh is None else None
@@ -172,6 +175,7 @@ class Program:
             return found
         lowered = traced.lower()
         text = lowered.as_text()
+        # Arguments of the text's main function, which are the leaves of ours.
         inputs = text.partition("@main(")[2].partition(") ->")[0].count("%arg")
         if inputs != len(jax.tree.leaves(args)):
             # Constants that became arguments, whose values the text does not say; or values kept
@@ -272,6 +276,7 @@ class Loop:
                 traced = self._quick.jitted.trace(*args, np.int32(1))
                 saved = SAVED_PER_LINE * self._quick.num_lines(*args, np.int32(1))
                 lost = LOST_PER_BYTE * max(_num_bytes(traced.jaxpr), 1)
+                # Steps after which the quick program has lost the seconds that it saved.
                 steps = int(min(saved / lost, 2.0**31 - 1.0))
                 self._switches[signature] = steps if steps >= self._usual else 0
         return self._switches[signature]

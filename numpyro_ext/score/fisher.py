@@ -41,6 +41,7 @@ def fisher_gradient(
         residual = density.score(parameters, theta) - target
         if norm == "covariance":
             scale = density.moments(parameters).scale
+            # |r|^2 in the norm of Cov(q) = L L' is |L' r|^2; of rows r' that is r' L.
             residual = residual * scale if scale.ndim == 1 else residual @ scale
         return jnp.square(residual).sum(-1).mean(), other
 

@@ -85,6 +85,8 @@ class GradientSolver(GradientExecutor):
         defaults = STEPS[kind_of(density.covariance_structure, mixture, planar_flow)]
         resolved = options.resolved(defaults)
         long = isinstance(density, DiagonalNormalDensity) and density.dim > LONG
+        # Another optimizer need not work entry by entry, and the length of a gradient is one of all
+        # entries.
         in_place = long and options.optim is None and resolved.clip_norm is None
         return cls(resolved, defaults.learning_rate, in_place)
 
@@ -164,6 +166,7 @@ def _remember(reused: Reused, theta: Array, score: Array, valid: Array) -> Reuse
     place = reused.written % len(reused.theta)
 
     def put(earlier: Array, present: Array) -> Array:
+        # A step that is not finite is not taken, and its scores are not to come back in later ones.
         return earlier.at[place].set(jnp.where(valid, present, earlier[place]))
 
     count = reused.written + valid.astype(reused.written.dtype)

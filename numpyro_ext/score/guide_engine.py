@@ -130,10 +130,13 @@ class GuideEngine(GuideShell, Engine):
     def _start(self, plan: GuidePlan, rng_key: Array, data: Data) -> Parameters:
         density, target = plan.density, plan.target
         drawn = target.dim <= LONG or target.start is None
+        # The density of the plan has the initial values of the plan's key, or none where the guide
+        # is long.
         if rng_key is not plan.rng_key or (drawn and target.dim > LONG):
             # The host draws the initial parameters when it sets the guide up.
             density = self._set_up(target, rng_key, data, drawn=drawn)
         if target.dim > LONG:
+            # Their memory is wanted for the steps.
             target.forget_programs()
         parameters = density.initial_parameters()
         if target.start is not None:
@@ -162,6 +165,7 @@ class GuideEngine(GuideShell, Engine):
     def _to_judge(self, plan: GuidePlan, state: EngineState, number: int) -> Drawn:
         noise: Any = state.rng_key
         if plan.density.takes_noise:
+            # Numbers of the host's in place of a key, which spares the compilation of a generator.
             noise = same_normal((number, plan.target.dim), plan.target.dtype)
         drawn = _compiled_draws(plan.density, number, False, True)(state, noise)
         z, log_q = (np.asarray(each) for each in self._whole(drawn))
@@ -219,6 +223,7 @@ class SiteOptimizers:
                 continue
             axis, coordinates = where
             of_entry = by_coordinate[coordinates]
+            # Where the owner changes from one entry to the next, and both ends.
             ends = [0, *(np.flatnonzero(np.diff(of_entry)) + 1).tolist(), len(of_entry)]
             divided._parts[name] = (
                 axis,
@@ -288,6 +293,8 @@ class SiteOptimizers:
         for name, (axis, parts) in self._parts.items():
             ends, pieces = dict.fromkeys(found, 0), []
             for start, stop, owner in parts:
+                # An optimizer holds its parts joined, in the order in which they lie in the
+                # parameter.
                 value, begin = found[owner][name], ends[owner]
                 ends[owner] = begin + stop - start
                 pieces.append(lax.slice_in_dim(value, begin, ends[owner], axis=axis % value.ndim))

@@ -174,6 +174,8 @@ def lean_adam_step(
     )
 
     def moved(x: Array, m: Array, v: Array) -> Array:
+        # m / (1 - β1^t) / (sqrt(v / (1 - β2^t)) + ε), with numerator and denominator times sqrt(1 -
+        # β2^t).
         root = jnp.sqrt(second).astype(x.dtype)
         size = (rate * jnp.sqrt(second) / first).astype(x.dtype)
         return x - size * m / (jnp.sqrt(v) + _EPSILON * root)

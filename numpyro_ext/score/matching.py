@@ -66,6 +66,7 @@ def step(
     log_p = score.log_density(target.likelihood_temperature)
     moments = density.moments(parameters)
     whitened = score.score @ moments.scale
+    # Of scores in units of the guide, which does not depend on how coordinates are scaled.
     latest = jnp.square(whitened).sum(-1).mean().astype(seen.dtype)
     verdict = judged(seen, latest)
     after = jnp.where(seen > 0.0, seen + RECENT * (latest - seen), latest)
@@ -191,6 +192,7 @@ def bam_update(
 def _triangular(rows: Float[Array, "n D"]) -> Float[Array, "D D"]:
     """Lower triangular L with positive diagonal and L L^T = R^T R, for rows R."""
     upper = jnp.linalg.qr(rows, mode="r")
+    # QR leaves the signs of rows open; a Cholesky factor has a positive diagonal.
     return upper.T * jnp.where(jnp.diagonal(upper) < 0, -1.0, 1.0)
 
 

@@ -82,6 +82,7 @@ def hamiltonian_step(
     # that a step takes one score.
     momentum = momentum + step_size * score
     z = z + 0.5 * step_size * momentum / mass
+    # The exact solution of dr = -γ r dt + sqrt(2 γ M) dW over a time of ε.
     momentum = decay * momentum + jnp.sqrt(mass * (1.0 - decay**2)) * noise
     z = z + 0.5 * step_size * momentum / mass
     return z, momentum

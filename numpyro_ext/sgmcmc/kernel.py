@@ -238,6 +238,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         """The state at the next draw."""
         data = self.target.bind(*model_args, **dict(model_kwargs or {}))
         single = is_prng_key(state.rng_key)
+        # A number of Python where it is always the same, and else an array, as for cycles.
         count = self._steps_to_next_draw(state.step)
         cycle = state.cycle
         state = state._replace(
@@ -251,9 +252,11 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
                 0, count, lambda _, state: self._advance(state, data, single), state
             )
         before = state.energies
-        counts = state.cycle == cycle
+        counts = (state.cycle == cycle) & (before.seen >= state.num_warmup)
         noisy = not isinstance(self._estimator_for(1), Full)
-        energies = before.after(state.potential_energy, state.num_warmup, counts, noisy)
+        # An energy that does not count may be infinite, and zero times that is not a number.
+        energy = jnp.where(counts, state.potential_energy, before.last)
+        energies = before.after(energy, state.num_warmup, counts, noisy)
         first, heat = jnp.any(before.seen == state.num_warmup), state.heat
         if noisy:
             measured = partial(self._measured_heat, state, data, single)
@@ -350,6 +353,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         num_chains = keys.shape[0]
         z = self._positions(state, num_chains)
         estimate, estimator = self._estimator_for(len(z)).estimate(target, state.estimator, z, data)
+        # One key for the next step and one for this one's noise, of each chain.
         both = jax.vmap(random.split)(keys)
         shape = (self.num_replicas, target.dim)
         noise = jax.vmap(lambda key: random.normal(key, shape, z.dtype))(both[:, 1])

@@ -328,6 +328,7 @@ class ReplicaExchangeSGLD(ReplicaExchangeSGLDShell, SGLD):
         exchanges = Exchanges(
             variance=jnp.zeros((num_chains, pairs + 1), z.dtype),
             number=jnp.zeros((num_chains, 1), z.dtype),
+            # Even pairs first, odd ones in turn with them: a replica is in one pair at a time.
             due=by_pair.at[:, ::2].set(1.0),
             tried=by_pair,
             accepted=by_pair,
@@ -354,9 +355,12 @@ class ReplicaExchangeSGLD(ReplicaExchangeSGLDShell, SGLD):
         exchanges = Exchanges(*(kept[name] for name in Exchanges._fields))
         shape = (self.num_replicas - 1,)
         log_uniform = jnp.log(jax.vmap(lambda key: random.uniform(key, shape, z.dtype))(both[:, 1]))
+        # Two estimates of each energy by rows of their own: their difference tells the noise, for
+        # which the exchange is corrected.
         exchanges, exchanged = exchanges.after(
             energies[0], energies[1], log_uniform, jnp.asarray(self._gaps, z.dtype), jnp
         )
+        # An exchange moves a replica one place up and its neighbour one down.
         up, down = (jnp.pad(exchanged, ((0, 0), sides)) for sides in ((0, 1), (1, 0)))
         order = jnp.arange(self.num_replicas) + up.astype(int) - down.astype(int)
         by_chain = z.reshape(num_chains, self.num_replicas, -1)

@@ -43,6 +43,7 @@ class StanProgram(StanProgramShell[Array]):
         return self._log_density(jnp.asarray(z))
 
     def constrain(self, z: ArrayLike) -> dict[str, Array]:
+        # A callback has no derivative, and what is recorded of a run needs none.
         return super().constrain(jax.lax.stop_gradient(jnp.asarray(z)))
 
     def _constrained(self, z: Array) -> Any:
@@ -64,6 +65,7 @@ def _callback(
     dtype = arrays[0].dtype
 
     def call(*arrays: Any) -> Any:
+        # Stan computes in double precision. A callback has to return the type that was announced.
         found = function(*(np.asarray(array) for array in arrays))
         if isinstance(found, tuple):
             return tuple(part.astype(dtype) for part in found)

@@ -46,6 +46,7 @@ class LinearSystem(newton_system.LinearSystem):
         mixing = jnp.einsum("mjq,mp->mjpq", features, inverse)
         mixing = mixing.reshape(number * number, number, dim)
         spread = jnp.einsum("kpq,pqr->kpr", mixing, inner)
+        # The system of Woodbury's identity, with one row for each pair (m, j) of particles.
         capacity = spread.reshape(len(mixing), -1) @ mixing.reshape(len(mixing), -1).T
         # Woodbury's identity: I + W A^-1 W' is all that is solved.
         capacity = capacity + jnp.eye(len(mixing), dtype=capacity.dtype)

@@ -139,6 +139,7 @@ class ParticleEngine(ParticlePart, Engine):
         seen, scores = self._exchanged((particles, score.score))
         phi, direction = self._direction(plan, state.algorithm.direction, seen, scores, state.step)
         phi = self._laid(plan, self._exchanged(phi))
+        # Optimizers descend, and phi ascends.
         optimizer = self.optim.update(-phi, state.algorithm.optimizer, value=loss)
         force_norm = jnp.sqrt((phi**2).sum(axis=1).mean())
         # An optimizer may turn a phi that is not finite into finite particles, as clipping does;

@@ -231,6 +231,7 @@ class SVN(NewtonPart, ParticleEngine):
             costs.update(self._costs(program, curvature, particles))
 
         particles = jax.ShapeDtypeStruct((self.num_particles, target.dim), target.dtype)
+        # Shapes are enough, and nothing is computed.
         jax.eval_shape(look, particles, data, random.PRNGKey(0))
         return choose_solver(self.system.solver, costs)
 

@@ -54,6 +54,8 @@ class Batch(NamedTuple):
         for name, leaf in self.leaves():
             digest.update(f"{name} {tuple(leaf.shape)} {_kind(leaf)}".encode())
             each = leaf.detach().cpu() if hasattr(leaf, "detach") else leaf
+            # The first rows alone, since every file of a run has a digest. No number of a loader
+            # takes more than 8 bytes.
             width = max(1, int(np.prod(each.shape[1:]))) if len(each.shape) else 1
             part = each[: max(1, _LOOKED_AT // (8 * width))] if len(each.shape) else each
             try:
@@ -73,10 +75,14 @@ class Batch(NamedTuple):
         for _, leaf in self.leaves():
             if not len(leaf.shape):
                 continue
+            # Names of arrays are not hashed, their order is: each array multiplies what was before
+            # it.
             words = _words(leaf)
             factors = generator.integers(2**63, size=words.shape[1], dtype=np.uint64)
             # Odd, so that no bit is lost.
             total = total * _MIXED + words @ (factors * np.uint64(2) + np.uint64(1))
+        # Rows are added up below. A hash that is linear in the words would have the same sum after
+        # numbers of two rows were exchanged; this mixing is not linear.
         total ^= total >> np.uint64(31)
         total *= _MIXED
         return int((total ^ (total >> np.uint64(29))).sum())
@@ -184,6 +190,7 @@ def _words(leaf: Any) -> np.ndarray:
     if array.dtype == object:
         return np.zeros((len(array), 1), np.uint64)
     flat = np.ascontiguousarray(array.reshape(len(array), -1))
+    # The widest words that divide a row: fewer products, and no padding that would be a copy.
     size = next(each for each in (8, 4, 2, 1) if flat.shape[1] * flat.itemsize % each == 0)
     return flat.view(np.uint8).view(f"u{size}").astype(np.uint64, copy=False)
 

@@ -32,6 +32,7 @@ def decoded(text: str) -> Any:
 def _encoded(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
+    # Not ``isinstance``: a subclass, such as an enumeration's, would come back as another type.
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, bytes | bytearray):

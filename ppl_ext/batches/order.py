@@ -56,20 +56,30 @@ class Order:
         persistent = bool(getattr(self.loader, "persistent_workers", False))
         return self._has_state or bool(self._generators) or persistent or self.one_pass
 
+    @property
+    def has_processes(self) -> bool:
+        """Whether the loader reads in processes of its own, as a DataLoader with workers does."""
+        return bool(getattr(self.loader, "num_workers", 0))
+
     def begin(self, epoch: int) -> Iterator[Any]:
         """The batches of an epoch, from its first."""
         if not self._has_state:
             self._before = [each.get_state() for each in self._generators]
+        self._set_epoch(epoch)
+        return iter(self.loader)
+
+    def _set_epoch(self, epoch: int) -> None:
         each: Any
         for each in (self.loader, getattr(self.loader, "sampler", None)):
             # Samplers of several processes shuffle by the number of the epoch.
             if hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
-        return iter(self.loader)
 
     def state(self, iterator: Iterator[Any]) -> Any:
         """What the loader itself says of the place; None where it says nothing."""
         if self._has_state:
+            # A loader may give its own dictionary and change it with the next batch, while this one
+            # waits.
             own = copy.deepcopy(self.loader.state_dict())
             # torchdata's holds the generator of the present epoch, but not of those to come.
             return {"loader": own, "now": [each.get_state() for each in self._generators]}
@@ -80,8 +90,12 @@ class Order:
 
     def at(self, epoch: int, batches: int, state: Any) -> tuple[Iterator[Any], int]:
         """The batches of an epoch from a place on, and how many are still to be read before it."""
+        # The first key says of what kind the state is. Where the loader is of another kind than the
+        # one that was saved, as after a change of library, batches are read up to the place.
         kind, saved = next(iter(dict(state or {"": []}).items()))
         if kind == "loader" and self._has_state:
+            # A sampler that shuffles by the number of the epoch has no state that the loader saves.
+            self._set_epoch(epoch)
             self.loader.load_state_dict(saved)
             iterator = iter(self.loader)
             # After `iter`, which draws from them.

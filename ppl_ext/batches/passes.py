@@ -143,9 +143,11 @@ class Passes:
                 check_form(batch, kept[0].form(), len(kept), 0)
             else:
                 check_placed(raw, batch)
+                # Here ``_raw`` is placed already: placing once more copies, and changes nothing.
                 self._raw, first = batch, clock()
             kept.append(batch)
             number, size = number + batch.rows, size + batch.nbytes
+            # It stops before the batch that would go beyond the bytes, if batches are alike.
             if number >= rows or size + batch.nbytes > MOST_BYTES:
                 break
         else:
@@ -180,6 +182,8 @@ class Passes:
             They are others.
         """
         # A sum over rows, in which their order does not count.
+        # The first pass stays to be compared with, and only the second is: later passes save the
+        # hashing.
         self._marks = [*self._marks[:1], mark % 2**64]
         if len(set(self._marks)) > 1:
             raise ArgumentError(
@@ -206,12 +210,13 @@ class Passes:
         form = self.first(place).form()
         rows, mark, is_looked_at = 0, 0, len(self._marks) > 1
 
-        def placed() -> Iterator[tuple[Batch, int]]:
+        def placed() -> Generator[tuple[Batch, int], None, None]:
             for given in self.order.begin(0):
                 raw = as_batch(given)
                 yield raw.map(place), 0 if is_looked_at else raw.mark()
 
-        items = prefetched(placed())
+        # As in a stream, processes of a DataLoader must not be forked by a thread.
+        items = placed() if self.order.has_processes else prefetched(placed())
         try:
             for number, (batch, of_batch) in enumerate(items):
                 check_form(batch, form, number, 0)
@@ -324,6 +329,8 @@ def joined(batches: list[Batch]) -> Batch:
     """Batches as one, their rows in order."""
     if len(batches) == 1:
         return batches[0]
+    # ``map`` visits leaves in the order of ``leaves``, so that the iterators give the same array of
+    # each batch.
     leaves = [iter([leaf for _, leaf in each.leaves()]) for each in batches]
 
     def joined(leaf: Any) -> Any:

@@ -42,6 +42,8 @@ def prefetched(
     ahead : callable, optional
         Asked with the first item how many may wait, where they are more than ``AHEAD``.
     """
+    # The queue has no bound of its own; the semaphore bounds it, since the bound is known only with
+    # the first item.
     waiting: queue.Queue[Any] = queue.Queue()
     free, stopped = threading.Semaphore(AHEAD), threading.Event()
     thread = threading.Thread(
@@ -83,6 +85,7 @@ def _read(
     try:
         for number, item in enumerate(items):
             if number == 0 and ahead is not None:
+                # No turns where ``ahead`` says less than AHEAD: a semaphore cannot be lowered.
                 for _ in range(AHEAD, ahead(item)):
                     free.release()
             put(item)

@@ -114,8 +114,9 @@ class Stream:
         items = self._read(*start)
         # Processes of a DataLoader read ahead by themselves. They must not be forked by a thread
         # while another one computes, whose locks they would hold for ever.
-        forks = bool(getattr(self.order.loader, "num_workers", 0))
-        self._items = items if forks else prefetched(items, lambda item: self._together(item.batch))
+        if not self.order.has_processes:
+            items = prefetched(items, lambda item: self._together(item.batch))
+        self._items = items
         try:
             item = next(self._items)
             encoded(item.state)  # what cannot be saved is told before there is anything to lose

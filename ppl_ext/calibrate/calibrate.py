@@ -238,9 +238,13 @@ def calibrate(
         some = {name: _spaced(each, num_draws) for name, each in draws.items()}
         if set(draws) == set(truth):
             both = {name: np.concatenate([truth[name][None], some[name]]) for name in draws}
+            # One call for the truth and the draws, so that both have the same rounding. The log
+            # likelihood that cannot be computed ranks below all others.
             values = np.nan_to_num(simulated.likelihood(data_set, both), nan=-np.inf)
             some[LIKELIHOOD], truth[LIKELIHOOD] = values[1:], values[0]
         for name, each in some.items():
+            # Comparisons are kept and not ranks, because how many draws are ranked among is known
+            # only when all fits are made.
             pair = np.stack([each < truth[name], each == truth[name]])
             compared.setdefault(name, []).append(pair)
     if any(len(each) != number for each in compared.values()):
@@ -250,6 +254,8 @@ def calibrate(
     length = _number_of_ranks(np.array(worth), num_draws)
     ranks = {}
     for name, pairs in compared.items():
+        # From (2, L, N, K) comparisons: numbers of draws below the truth and equal to it, (N, K)
+        # each.
         below, equal = _spaced(np.stack(pairs, 2), length, axis=1).sum(1)
         # Equal values have any of the ranks between.
         ranks[name] = below + generator.integers(0, equal + 1)
@@ -313,6 +319,8 @@ def _spaced(values: np.ndarray, number: int, axis: int = 0) -> np.ndarray:
 
 def _number_of_ranks(worth: Float[np.ndarray, " N"], most: int) -> int:
     """Draws to rank among: as many as nearly all fits are worth."""
+    # The same number for all data sets, as ranks of different ranges have no common distribution.
+    # The smallest of all would let one poor fit decide.
     fits = float(np.quantile(worth, POOR))
     if fits < LEAST_DRAWS:
         warnings.warn(

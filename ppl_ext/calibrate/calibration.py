@@ -222,6 +222,8 @@ def _columns(values: np.ndarray) -> np.ndarray:
 def _shape(ranks: Int[np.ndarray, " N"], num_draws: int, of_likelihood: bool) -> str:
     """What is wrong with draws that have these ranks, in words."""
     shares = (ranks + 0.5) / (num_draws + 1) - 0.5
+    # Both in standard errors of uniform shares, whose variance is 1/12 and that of whose squares is
+    # 1/180.
     shift = shares.mean() * np.sqrt(12.0 * len(ranks))
     spread = (np.square(shares).mean() - 1.0 / 12.0) * np.sqrt(180.0 * len(ranks))
     is_shift, is_more = (

@@ -60,6 +60,8 @@ def band(number: int, num_draws: int, level: float) -> Bounds:
     level : float
         Probability, at least, that all numbers of uniform ranks are within the band.
     """
+    # The logarithm of the critical figure. It is 1 - level at most, the chance of one value alone
+    # to be that unlikely.
     low, high = -30.0, np.log(1.0 - level)
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
@@ -75,12 +77,15 @@ def _tails(number: int, num_draws: int) -> Float[np.ndarray, "L K"]:
     """Smaller tail probability of each number of ranks, 0 to N, below each value 1, ..., L."""
     shares = np.arange(1, num_draws + 1)[:, None] / (num_draws + 1)
     counts = np.arange(number + 1)
+    # ``sf`` is of more than its argument: one less gives the probability of so many or more.
     return np.minimum(binom.cdf(counts, number, shares), binom.sf(counts - 1, number, shares))
 
 
 def _bounds(number: int, num_draws: int, least: float) -> Bounds:
     """The numbers of ranks below each value whose tail probability is greater than ``least``."""
     inside = _tails(number, num_draws) > least
+    # Tail probabilities rise to the middle and fall behind it, so that the counts inside have no
+    # gap.
     return inside.argmax(1), number - inside[:, ::-1].argmax(1)
 
 
@@ -91,6 +96,8 @@ def _within(number: int, num_draws: int, least: float) -> float:
     low, high = _bounds(number, num_draws, least)
     logs = gammaln(np.arange(number + 2) + 1.0)
     counts, masses = np.zeros(1, int), np.ones(1)
+    # A Markov chain in the number of ranks below each value. ``masses`` are the probabilities of
+    # the counts that have been within the bounds so far.
     for place in range(num_draws):
         # Of the ranks that are not below the last value, each is below this one with this chance.
         chance = 1.0 / (num_draws + 1 - place)

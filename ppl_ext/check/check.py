@@ -195,6 +195,7 @@ def program_of(
         warnings.simplefilter("ignore", HeldParameterWarning)
         written = next(ways)
     target = written.target if written.is_whole else written.target.over(passes)
+    # The first way was taken from the iterator above, and a fit needs it too.
     every = itertools.chain([written], ways)
     own = target, written.data
     shapes = partial(target.value_shapes, written.data)
@@ -333,6 +334,7 @@ def _heard(
             f"{broken.any(1).mean():.1%} of the draws are not finite, most in '{worst}'."
         )
         return hearing.verdict({})
+    # Only where a column is constant are the supports looked at, which takes values of the program.
     if (columns.values == columns.values[0]).all(0).any():
         program.fixed = _fixed_by_supports(program)
         columns = _columns(program, source)
@@ -383,6 +385,8 @@ def _heard(
             return hearing.verdict(sites)
         is_chain = source.kind in ("Markov chains", "draws")
         worth = float(min(numbers)) if is_chain else float(len(positions))
+        # The witnesses of the density take draws for independent ones, so that no more are taken
+        # than the draws are worth.
         rows = _rows(np.flatnonzero(finite), written.dim, worth)
         witness = _Witness(program, positions[rows], hearing, generator, labels)
         if len(rows) >= LEAST_DRAWS:
@@ -397,6 +401,8 @@ def _heard(
             few = f"{few} {MORE_DRAWS}"
         return hearing.verdict(sites, few)
     with hearing.stage("drift"):
+        # Identities alone refuse nothing: the density may have jumps, at which right draws break
+        # them.
         suspicious = witness.stein is not None and witness.stein.is_off
         first = witness.drift(MANY_CHAINS if suspicious else FEW_CHAINS, FEW_TRANSITIONS)
     if hearing.against or witness.unknown:
@@ -429,6 +435,7 @@ def _heard(
         hearing.told.append(
             "The draws are not known to be wrong, but slopes of the log density speak against them."
         )
+    # A fit was made and has not decided anything.
     if cost and meter.allows():
         with hearing.stage("longer drift"):
             last = witness.drift(MANY_CHAINS, MANY_TRANSITIONS)
@@ -462,6 +469,8 @@ def _outside(program: Program, source: Source, positions: Positions) -> str:
     far = np.zeros(len(positions), bool)
     far[rows] = True
     whole = np.isfinite(positions).all(1)
+    # Some maps clip what lies outside of a support, so that no position is NaN: the way there and
+    # back tells.
     for name, back in program.written.numbers(positions[whole]).items():
         if name in count and name in values:
             own = values[name][whole]
@@ -593,6 +602,7 @@ def rounding_noise(
     z, values, scores = positions[:STEPPED], values[:STEPPED], scores[:STEPPED]
     step = STEP * positions.std(0) * generator.normal(size=z.shape) / np.sqrt(z.shape[1])
     further, slopes = evaluate(z + step)
+    # The trapezoidal rule of the slopes at both ends is right to third order in the step.
     left = further - values - 0.5 * (step * (scores + slopes)).sum(1)
     # Its middle: where the density bends sharply a step is not small.
     return float(np.median(np.abs(left[np.isfinite(left)]))) if np.isfinite(left).any() else 0.0
@@ -651,6 +661,7 @@ class _Witness:
         if left >= LEAST_DRAWS:
             self.evaluate(z[:1])
             began = time.perf_counter()  # the first compiles
+            # Several at once, as later, of which each costs less than one alone.
             self.evaluate(z[:LEAST_DRAWS])
             each = (time.perf_counter() - began) / LEAST_DRAWS
             left = FOR_SCORES * min((meter.seconds - meter.elapsed) / max(each, 1e-9), meter.left)
@@ -677,6 +688,7 @@ class _Witness:
             )
             if finite.sum() < LEAST_DRAWS:
                 return
+        # Before all that uses scores, which such a program passes with wrong draws.
         missed = false_slopes(
             self.evaluate, z, self.values, scores, written.epsilon, np.random.default_rng(0)
         )
@@ -763,6 +775,7 @@ def _compared(
         positions = program.unconstrain(draws)
     theirs = _varying(program, flat_columns(reference_draws, program.shapes(), chains))
     of_theirs = program.unconstrain(reference_draws)
+    # A coordinate that is a site's value would be compared twice, and take a share of the level.
     new = [
         (k, site)
         for k, site in enumerate(_sites_of(program))
@@ -777,15 +790,19 @@ def _compared(
     theirs = with_further(theirs, names, sites, of_theirs[:, rows])
     spread = in_chains(of_theirs, chains)
     step = max(1, len(spread) * chains // SCORES)
+    # Every so many draws of each chain, one chain after the other as columns have them.
     some = spread[::step].transpose(1, 0, 2).reshape(-1, spread.shape[2])
     values, _ = witness.evaluate(some)
+    # Where a value is rounded to an edge of its support the density cannot be computed; one such
+    # draw must not end the comparison of the others.
+    least = np.min(values, where=np.isfinite(values), initial=np.inf)
     finite = np.isfinite(witness.values)
     densities = compared(
         Columns(["log density"], [""], witness.values[finite][:, None]),
         Columns(
             ["log density"],
             [""],
-            np.where(np.isfinite(values), values, values.min())[:, None],
+            np.where(np.isfinite(values), values, least)[:, None],
             chains,
         ),
         program.written.dim,

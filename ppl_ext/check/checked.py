@@ -56,6 +56,7 @@ class Checked(Verdict):
     def of(cls, verdict: Verdict, source: Source, problem: Problem, held: Sequence[str]) -> Checked:
         """A verdict on draws of a program, of which some parameters were held."""
         own = {each.name: getattr(verdict, each.name) for each in fields(Verdict)}
+        # Without a program, or without draws of all latent sites, there is nothing to show.
         if problem.views is None or not set(problem.target.layout.names) <= set(source.draws):
             return cls(**own)
         names = (*problem.target.layout.names, *problem.target.parameter_sites)

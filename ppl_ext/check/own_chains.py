@@ -92,8 +92,11 @@ def own_chains(
 ) -> OwnChains:
     """Figures of chains (N, M, K)."""
     low, high = np.quantile(draws, [TAIL, 1.0 - TAIL], axis=(0, 1))
+    # Effective numbers of the indicators of both tails, as in A. Vehtari and others,
+    # "Rank-normalization, folding, and localization: an improved R-hat" (2021).
     tails = [effective_number((draws <= low) * 1.0), effective_number((draws >= high) * 1.0)]
     return OwnChains(
+        # A column that does not vary has no R-hat, and does not disagree.
         np.nan_to_num(split_r_hat(draws), nan=1.0),
         effective_number(draws),
         np.minimum(*tails),

@@ -84,6 +84,7 @@ def source_of(found: Any, of_host: Callable[[Any], Source | None]) -> Source:
         return Source("fit", kind, found.draws, chains)
     if isinstance(found, Looks):
         engine = found.ran.engine
+        # NumPyro's result holds the state, which its engine does not; Pyro's engine holds its own.
         found = (engine, found) if isinstance(found, tuple) else engine
     known = of_host(found)
     if known is not None:

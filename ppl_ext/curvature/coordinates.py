@@ -52,6 +52,7 @@ class Coordinates:
         pieces = [position[..., run.whole] for run in self._runs if run.part is not None]
         if len(pieces) == 1:
             return pieces[0]
+        # The empty piece is for no runs at all, which cannot be concatenated.
         return self.xp.concatenate([position[..., :0], *pieces], axis=-1)
 
     def placed(

@@ -129,6 +129,7 @@ class KroneckerBlock:
         if rows == 1:
             return vectors @ (self.left * self.right).mean(axis=0)
         # Two large products are faster than two small ones for each particle.
+        # (b, P b), and below (a, P a): all particles' factors side by side.
         right = self.right.swapaxes(0, 1).reshape(columns, -1)
         part = (vectors.reshape(-1, columns) @ right).reshape(-1, rows, number, columns)
         left = self.left.swapaxes(0, 1).reshape(rows, -1)
@@ -208,6 +209,8 @@ class Curvature:
 
         Found from the smaller Gram matrix: a singular value decomposition of R costs more.
         """
+        # R R' has the non-zero eigenvalues of R' R; with its leading eigenvectors V the rows V' R
+        # keep the leading terms.
         gram = rows @ rows.mT
         constant = cls.detached(gram)
         values, vectors = cls.eigen(constant)
@@ -258,6 +261,7 @@ class Curvature:
         """H_p v_pn for n vectors of each particle, (P, n, D)."""
         total = self.diagonal[:, None] * vectors
         if self.matrix is not None:
+            # Matrices are symmetric, so that vectors may stand on the left, as rows.
             total = total + vectors @ self.matrix
         if self.rows is not None:
             total = total + (vectors @ self.rows.mT) @ self.rows

@@ -129,6 +129,7 @@ class FisherRoots(abc.ABC):
             kept = [found[..., k] for k in range(found.shape[-1]) if k not in skipped]
             found = self.functions.stack(kept, -1) if kept else found[..., :0]
         factor = self.functions.sqrt(point.weight / temperature)
+        # Weights are of the elements of the batch, and the root has an axis of components more.
         own = (1,) * (found.ndim - factor.ndim)
         return (found * factor.reshape((*factor.shape, *own))).reshape(-1)
 
@@ -324,6 +325,7 @@ class FisherRoots(abc.ABC):
             factor = self.functions.linalg.cholesky(p[name])
             half = self.solve_lower(factor, (t[name] + t[name].mT) / 2.0)
             change = self.solve_lower(factor, half.mT) / math.sqrt(2.0)
+        # dloc' Sigma^-1 dloc, with L of the covariance, or of its inverse.
         if "scale_tril" in p or "covariance_matrix" in p:
             location = self.solve_lower(factor, t["loc"][..., None])[..., 0]
         else:
@@ -372,6 +374,8 @@ class FisherRoots(abc.ABC):
             return functions.diff(functions.concatenate([ends, below, ends + last], axis=-1))
 
         below = self.sigmoid(p["cutpoints"] - p["predictor"][..., None])
+        # The chance of class k is the difference of neighbouring logistic functions, and so is its
+        # change.
         moved = below * (1 - below) * (t["cutpoints"] - t["predictor"][..., None])
         # A class between cutpoints that rounding has made equal would be divided by zero.
         chances = functions.clip(differences(below, 1.0), min=functions.finfo(below.dtype).tiny)
@@ -410,6 +414,7 @@ class FisherRoots(abc.ABC):
         return self._negative_binomial(p["mean"], p["concentration"], t["mean"], t["concentration"])
 
     def _gamma_poisson(self, p: Parameters, t: Parameters) -> Any:
+        # mu = a / b, so that dmu = (da - mu db) / b.
         mean = p["concentration"] / p["rate"]
         change = (t["concentration"] - mean * t["rate"]) / p["rate"]
         return self._negative_binomial(mean, p["concentration"], change, t["concentration"])
@@ -417,6 +422,8 @@ class FisherRoots(abc.ABC):
     def _negative_binomial_by_odds(self, p: Parameters, t: Parameters) -> Any:
         count, count_change = p["total_count"], t["total_count"]
         if "logits" in p:
+            # mu = r times the odds, whose derivative is the odds in logits and 1 / (1 - p)^2 in
+            # probabilities.
             odds = self.functions.exp(p["logits"])
             change = odds * t["logits"]
         else:
@@ -483,6 +490,7 @@ class FisherRoots(abc.ABC):
         zero = q + (1 - q) * p0
         u = [(1 - p0)[..., None], ((1 - q) * p0)[..., None] * s0]
         u = functions.concatenate(u, axis=-1) / zero[..., None]
+        # The event "zero" has the score u.
         fisher = outside + zero[..., None, None] * u[..., None] * u[..., None, :]
         change = self._stacked(q_change, *(tangents[f"{self.base}{name}"] for name in names))
         # Where a gate or a base is certain the matrix is singular, and has no Cholesky factor.

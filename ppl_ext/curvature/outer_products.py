@@ -106,6 +106,7 @@ class OuterProducts:
             u (P, r, a) and v (P, r, b) of :meth:`vectors`.
         """
         left, right = vectors
+        # (P, r, r): the squared products u_r . u_s, by which weights go from one side to the other.
         of_left, of_right = ((each @ each.mT) ** 2 for each in vectors)
         # The first right factor is the identity.
         of_rows = (right**2).sum(axis=-1)[..., None] / right.shape[-1]
@@ -113,6 +114,7 @@ class OuterProducts:
         for _ in range(KRONECKER_STEPS - 1):
             of_rows = self._across(of_right, across)
             across = self._across(of_left, of_rows)
+        # A = sum_r w_r u_r u_r', and B likewise with the weights of the last half step.
         return (of_rows * left).mT @ left, (across * right).mT @ right
 
     def _across(self, squares: Any, weights: Any) -> Any:

@@ -44,6 +44,7 @@ def structure_of_prior(
     whole = is_diagonal(slice(None))
     apart = tuple(name for name, where in slices.items() if whole or is_diagonal(where))
     found = product(np.ones(dim))
+    # One position alone cannot tell that the curvature is the same at all.
     constant = whole and len(found) > 1 and bool((found == found[0]).all())
     if form is None:
         form = "hessian" if not whole and dim <= DENSE_PRIOR_UP_TO else "diagonal"

@@ -55,6 +55,7 @@ def apart(
 def _same_weight(together: Any, alone: Alone, scaled_up: bool) -> bool:
     weights = as_float64(alone.weights)
     count = len(weights)
+    # The axis of the rows is the one that is shorter in the model of one row.
     axes = [axis for axis, size in enumerate(alone.batch) if size != together.batch[axis]]
     joined = np.concatenate(list(weights), axes[0] if axes else 0) / (count if scaled_up else 1)
     return bool(np.allclose(joined, as_float64(together.weight), rtol=1e-5))
@@ -66,6 +67,7 @@ def _is_side_by_side(together: Any, alone: Alone, epsilon: float) -> bool:
     if len(shape) != len(wanted):
         return False
     axes = [axis for axis, (one, all_) in enumerate(zip(shape, wanted, strict=True)) if one != all_]
+    # One row looks the same alone and together, wherever its axis is.
     if count == 1:
         return not axes
     if len(axes) != 1 or shape[axes[0]] != 1 or wanted[axes[0]] != count:

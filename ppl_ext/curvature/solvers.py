@@ -45,6 +45,8 @@ class Conjugate(NamedTuple):
         self, length: Any, image: Float[Any, " ..."], preconditioner: Callable[[Any], Any]
     ) -> Conjugate:
         """After a step of this length along the direction, whose product with A is ``image``."""
+        # By the recurrence and not as b - A x, which would take one more product; the two differ by
+        # rounding.
         residual = self.residual - length * image
         scaled = preconditioner(residual)
         fall = (residual * scaled).sum()

@@ -46,4 +46,5 @@ def woodbury(
         mixed = join([of_rows, weights], axis=1)[:, None] @ every
         return (root * mixed)[:, 0]
 
+    # v' A^-1 v = (v r)' (I - Q' (I + Q Q')^-1 Q) (v r) with r the inverse root.
     return gram[:, count:, count:] - across.mT @ inner, solution

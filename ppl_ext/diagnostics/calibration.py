@@ -98,6 +98,7 @@ def calibration_curve(
     edges = np.linspace(0.0, 1.0, num_bins + 1)
     if binning == "mass":
         edges = np.quantile(confidence, edges)
+    # The inner edges alone: what is at 0 or 1 belongs to the first or the last bin.
     index = np.searchsorted(edges[1:-1], confidence)
     rows = np.bincount(index, minlength=num_bins)
     with np.errstate(invalid="ignore"):
@@ -138,6 +139,7 @@ def _interval_curve(predictive: Dataset, num_bins: int) -> Dataset:
             "is discrete or whose distribution function the host does not have. Predict a "
             "continuous site with one, such as a Normal."
         )
+    # The mixture's distribution function is the mean of the draws' own.
     transform = draws_first(predictive, "cdf").mean(0, dtype=np.float64)
     levels = np.linspace(0.0, 1.0, num_bins + 1)[1:-1]
     # Inside the central interval of probability p: (1 - p) / 2 <= F(y) <= (1 + p) / 2.

@@ -102,6 +102,8 @@ def chunk_sizes(num: int, dim: int, draw_chunk: int | None) -> list[int]:
     check_count("draw_chunk", draw_chunk, optional=True)
     chunk = draw_chunk or max(1, min(DRAW_CHUNK, DRAW_ELEMENTS // dim))
     chunks = -(-num // chunk)
+    # Nearly equal chunks in place of full ones and a small rest: JAX compiles a program for each
+    # size.
     size = -(-num // chunks)
     whole, tail = divmod(num, size)
     return [size] * whole + [tail] * (tail > 0)

@@ -369,6 +369,8 @@ def arviz_of(
     kept = None
     numbers = sum(value.size for value in arguments.values())
     if wanted.may_thin and (passes is not None or is_much(num_draws, numbers)):
+        # A look without groups tells the shapes of sites, by which it is known how many numbers
+        # there will be.
         described = host.replay(target, draws, data, number=None, groups=()).sites
         rows = {} if passes is None else target.over(passes).plates_of_batches(data)
         kept = kept_draws(described, rows, groups_of, num_draws, chains)

@@ -277,6 +277,7 @@ def named_groups(
     every_axis = list(
         dict.fromkeys([*plate_sizes, *(n for axes in axes_of.values() for n in axes)])
     )
+    # Before any name is changed, so that a changed one cannot take that of another site.
     safe.reserve([*every_name, *every_axis])
     for name in every_name:
         safe(name)
@@ -312,7 +313,8 @@ def named_groups(
             lead: tuple[str, ...]
             if group in DRAW_GROUPS:
                 lead, shape = ("chain", "draw"), values.shape[1:]
-                values = values.reshape((num_chains, -1, *shape))
+                # Not -1, which is any number where a site is of length zero.
+                values = values.reshape((num_chains, len(values) // num_chains, *shape))
             elif group == "optimization":
                 lead, shape = ("step",), values.shape[1:]
             else:

@@ -89,6 +89,7 @@ def plot_reliability(
         ax.plot(curve["level"], curve["coverage"], marker="o", clip_on=False, label=error)
         ax.set(xlabel="probability of the central interval", ylabel="coverage")
     else:
+        # Bins without rows have no frequency, and would break the line.
         filled = curve.isel(bin=np.flatnonzero(curve["rows"].values))
         width = curve["upper"] - curve["lower"]
         share = curve["rows"] / curve["rows"].sum()

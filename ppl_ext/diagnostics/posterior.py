@@ -43,7 +43,7 @@ Figures = Callable[[str, Float[np.ndarray, " S"]], Sequence[float]]
 def numbers_of(posterior: Any) -> Numbers:
     """Draws of the variables of a group, and the names of their numbers, by the labels of axes."""
     arrays = {str(name): posterior[name] for name in posterior.data_vars}
-    values = {n: each.values.reshape(-1, *each.shape[2:]) for n, each in arrays.items()}
+    values = {n: _joined_chains(each.values) for n, each in arrays.items()}
     axes = {n: [each[axis].values for axis in each.dims[2:]] for n, each in arrays.items()}
     return values, {name: list(_names(name, axes[name])) for name in values}
 
@@ -107,8 +107,12 @@ def variable(posterior: Any, name: str) -> Shaped[np.ndarray, "S ..."]:
     if name not in posterior:
         known = list(posterior.data_vars)
         raise ArgumentError(f"Expected one of the sites {known}, found {name!r}.")
-    found = posterior[name].values
-    return np.asarray(found.reshape(-1, *found.shape[2:]))
+    return _joined_chains(posterior[name].values)
+
+
+def _joined_chains(values: Shaped[np.ndarray, "C S ..."]) -> Shaped[np.ndarray, "S ..."]:
+    chains, draws, *shape = values.shape
+    return values.reshape(chains * draws, *shape)
 
 
 def picture(kind: str, arviz_of: Callable[..., Any], options: Mapping[str, Any]) -> Any:

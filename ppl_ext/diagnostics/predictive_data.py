@@ -255,6 +255,7 @@ def site_predictor(
         Of draws, ``discrete``, ``return_sites`` and options of the replay.
     """
     target, data, observing = observed(draws)
+    # The first and the last draw: a dependence may show at one of them only.
     few = {0, len(next(iter(draws.values()))) - 1}
     some = [{name: draws[name][place] for name in target.layout.names} for place in few]
     unseen = Unseen(list(observing.missing), list(observing.missing), some, run)
@@ -765,6 +766,8 @@ def to_original_units(
     result["variance"] = predictive["variance"] * factor**2
     if "observed" in predictive:
         result["observed"] = predictive["observed"] * factor + shift
+        # The log-determinant of y to scale * y + location, over the elements that the log density
+        # adds up.
         lost = float(np.log(np.broadcast_to(scale, (outputs,))).sum())
         if "log_likelihood" in predictive:
             result["log_likelihood"] = predictive["log_likelihood"] - lost

@@ -93,6 +93,7 @@ def _of_classes(predictive: Dataset) -> dict[str, float]:
     labels = observed_classes(predictive).ravel()
     distance = np.square(probabilities - np.eye(number)[labels]).sum(1)
     areas = []
+    # Of two classes both areas are the same.
     for label in range(number) if number > 2 else [1]:
         own = labels == label
         if own.any() and not own.all():

@@ -338,6 +338,7 @@ def _fitting_plates(shape: Shape, event_dim: int, frames: Sequence[Any]) -> list
     """None when the shape does not fit the plates."""
     plates: list[str | None] = [None] * len(shape)
     for frame in frames:
+        # The plate's axis counts from the right of the batch, left of the event.
         axis = len(shape) - event_dim + frame.dim
         if axis < 0 or shape[axis] != frame.size:
             if event_dim and axis < 0:
@@ -433,6 +434,7 @@ def computed_entries(
     found = {}
     for name, before in one.items():
         after = other[name]
+        # NaN stands for what is missing in both.
         same = (before == after) | ((before != before) & (after != after))
         found[name] = ComputedEntries(int(np.size(same) - np.sum(same)), np.size(same))
     return found
@@ -583,6 +585,8 @@ def is_outside(
     """
     again = round_trip(value)
     largest = 0.0 if 0 in value.shape else abs(value).max()
+    # A hundredth of an entry, and next to none of the largest: a value that is truly outside comes
+    # back at another place of the support.
     tolerance = 1e-2 * xp.maximum(abs(again), abs(value)) + 1e-4 * largest
     same = (abs(again - value) <= tolerance).all()
     return ~(finite.all() & (supported(value).all() | same))
@@ -797,6 +801,7 @@ class Recorder:
             ]
             lead_places = [] if draws is None else [np.arange(len(array))]
             array[np.ix_(*lead_places, *places)] = values
+        # The first chunk's value stays, by which those of the others are seen to differ.
         elif group not in ("deterministic", "alongside") or chunk == 0:
             array[...] = values
         elif not np.allclose(array, values, rtol=1e-6, equal_nan=True):

@@ -81,6 +81,7 @@ def representative_draws(predictive: Dataset, number: int) -> Int[NDArray[np.int
     sd = centred.std(0)
     scaled = centred[:, sd > 0.0] / sd[sd > 0.0]
     features = np.concatenate([scaled, scaled**2 - 1.0], 1)
+    # Draws near to the mean in all outputs, as herding begins.
     nearest = np.square(features).sum(1).argsort()[:BEGINNINGS]
     found = [_herded(features, int(first), number) for first in nearest]
     return min(found, key=lambda places: float(np.square(features[places].sum(0)).sum()))
@@ -97,6 +98,7 @@ def _herded(
 
     def nearest() -> tuple[int, float]:
         """The place that brings the sum nearest to 0, and the square of that sum."""
+        # |total + f|^2 less |total|^2, which is the same for all.
         squares = own + 2.0 * features @ total
         squares[chosen] = np.inf
         place = int(squares.argmin())

@@ -417,6 +417,7 @@ def _signs(positions: Float[np.ndarray, "P D"], null: str) -> Float[np.ndarray, 
     signs = generator.choice([-1.0, 1.0], size=(RESAMPLES, num))
     if null == "independent":
         return signs
+    # (P, 1, D): one chain.
     times = num / effective_number(positions[:, None])
     # Correlations of signs fall by exp(-1 / time) from one draw to the next.
     keep = math.exp(-1.0 / float(times.max()))
@@ -436,6 +437,7 @@ def _stein_kernel(
     totals = (x**2).sum(1)[:, None] + (y**2).sum(1)
     squared = totals - 2.0 * (x @ y.T)
     rounding = 8.0 * np.finfo(np.float64).eps
+    # What is left of points that coincide is rounding, of either sign.
     squared[squared <= rounding * totals] = 0.0
     base = scale**2 + squared
     kernel = 1.0 / np.sqrt(base)

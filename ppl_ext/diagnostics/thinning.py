@@ -97,7 +97,13 @@ def thinned(
         groups=[each for each in groups if each in POINTWISE],
     )
     found = replay(draws, groups=[each for each in groups if each not in POINTWISE])
-    return replace(found, log_likelihood=few.log_likelihood, predictive=few.predictive)
+    outside = dict(found.outside)
+    for name, flags in few.outside.items():
+        # Where nothing else depends on draws, the few alone were held against the supports.
+        outside.setdefault(name, np.zeros(len(draws[name]), bool))[kept] |= flags
+    return replace(
+        found, log_likelihood=few.log_likelihood, predictive=few.predictive, outside=outside
+    )
 
 
 def of_one_chain(kept: NDArray[np.int64], num_chains: int) -> dict[str, NDArray[np.int64]]:

@@ -95,6 +95,8 @@ def _entropies(predictive: Dataset) -> dict[str, Array]:
         own = draw.astype(np.float64)
         log_own = np.log(np.where(own > 0.0, own, 1.0))
         aleatoric -= (own * log_own).sum(-1) / len(draws)
+        # Each draw's divergence from the mixture: no difference of two entropies, whose rounding
+        # may be more than the mutual information.
         epistemic += (own * (log_own - log_mixture)).sum(-1) / len(draws)
     return {"total": _entropy(mixture), "aleatoric": aleatoric, "epistemic": epistemic}
 
@@ -227,6 +229,7 @@ def selective_prediction_curve(predictive: Dataset, *, measure: str = "total") -
 
 def _risk(score: Array, loss: Array) -> Array:
     """Mean loss of the k rows with the smallest scores, for every k."""
+    # Rows of one score share their mean loss; groups come in ascending order.
     _, group, rows = np.unique(score, return_inverse=True, return_counts=True)
     shared = np.bincount(group, loss) / rows
     return np.asarray(np.cumsum(np.repeat(shared, rows)) / np.arange(1, len(loss) + 1))

@@ -262,6 +262,8 @@ class EngineShell:
         ModelCheckError
             The program with sites non-centred is another one.
         """
+        # The first target is of the program as written, by which it is seen which sites have a
+        # latent scale.
         target: Any = make(self._program if self._has_looked else self.model)
         if self._has_looked:
             return target

@@ -48,6 +48,7 @@ def set_descent(
 
 def draws_to_look_at(engine: Any, plan: Any) -> int:
     """Number of draws by which the settling of an engine that makes any is judged."""
+    # As many draws as make NUMBERS together: a look is to cost the same for few latents and many.
     return min(max(NUMBERS // plan.target.dim, FEWEST_DRAWS), MOST_DRAWS)
 
 

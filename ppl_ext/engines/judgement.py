@@ -338,6 +338,7 @@ def _judged(run: Run) -> Judgement:
                 return Judgement(run.engine, told=(many,), centred=run.centred)
     drawn = run.draw(number)
     positions = drawn.positions
+    # Evenly over all draws, since those of neighbouring particles or steps may be alike.
     some = np.linspace(0, len(positions) - 1, min(len(positions), number)).astype(int)
     log_q = None if drawn.log_density is None else np.asarray(drawn.log_density[some], np.float64)
     z = np.asarray(positions[some], np.float64)
@@ -402,6 +403,8 @@ def _by_density(
         )
     ratios = None
     if log_q is not None and len(z) >= LEAST_KHAT_SAMPLES and np.isfinite(log_q).all():
+        # A draw where the density is not finite has no weight, and is not left out: it stands for
+        # mass of the guide.
         known = np.where(finite, values, -np.inf)
         ratios = importance_ratios(z, known, log_q, run.epsilon, names)
         assert ratios is not None
@@ -409,6 +412,8 @@ def _by_density(
         uneven = ratios.share * len(z) < LEAST_NUMBER or (
             ratios.khat.khat >= HOPELESS and ratios.share < EVEN
         )
+        # Errors of each coordinate that pass add up over many: ratios are uneven then, and tell of
+        # no fault.
         by_dimensions = float((values - log_q)[finite].var()) < OF_DIMENSIONS * dim
         off = not by_dimensions if uneven else ratios.moves
         (reasons if off else told).append(ratios.told)
@@ -496,6 +501,8 @@ def _missed_modes(
     most, exchanged = int(held.argmax()), 0.0
     for k in np.flatnonzero(held < FEW * shares):
         apart = {
+            # Sorted within a site: two modes that differ by an exchange of labels have the same
+            # numbers.
             name: np.abs(np.sort(modes[k].mean[where]) - np.sort(modes[most].mean[where])).max()
             for name, where in run.coordinates.items()
         }
@@ -545,6 +552,7 @@ def _by_drift(
 
     def counted(positions: Float[np.ndarray, "P D"]) -> tuple[np.ndarray, np.ndarray]:
         nonlocal spent
+        # Rounded up to whole pieces, which is what is computed.
         spent += -len(positions) // WIDTH * -WIDTH
         if spent > most:
             raise _SpentError
@@ -561,6 +569,7 @@ def _by_drift(
             transitions=MOST_TRANSITIONS,
             tuning_chains=TUNING_CHAINS,
             least=1,
+            # A fifth is left for the transition that is under way.
             has_budget=lambda: spent * 1.2 < most,
         )
     except _SpentError:

@@ -103,6 +103,7 @@ class Looks:
                 "Expected a result that knows its engine, found a copy, or one from a file. Call "
                 "to_arviz(engine, result, *args), or engine.get_samples(result)."
             )
+        # A Pyro engine holds its state itself, which has gone on; a NumPyro result has its own.
         now = getattr(self._ran.engine, "num_steps_taken", self._ran.number)
         if now != self._ran.number:
             raise ArgumentError(

@@ -51,6 +51,7 @@ def corrected(
         Of all rows, at the anchor.
     """
     return ScoreEstimate(
+        # The prior is the same in ``there`` and ``exact`` and cancels; that of ``here`` is exact.
         here.score - there.score + exact.score,
         here.log_prior,
         here.log_likelihood - there.log_likelihood + exact.log_likelihood,
@@ -62,6 +63,7 @@ def share_of_rows(plates: Mapping[str, Any]) -> float:
     """The share of all rows that one batch of these plates holds."""
     share = 1.0
     for plate in plates.values():
+        # The rows of several plates are drawn independently, so their shares multiply.
         share *= plate.subsample_size / plate.size
     return share
 

@@ -52,6 +52,8 @@ def rows_of(full_data: Any, num_rows: NumRows) -> list[Batch] | Passes:
     """
     if isinstance(full_data, Passes):
         return full_data
+    # Arrays can be iterated over as well, by rows. They are left to ``batches_of``, which refuses
+    # them.
     lasts = hasattr(full_data, "__iter__") and not isinstance(full_data, Iterator)
     if lasts and not isinstance(full_data, tuple | list) and not hasattr(full_data, "shape"):
         return Passes(full_data)
@@ -108,6 +110,14 @@ def check_rows(
             "subsample_size=len(batch), or a first call with all rows; found no such plate, "
             f"{num_rows(data.args)} rows in the call and {found} in full_data."
         )
+    if batches and not sizes and num_rows(batches[0]) < found:
+        # The first call had all rows, so only a batch shows whether the plate scales it.
+        if not target.partial_plates(target.bind(*batches[0], **data.kwargs)):
+            raise ArgumentError(
+                "Expected a model that scales its batches up to all rows, by a plate with "
+                f"subsample_size=len(batch), found none that scales {num_rows(batches[0])} of "
+                f"{found} rows."
+            )
     if batches and sizes and sizes != {found}:
         raise ArgumentError(
             f"Expected full_data to hold each of the rows of {sorted(target.batch_plates)} "

@@ -55,10 +55,13 @@ class FlipoutSigns(RowNoise):
         factor: Any = 1.0
         for label, axis in axes:
             length = like.shape[axis]
+            # By the axis of the weight and its length, so that all uses of a weight in a step share
+            # the signs, and each row has one weight.
             key = use.site, label, length
             if key not in self._signs:
                 self._signs[key] = self._random_signs(use.rows, length, like)
             signs = self._signs[key]
+            # Signs are (rows, length), and axes of the array come in its own order.
             if axis < row_axis:
                 signs = signs.T
             shape = [1] * like.ndim

@@ -61,6 +61,7 @@ class LayerFormulas:
         standard, root = (value - self.loc) / self.scale, self._roots()
         inner = self._solved(root, self._projected(standard))
         square = (standard**2).sum(-1) - (inner**2).sum((-2, -1))
+        # det(S (I + W W') S) = det(S)^2 det(I + W' W), by the roots.
         log_determinant = log(self.scale).sum() + log(self.arrays.diagonal(root)).sum()
         return -0.5 * (square + len(self.scale) * LOG_TWO_PI) - log_determinant
 
@@ -82,6 +83,7 @@ class LayerFormulas:
     def covariance_matrix(self) -> Any:
         """Dense covariance (D, D): for small D only."""
         scaled = self.scale[:, None] * self.cov_factor
+        # Rows of ones at the coordinates of a layer: its products are 1 where two are of one layer.
         member = np.zeros((len(self.layers), len(self.scale)))
         for number, layer in enumerate(self.layers):
             for start, stop in layer.places:

@@ -47,6 +47,7 @@ class Blocks(NamedTuple):
 
     def join(self, xp: Any, matrices: Sequence[Any], rest: Any) -> Any:
         """Inverse of :meth:`split`."""
+        # Keyed by the first coordinate, since matrices and the rest take turns in the flat vector.
         parts = {
             block.where.start: matrix.reshape(*matrix.shape[:-2], -1)
             for block, matrix in zip(self.matrices, matrices, strict=True)

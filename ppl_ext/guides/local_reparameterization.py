@@ -48,6 +48,7 @@ class NormalOutputs(RowNoise):
                 "the approximation of independent places with independent_places=True."
             )
         self._seen.add(use.site)
+        # Equation 6: gamma_mj = sum_i a_mi mu_ij and delta_mj = sum_i a_mi^2 sigma_ij^2.
         mean = use.apply(use.x, use.draw.mean)
         return self._normal(mean, use.apply(use.x**2, use.draw.scale**2))
 

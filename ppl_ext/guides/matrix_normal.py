@@ -218,6 +218,7 @@ class MatrixDensity(FlatDensityShell):
         return self.set_factors(parameters, Factors(mean, rest, matrices))
 
     def set_scale(self, parameters: Any, scale: float) -> Any:
+        # A and B have half of the scale's logarithm each.
         factors, half = self.factors(parameters), math.sqrt(scale)
         matrices = {
             name: (
@@ -240,6 +241,7 @@ class MatrixDensity(FlatDensityShell):
         matrices, rest = blocks.split(self.arrays.xp, factors.mean - theta)
         # grad log q (W) = -U^{-1} (W - M) V^{-1}.
         scores = [
+            # A^-T (A^-1 (M - W) B^-T) B^-1, as U = A A' and V = B B'.
             _solve(self.arrays, pair, _solve(self.arrays, pair, matrix), transpose=True)
             for pair, matrix in zip(factors.pairs(blocks), matrices, strict=True)
         ]

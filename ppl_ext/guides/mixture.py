@@ -114,6 +114,7 @@ class MixtureFormulas:
 
         def halved(ends: tuple[Any, ...]) -> tuple[Any, ...]:
             (low, high), (low_of_last, high_of_last) = ends
+            # Halved before they are added, so that the sum does not overflow.
             first, last = 0.5 * low + 0.5 * high, 0.5 * low_of_last + 0.5 * high_of_last
             left, right = below(first) < level, below(last) <= level
             return (

@@ -59,6 +59,7 @@ class PlanarFormulas:
         The second is returned apart because adding one to w . u_hat would round it away near zero.
         """
         inner = (weight * direction).sum(-1)
+        # 1 + w . u_hat, positive by the softplus: the map can be inverted.
         slope = cls.arrays.softplus(inner + SHIFT)
         # A weight of zero is a translation, not a division of zero by zero; the bound leaves room
         # for its square, by which the derivative is divided.
@@ -107,8 +108,10 @@ class PlanarFormulas:
         """
         xp, shifted, slope = cls.arrays.xp, cls.arrays.detached(shifted), cls.arrays.detached(slope)
         size, limits = abs(shifted), xp.finfo(shifted.dtype)
+        # softplus underflows to zero far below: a division by it would not be a number.
         slope = xp.where(slope < limits.tiny, limits.tiny, slope)
         side = xp.where(slope > 1.0, xp.ones_like(slope), -xp.ones_like(slope))
+        # The larger lower bound, or with side = -1 the smaller upper one.
         first = side * xp.maximum(side * size / slope, side * (size - (slope - 1.0)))
 
         def advance(x: Any) -> tuple[Any, Any]:
@@ -264,6 +267,7 @@ class PlanarDensity(PlanarFormulas, FlatDensityShell):
         pull = z @ flow.direction.T
         pull = pull + 2.0 * (flow.slope - 1.0) * bends / self._derivative(bends, flow.slope)
         pull = (1.0 - bends**2) * pull
+        # The Jacobian is upper triangular: map k meets the maps after it alone.
         pull = self.arrays.solve_lower(jacobian.mT, pull[..., None, :])[..., 0, :]
         return (pull @ flow.weight - z) / flow.scale
 

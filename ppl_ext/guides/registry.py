@@ -58,6 +58,8 @@ class FlatDensityRegistry(Generic[Factory]):
         def decorate(factory: Registered) -> Registered:
             # A decorated class keeps its own type, which a factory of the class is not known to be.
             self.factories[guide_class] = factory  # type: ignore[assignment]
+            # The latest word counts: a class may be refused here, and registered by a user who can
+            # evaluate it.
             self._refusals.pop(guide_class, None)
             return factory
 

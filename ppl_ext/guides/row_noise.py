@@ -211,6 +211,7 @@ def check_drawn(name: str, site: str, drawn: Any, value: Any) -> None:
     ArgumentError
         It was not.
     """
+    # By identity: an equal value of another array is not what the guide's Normal gave.
     if drawn is not value:
         raise ArgumentError(
             f"Expected the model to be run with the guide's draws, found another value of "

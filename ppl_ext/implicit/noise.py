@@ -77,8 +77,11 @@ def drawn(
     factors = normals["factors"]
     for k in range(MOST_MODES):
         last = k == MOST_MODES - 1
+        # The last end counts as one, whatever rounding makes of the sum of the weights.
         below = f.xp.ones_like(uniform) if last else f.as_array(uniform < ends[k], uniform)
         moved = noise * factors[k] if factors.ndim == 2 else noise @ factors[k].T
+        # A sum over all components, of which one has the factor 1, in place of indices: shapes do
+        # not depend on what was drawn.
         found = found + (below - before)[:, None] * (normals["means"][k] + moved)
         before = below
     return found

@@ -39,6 +39,7 @@ def stein_discrepancy(
     """
     number, dim = positions.shape
     # Distances are taken after centring: |x|^2 + |y|^2 - 2 x.y cancels far from the origin.
+    # The mean as a constant, since distances do not depend on it.
     x = (positions - f.detached(positions.mean(0))) / scales
     s = scores * scales
     square = (x**2).sum(-1)
@@ -53,6 +54,8 @@ def stein_discrepancy(
         base = length**2 + squared
         kernel = length / f.xp.sqrt(base)
         slope = kernel / base
+        # k_0 = k s_x.s_y + c (c^2 + r^2)^(-3/2) ((s_x - s_y).(x - y) + D) - 3 c (c^2 + r^2)^(-5/2)
+        # r^2.
         total = total + kernel * products + slope * (differences + dim)
         total = total - 3.0 * slope / base * squared
     others = 1.0 - f.identity(number, positions)

@@ -358,6 +358,7 @@ class UnrolledSGLD(Sampler):
     def initial(self, noise: Parameters) -> Parameters:
         """All steps as long as ``step_size``."""
         begin = {name: value for name, value in noise.items() if name != "log_step"}
+        # Zero stands for ``step_size``, so that optimizers begin at numbers of order one.
         own = {"log_step": 0.0 * noise["log_step"]}
         return {**({} if self.begin is None else self.begin.initial(begin)), **own}
 

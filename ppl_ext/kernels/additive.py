@@ -88,6 +88,8 @@ class OfOneCoordinate(Kernel):
 
     def _made(self, points: CoordinatesByMetric) -> Bumps:
         arrays, frame = self.arrays, points.frame("variance")
+        # A product of two bumps at t is exp(-(u - v)^2 / (4 w^2)) times a bump at their middle: h =
+        # 4 w^2. Knots a width apart sum the latter to sqrt(pi) nearly everywhere.
         width = 0.5 * math.sqrt(self.bandwidth)
         number = math.ceil(REACH / width)
         knots = arrays.as_array(width * np.arange(-number, number + 1.0), frame.points)
@@ -95,6 +97,7 @@ class OfOneCoordinate(Kernel):
         # The root of 1 / D and pi^(-1/2): a product of two features has both.
         weight = (math.sqrt(math.pi) * arrays.num_coordinates(frame.points)) ** -0.5
         values = weight * arrays.functions.exp(-0.5 * apart**2)
+        # Columns that fill up are 0 for all particles, where a bump is not 0.
         if filled := arrays.num_filled(frame.points):
             size = frame.points.shape[1]
             values = values * arrays.as_array(np.arange(size) < size - filled, values)[:, None]

@@ -63,6 +63,7 @@ def scaled_pairs(rule: Any, frame: Coordinates) -> ScaledPairs:
         check_rule_for_products(rule)
     if isinstance(rule, str) and rule != "pyro":
         squared, num = arrays.squared_distances(centred, products), len(centred)
+        # One particle has no pairs, and its ratio is 0 at any bandwidth.
         if num == 1:
             return ScaledPairs(squared, arrays.as_array(1.0, squared))
         # The two middle values of the pairs, or of the full matrix with its diagonal.
@@ -77,6 +78,7 @@ def scaled_pairs(rule: Any, frame: Coordinates) -> ScaledPairs:
         check_bandwidth_shape(tuple(width.shape), centred.shape[1])
     else:
         width = arrays.as_array(rule, centred)
+    # A vector of bandwidths is a metric of its own, and is left to the points below.
     if width.ndim == 0:
         squared = arrays.squared_distances(centred, products)
         # A number stays as it is, unless this type of numbers takes it for zero.
@@ -118,6 +120,8 @@ def _coordinate_rule(arrays: KernelArrays, centred: Float[Any, "P D"]) -> Float[
 def _positive(arrays: KernelArrays, width: Any, squared: Float[Any, "P P"]) -> Any:
     """``width``, or a stand-in where it is too small to divide by."""
     functions = arrays.functions
+    # Four times the least normal number: below it a device may take the bandwidth for zero, or a
+    # division by it may overflow where the ratio is not 0.
     smallest = 4.0 * functions.finfo(width.dtype).tiny
     mean = squared.mean() / math.log(squared.shape[0] + 1)
     stand_in = functions.where(mean > smallest, mean, 1.0)

@@ -57,6 +57,7 @@ class Interactions(NamedTuple):
 
     def direction(self, scores: Float[Any, "P D"]) -> Float[Any, "P D"]:
         """The Stein direction phi (P, D) of scores (P, D)."""
+        # Entry [j, i] is k(z_j, z_i), and the sum is over j.
         return (self.gram.T @ scores + self.repulsion()) / len(scores)
 
 
@@ -214,6 +215,7 @@ class Sum(Kernel):
     def __init__(self, kernels: Iterable[Any]) -> None:
         terms: list[Any] = []
         for kernel in kernels:
+            # A user's subclass with a direction of its own is one term.
             is_plain = isinstance(kernel, Sum) and type(kernel).direction is Sum.direction
             terms.extend(kernel.kernels if is_plain else (kernel,))
         if not terms:
@@ -299,6 +301,8 @@ class Sum(Kernel):
         for kernel in self.kernels:
             term = kernel.interactions_at(points)
             for i, other in enumerate(terms):
+                # Terms in one metric have the very same array as basis, by
+                # ``CoordinatesByMetric.of``, and need its Q columns once.
                 if other.basis is term.basis:
                     coefficients = other.coefficients + term.coefficients
                     terms[i] = Interactions(other.gram + term.gram, coefficients, other.basis)

@@ -94,6 +94,7 @@ class CoordinatesByMetric:
     def frame(self, metric: Any) -> Coordinates:
         """The coordinates of a metric W."""
         for known, frame in self._frames:
+            # Arrays are compared by identity: their equality is an array.
             named = isinstance(known, str) and isinstance(metric, str)
             if known is metric or (named and known == metric):
                 return frame
@@ -150,6 +151,7 @@ def coordinates(arrays: KernelArrays, metric: Any, particles: Float[Any, "P D"])
 def _inverse_root(arrays: KernelArrays, standardized: Float[Any, "P D"], usable: Any) -> Any:
     """A with A'A the inverse of the correlations of standardized particles (P, D)."""
     num, dim = standardized.shape
+    # The mean takes one of the particles: P - 1 directions at most.
     if num <= dim:
         raise ArgumentError(
             f'Expected more particles than the {dim} dimensions for the metric "covariance", '
@@ -173,6 +175,7 @@ def _root_of(arrays: KernelArrays, weights: Any, centred: Float[Any, "P D"]) -> 
     if weights.shape == (dim,):
         return arrays.functions.sqrt(weights)
     if weights.shape == (dim, dim):
+        # L L' = W, so that A = L' has A'A = W.
         return arrays.cholesky(0.5 * (weights + weights.T)).T
     raise ArgumentError(
         f"Expected a metric of shape ({dim},), one weight for each flat coordinate, or "

@@ -84,6 +84,7 @@ def coordinates_of_groups(
     ranges = {name: np.arange(part.start, part.stop) for name, part in sites.items()}
     found = {}
     for name, own in members.items():
+        # A neighbour that is also a member comes once, among the members.
         seen = [ranges[site] for site in dict.fromkeys((*own, *neighbours.get(name, ())))]
         found[name] = Group(np.concatenate(seen), sum(len(ranges[site]) for site in own))
     return found

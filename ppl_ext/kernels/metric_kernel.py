@@ -50,8 +50,11 @@ def radial_interactions(
 ) -> Interactions:
     """Interactions where grad_{z_j} k(z_j, z_i) = -(2 / h) slope_ji W (z_j - z_i)."""
     identity = points.arrays.identity(len(values), values)
+    # c_jiq = slope_ji (delta_iq - delta_jq), since the gradient is that of z_i less z_j in the
+    # basis W (z_q - c).
     coefficients = slopes[:, :, None] * (identity[None, :, :] - identity[:, None, :])
     frame, basis = points.of(metric)
+    # A vector of bandwidths divides the coordinates of u, before they are pulled back to z.
     if bandwidth.ndim:
         return Interactions(values, coefficients, frame.gradients(2.0 / bandwidth))
     return Interactions(values, 2.0 / bandwidth * coefficients, basis)

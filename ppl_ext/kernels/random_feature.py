@@ -70,6 +70,7 @@ class RandomFeature(Kernel):
     def _angles(self, state: KernelState, points: Any) -> tuple[Any, Any]:
         """Angles (P, M) of the features, and their gradients (M, D) in u."""
         width = bandwidth(self.arrays, self.bandwidth, points)
+        # N(0, 2 / h I) from standard Normal numbers: the spectral density of exp(-r^2 / h).
         slopes = state["frequencies"] * self.arrays.functions.sqrt(2.0 / width)
         return points @ slopes.T + state["offsets"], slopes
 

@@ -66,6 +66,7 @@ class AffineFunctions(NamedTuple):
 
     def removed(self, values: Float[Any, "P n"]) -> Float[Any, "P n"]:
         """(I - Pi) times values (P, n)."""
+        # The constant functions first; the basis is of centred particles, and orthogonal to them.
         centred = values - values.mean(axis=0)
         return centred - self.basis @ (self.basis.T @ centred)
 
@@ -86,6 +87,7 @@ def affine_functions(
     least = 8.0 * functions.finfo(frame.points.dtype).eps
     if ridge is None:
         ridge = 0.0 if num > dim + 1 else FEW_PARTICLES
+    # The points' products are P times the covariance, and so is the ridge, hence P in its root.
     weight = (num * max(ridge, least)) ** 0.5
     identity = arrays.identity(dim, frame.points)
     # QR of the points above a root of the ridge gives what Cholesky of their products would,

@@ -209,9 +209,12 @@ class RowPrecision(Precision):
         left, values, right = cls.singular(constant)
         # The first-order change of the values, as diag(U' dR V').
         moved = ((left.T @ (scaled - constant)) * right).sum(-1)
+        # t = s^2, so that dt = 2 s ds.
         return cls(diagonal, right, values**2 + 2.0 * values * moved)
 
     def log_determinant(self) -> Any:
+        # det(diag(d) + R'R) = prod(d) det(I + Q Q') with Q = R diag(d)^(-1/2), whose squared
+        # singular values are t.
         return self.xp.log(self.diagonal).sum() + self.xp.log1p(self.values).sum()
 
     def draws(self, noise: Any) -> Any:

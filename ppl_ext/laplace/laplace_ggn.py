@@ -353,6 +353,8 @@ class PosteriorShell(ABC):
         if curvature.matrix is not None or (curvature.rows is not None and fault.all()):
             matrix = as_numpy(curvature.dense()[0]).astype(np.float64)
             scale = np.sqrt(np.where(np.diagonal(matrix) > 0.0, np.diagonal(matrix), 1.0))
+            # The sites in the direction of the least eigenvalue, in units in which H has a unit
+            # diagonal; an entry of a third of the largest counts as taking part.
             direction = np.abs(np.linalg.eigh(matrix / np.outer(scale, scale))[1][:, 0])
             fault = direction > 0.3 * direction.max()
         names = [name for name, where in self.coordinates.slices.items() if fault[where].any()]
@@ -425,6 +427,7 @@ def structure_for(
         math.prod(each.shape) for out in outputs().values() for each in out.parameters.values()
     )
     rows = of_batch * math.prod(each.size / each.subsample_size for each in plates.values())
+    # As many numbers as a matrix of the largest dimension has.
     return GaussNewton("full" if rows * dim <= FULL_UP_TO**2 else "kfac")
 
 

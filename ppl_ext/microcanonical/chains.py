@@ -239,6 +239,7 @@ class Microcanonical:
         every = xp.floor(length / (OFTEN * step_size))
         every = xp.where(every > MOST_SELDOM, MOST_SELDOM * xp.ones_like(every), every)
         every = xp.where(every > 1.0, every, xp.ones_like(every))
+        # A refresh that comes once in ``every`` steps forgets for all of them.
         amount = forgetting(every * step_size, length, self.whole, xp)
         due = number % every < 1.0
         before = Point(
@@ -306,6 +307,7 @@ class Microcanonical:
         )
 
         def watch(moved: Dynamics) -> Dynamics:
+            # A move that has diverged is counted apart, and would be all of the sum.
             seen = chance if self.adjusted else xp.where(diverged, xp.zeros_like(error), error)
             return moved._replace(squares=moved.squares + seen * seen, moves=moved.moves + looked)
 
@@ -355,6 +357,7 @@ class Microcanonical:
 
         step = cond(free, by_energy, by_chance) if self.adjusted else by_energy()
         if self.noisy:
+            # Heat is proportional to ε, so that a bound on it is one on ε.
             each, allowed = self.heat(dynamics) / dynamics.step.value, math.inf
             for end, heat in zip(schedule.windows, HEATS, strict=False):
                 allowed = cond(number >= end, lambda heat=heat: heat, lambda other=allowed: other)
@@ -398,6 +401,7 @@ class Microcanonical:
         factor = xp.sqrt((old * old).mean() / (scale * scale).mean())
         return dynamics._replace(
             scale=scale,
+            # The score is kept in the coordinates of the scale, see ``Point``.
             score=dynamics.score * (scale / old),
             moments=cleared(moments, xp),
             noise=cleared(dynamics.noise, xp),

@@ -72,13 +72,16 @@ def turned(
     norm = xp.sqrt(functions.dot(score, score))
     # Without a score there is nothing to turn by.
     divisor = xp.where(norm > 0.0, norm, xp.ones_like(norm))
+    # e·u, without a unit vector e of D numbers in memory.
     along = functions.dot(score, direction) / divisor
     decay = xp.exp(-time * norm / (dim - 1))
     less = xp.expm1(-2.0 * time * norm / (dim - 1))
     # Both sides of the fraction by 2 exp(-δ): cosh is 1 + decay², sinh is 1 - decay².
     denominator = 2.0 + less * (1.0 - along)
     kept = 2.0 * decay / denominator
+    # sinh δ + (e·u) (cosh δ - 1), over |score| so that it multiplies the score itself.
     gained = (along * (2.0 + less - 2.0 * decay) - less) / (denominator * divisor)
+    # (D - 1) δ is time * norm, and log1p keeps the digits of a short time.
     kinetic = time * norm + (dim - 1) * xp.log1p(0.5 * less * (1.0 - along))
     return functions.combined(kept, direction, gained, score), kinetic
 

@@ -247,6 +247,7 @@ class MCLMCShell(StochasticGradientShell):
             Of :func:`~ppl_ext.sgmcmc.heat.heat_by_site`, where scores are noisy.
         """
         name, reasons, told = type(self).__name__, list[str](), list[str]()
+        # Not ``<=``: a pace that is not a number is none.
         if self.given is None and not pace > STILL:
             number = 1.0 / max(pace, 1e-30)
             still = (

@@ -158,9 +158,11 @@ class StepLength(NamedTuple):
         ratio = xp.where(diverged, COUNTED * xp.ones_like(ratio), ratio) + 1e-8
         # An energy tells less of the length that is wanted the further its variance is from that.
         trust = xp.exp(-0.5 * (xp.log(ratio) / (6.0 * TRUST)) ** 2)
+        # The decay of an average that remembers MEMORY steps, as in BlackJAX.
         kept = (MEMORY - 1.0) / (MEMORY + 1.0)
         rate = kept * self.rate + (trust * ratio).mean()
         weight = kept * self.weight + trust.mean()
+        # The variance goes with ε^6: this change makes the mean of ``ratio`` one.
         change = (weight / rate) ** (1.0 / 6.0)
         most = MOST_CHANGE * xp.ones_like(change)
         change = xp.where(change < 1.0 / most, 1.0 / most, xp.where(change > most, most, change))
@@ -294,6 +296,8 @@ class Moments(NamedTuple):
         count = positions.shape[0]
         number = self.number + count
         centre = positions.mean(0)
+        # Sums of two samples joined (Chan, Golub and LeVeque 1979): between their means number *
+        # count / (number + count) times the squared distance.
         moved = centre - self.mean
         squares = (
             self.squares
@@ -345,12 +349,15 @@ def autocorrelation_time(records: Float[Any, "T C K"], xp: Any) -> Any:
     squares = (columns * columns).sum(0)
     squares = xp.where(squares > 0.0, squares, xp.ones_like(squares))
     columns = columns / xp.sqrt(squares)
+    # (T, T): products of all pairs of times, whose k-th diagonal sums up to the autocovariance of
+    # lag k.
     gram = columns @ columns.T / columns.shape[1]
     # Rows of twice their length, read as rows of one more, have the diagonals as columns.
     zeros = xp.zeros_like(gram)
     wide = xp.concatenate((xp.concatenate((gram, zeros), -1).reshape(-1), zeros[0]), -1)
     sums = wide.reshape(number, 2 * number + 1).sum(0)[:number]
     positive = xp.cumprod((sums > 0.0) * xp.ones_like(sums), 0)
+    # 1 + 2 sum of rho_k over k >= 1, as sums[0] is 1 and is in the sum.
     return 2.0 * (positive * sums).sum() - sums[0]
 
 

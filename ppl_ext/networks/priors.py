@@ -314,6 +314,8 @@ class Horseshoe(Grouped):
 
 def regularised(scale: Any, slab: Any) -> Any:
     """A horseshoe's scale, bounded by the slab's: c s / sqrt(c² + s²), ``slab`` being c²."""
+    # Without c itself, which would be a root, and without c² times s, which overflows for a large
+    # slab.
     return scale / (1.0 + scale * scale / slab) ** 0.5
 
 

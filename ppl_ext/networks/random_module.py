@@ -123,6 +123,8 @@ def draw_parameters(
         if callable(chosen) and not is_distribution(chosen) and not isinstance(chosen, type):
             chosen = chosen(path, parameter.shape)
         site = f"{name}.{path}"
+        # None for all is no prior, and refused below; None among others leaves the parameter as it
+        # is.
         if chosen is None and prior is not None:
             continue
         if isinstance(chosen, Prior):

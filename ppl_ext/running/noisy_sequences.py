@@ -91,6 +91,8 @@ def judged(looks: Float[np.ndarray, "n M"], rounding: Float[np.ndarray, " M"]) -
     changes[np.abs(changes) <= rounding] = 0.0
     size, before, earlier = np.abs(changes[:3])
     error = np.sqrt(_square_error(late) + _square_error(middle))
+    # A quantile for all figures together (Bonferroni): of many some change by two standard errors
+    # by chance.
     chance = stdtrit(DEGREES, 1.0 - 0.5 * LEVEL / len(size))
     is_noise = (size <= chance * error) & (_effective_number(late) >= LEAST_NUMBER)
     # Figures that never move say nothing of the others.
@@ -127,6 +129,7 @@ def _effective_number(window: Float[np.ndarray, "n M"]) -> Float[np.ndarray, " M
     products = (centred[1:] * centred[:-1]).sum(0)
     correlation = np.divide(products, square, out=np.zeros_like(square), where=square > 0.0)
     correlation = correlation.clip(0.0)
+    # Of a series whose correlations fall geometrically.
     return len(window) * (1.0 - correlation) / (1.0 + correlation)
 
 
@@ -139,4 +142,6 @@ def _square_error(window: Float[np.ndarray, "n M"]) -> Float[np.ndarray, " M"]:
     """Squared standard error of a window's mean."""
     length = len(window) // PARTS
     parts = window[-PARTS * length :].reshape(PARTS, length, -1).mean(1)
+    # Half the mean squared difference of neighbours is the variance of a part's mean, whatever
+    # drifts slowly; over the number of parts it is that of the window's.
     return 0.5 * np.square(np.diff(parts, axis=0)).mean(0) / PARTS

@@ -279,6 +279,8 @@ class SettlingWatch:
         self._looks.append(figures)
         if len(self._looks) == self._most_looks:
             # The last is kept.
+            # Every other look from the last: the next one, at twice the distance, is as far from
+            # it.
             self._looks = self._looks[::-2][::-1]
             self._interval *= 2
 
@@ -364,6 +366,7 @@ def _parsed(saved: Any) -> tuple[dict[str, Any], Float[np.ndarray, "looks M"]]:
 def figures_of(positions: Float[np.ndarray, "n D"]) -> Float[np.ndarray, " M"]:
     """Means by coordinate, and logarithms of standard deviations (2 D,)."""
     means = positions.mean(0)
+    # Positions that coincide have a deviation of 0, whose logarithm would be no number to compare.
     tiny = np.finfo(np.float32).tiny
     return np.concatenate([means, np.log(np.maximum(positions.std(0, ddof=1), tiny))])
 

@@ -348,6 +348,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         with open(where, "rb") as file:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.lib.npyio.NpzFile):
+                # All are read before the file is closed, and so that the digest is of what is used.
                 arrays = {name: archive[name] for name in archive.files}
                 if isinstance(arrays.get("header"), np.ndarray):
                     header = json.loads(arrays["header"].tobytes())

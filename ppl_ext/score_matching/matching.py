@@ -63,6 +63,8 @@ def pull(whitened: Float[Any, "S D"]) -> Any:
     number = len(whitened)
     mean = whitened.mean(0)
     spread = ((whitened - mean) ** 2).sum(-1).mean()
+    # |mean|^2 has the variance of a mean too much, which is spread / (S - 1) without bias, since
+    # spread divides by S.
     return (mean * mean).sum() - spread / (number - 1) if number > 1 else spread * math.nan
 
 
@@ -77,12 +79,15 @@ def gsm_moments(
     The update for one draw minimises KL(present, new) among the Normals whose score at the draw
     is the target's. ``scale`` is the Cholesky factor of the present covariance.
     """
+    # Shapes: offset, pulled, epsilon, move (S, D); square, inner, rho, along (S,).
     covariance = scale @ scale.T
     offset = mean - theta
     pulled = score @ covariance
     square, inner = (score * pulled).sum(-1), (offset * score).sum(-1)
     # rho (1 + rho) = s' Sigma s + ((mu - theta)' s)^2, with names as in Algorithm 1.
     rho = 0.5 * (1.0 + 4.0 * (square + inner * inner)) ** 0.5 - 0.5
+    # epsilon = Sigma s - mu + theta; the move is [I - (mu - theta) s' / (1 + rho + (mu - theta)'
+    # s)] epsilon / (1 + rho).
     epsilon = pulled - offset
     along = (score * epsilon).sum(-1) / (1.0 + rho + inner)
     move = (epsilon - offset * along[:, None]) / (1.0 + rho)[:, None]
@@ -113,9 +118,13 @@ def bam_moments(
     # than draws would have a singular value that is zero but for rounding, which is not small
     # against 1 when scores are large.
     rows = spread * (theta - theta_mean) + pull * (mean - theta_mean)
+    # L with L L^T = V.
     root = triangular(xp.concatenate([scale.T, rows]))
     rows = spread * (score - score_mean) + pull * score_mean
+    # U is the square of these rows, so that the squares of the singular values are the eigenvalues
+    # of L^T U L: at most S of them are not zero, and no (D, D) eigenproblem is solved.
     _, singular, directions = xp.linalg.svd(rows @ root, full_matrices=False)
+    # The root of S, since root times its transpose is L S L^T.
     shrunk = xp.sqrt(2.0 / (1.0 + xp.sqrt(1.0 + 4.0 * singular * singular)))
     # The root of S is the identity but for these directions.
     root = root - ((root @ directions.T) * (1.0 - shrunk)) @ directions
@@ -196,6 +205,7 @@ class MatchingShell(ABC):
         if len(pulls) < WINDOW or not self._is_exact(plan) or not np.isfinite(pulls).all():
             return
         level = float(pulls.mean())
+        # Five standard errors of a mean over the window, so that noise of the draws does not warn.
         if level > DISPLACED and level > 5.0 * float(pulls.std()) / WINDOW**0.5:
             warnings.warn(
                 f"Expected the guide of {type(self).__name__} to end at the target, found that "

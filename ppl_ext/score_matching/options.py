@@ -302,6 +302,7 @@ def match_sites(patterns: Sequence[str], sites: Mapping[str, Any]) -> dict[str, 
         )
     if not patterns:
         raise ArgumentError(f"Expected an optimizer for the sites {names}, found an empty mapping.")
+    # Sorting is stable: all others keep the order in which they were given.
     ordered = sorted(patterns, key=lambda pattern: pattern == REST)
     owners: dict[str, str] = {}
     for name in names:

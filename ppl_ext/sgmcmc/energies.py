@@ -73,6 +73,7 @@ class Energies(NamedTuple):
         Parameters
         ----------
         energy : array () or (C,)
+            Finite where it does not count.
         num_warmup : int array
             Draws that do not count.
         counts : bool array () or (C,)
@@ -83,6 +84,8 @@ class Energies(NamedTuple):
         counted = 1.0 * (self.seen >= num_warmup) * counts
         number = self.number + counted
         off = energy - self.mean
+        # Welford's updates: a difference of a sum of squares and a squared sum would cancel, since
+        # energies are large beside their spread. Before the first draw the divisor is 1, not 0.
         mean = self.mean + counted * off / (number + (number < 1.0))
         return type(self)(
             self.seen + 1.0,

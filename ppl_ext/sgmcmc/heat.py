@@ -42,6 +42,8 @@ def heat_by_site(
     slices : mapping of str to slice
         Coordinates of each site.
     """
+    # Scores less the first are ``number`` values of which one is zero: the variance does not
+    # change.
     variance = heat * (squares - total**2 / number) / (number - 1)
     return [variance[:, where].mean(-1) for where in slices.values()]
 

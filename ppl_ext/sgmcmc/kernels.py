@@ -470,6 +470,8 @@ class SGHMCShell(StochasticGradientShell):
 
     def _heat(self, dynamics: Any, step_size: Any) -> Any:
         # Of what friction takes out of the momentum in a step and its noise puts in.
+        # A step keeps exp(-2 friction step_size) of the momentum's variance and puts the rest in.
+        # ``math.e **`` takes arrays of both frameworks.
         forgotten = 1.0 - math.e ** (-2.0 * self.friction * step_size)
         return step_size**2 / (self._mass() * forgotten)
 

@@ -73,6 +73,7 @@ class _CosineCycles:
 
     def __call__(self, step: Any) -> Any:
         angle = math.pi * (step % self.cycle_length) / self.cycle_length
+        # A tensor of torch without axes is a number for ``math``; a traced array is not.
         functions = angle.__array_namespace__() if hasattr(angle, "__array_namespace__") else math
         return self.step_size * (0.5 * (functions.cos(angle) + 1.0)) ** self.power
 
@@ -109,6 +110,17 @@ def warn_of_broken_steps(kernel: str, broken: int, steps: int) -> None:
     if broken:
         warnings.warn(
             f"{broken} of {steps} steps of {kernel} were not finite and were not taken. {_SMALLER}",
+            DivergenceWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_draws_without_density(kernel: str, number: int) -> None:
+    """Say that draws come from where the density is not finite, though steps were."""
+    if number:
+        warnings.warn(
+            f"{number} draws of {kernel} come by steps that began where the density is not finite. "
+            f"{_SMALLER}",
             DivergenceWarning,
             stacklevel=3,
         )

@@ -47,6 +47,9 @@ _FAULT = re.compile(
     r"^(?P<kind>\w+ error) in '(?P<file>[^']*)', (?P<where>[^\n]*?):?$", re.MULTILINE
 )
 
+#: A line that takes in another file.
+_INCLUDES = re.compile(r"^[ \t]*#include\b", re.MULTILINE)
+
 
 class ToolchainError(RuntimeError):
     """Stan programs cannot be compiled here; the message says what is missing and what to do."""
@@ -104,12 +107,19 @@ def compiled(
     Raises
     ------
     ArgumentError
-        The program is no valid Stan program, or the arguments are no sequences of lines.
+        The program is no valid Stan program of one file, or the arguments are no sequences of
+        lines.
     ToolchainError
         BridgeStan's sources, make or the C++ compiler are missing, or a folder cannot be written.
     ImportError
         The package ``bridgestan`` is not installed.
     """
+    # The name of a library tells nothing of other files, which may change meanwhile.
+    if _INCLUDES.search(text):
+        raise ArgumentError(
+            f"Expected a Stan program of one file, found #include in '{name}'. Put the text of "
+            "the other file in its place: a compiled program is found again by its text alone."
+        )
     stanc_args = [_quoted(each) for each in _lines("stanc_args", stanc_args)]
     make_args = _lines("make_args", make_args)
     bridgestan = import_bridgestan()
@@ -167,6 +177,7 @@ def _home(bridgestan: Any, folder: Path) -> Path:
             )
         return Path(named).resolve()
     before = socket.getdefaulttimeout()
+    # The package fetches by `urllib` without a limit of its own, and takes none.
     socket.setdefaulttimeout(_PATIENCE)
     try:
         with _locked(folder / "lock"), redirect_stdout(io.StringIO()):
@@ -194,6 +205,7 @@ def _key(
     parts.append(_compiler_version(make_args))
     digest = hashlib.sha256()
     for part in parts:
+        # With lengths, so that parts which are cut elsewhere do not make one text.
         digest.update(f"{len(part)}:{part}".encode())
     return digest.hexdigest()[:32]
 

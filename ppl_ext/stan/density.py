@@ -32,7 +32,8 @@ Floats = NDArray[np.float64]
 #: mostly Python's own work, which threads cannot share.
 WORTH_A_THREAD = 1e-4
 
-#: Random positions of which one must have a finite density, or a warning says why none has.
+#: Random positions of which one must have a finite density, or a warning says why none has. Stan
+#: itself tries as many, between the same bounds, before it gives up a chain.
 TRIES = 100
 
 # Stan gives each entry of an array a name, with the indices from one behind dots.
@@ -296,6 +297,7 @@ class StanDensity:
         began = time.perf_counter()
         work(0)
         seconds = time.perf_counter() - began
+        # The first row is done already.
         threads = min(self.threads, count - 1)
         if threads < 2 or seconds < WORTH_A_THREAD:
             for row in range(1, count):
@@ -328,6 +330,7 @@ def _places(names: list[str]) -> dict[str, tuple[tuple[int, ...], NDArray[np.int
     places = {}
     for base, entries in indices.items():
         shape = tuple(max(axis) + 1 for axis in zip(*entries, strict=True))
+        # Stan lists the entries of matrices column after column.
         order = sorted(range(len(entries)), key=entries.__getitem__)
         places[base] = shape, np.asarray(positions[base])[order]
     return places

@@ -99,6 +99,7 @@ def find(
     counted = Counted(evaluate)
     starts = starting_points(PATHS)
     paths = side_by_side(counted, starts, *counted(starts), epsilon)
+    # The highest end first: lower ends are tried against its Normal, and most are of it.
     paths.sort(key=lambda path: path.values[-1], reverse=True)
     noise = generator.normal(size=(DRAWS, starts.shape[1]))
 
@@ -192,6 +193,7 @@ def explains(mode: Mode, point: Vector, value: float, score: Vector) -> bool:
     """
     white = mode.whitened(point)
     pull = score * mode.factor if mode.factor.ndim == 1 else score @ mode.factor
+    # In the Normal's coordinates its score is minus the position, so that ``left`` is zero for it.
     left, fall = white + pull, 0.5 * float(white @ white)
     agrees = abs(value - (mode.log_top - fall)) < AGREES + SHARE * fall
     return bool(agrees and float(left @ left) < NEAR + len(point))
@@ -241,6 +243,7 @@ def _by_newton(
     if factor is None:
         return []
     for _ in range(NEWTON_STEPS):
+        # The Newton step is L L' s; its length in standard deviations is that of L's.
         move = score @ factor
         # What the step would gain by its quadratic model.
         if 0.5 * float(move @ move) < GAIN:
@@ -302,6 +305,7 @@ def judged(mode: Mode, values: Float[np.ndarray, " S"], noise: Float[np.ndarray,
     ratios = values + 0.5 * np.square(noise).sum(-1)
     if not np.isfinite(ratios).all():
         return Mode(mode.mean, mode.factor, -math.inf, math.inf)
+    # Minus the Normal's log density but for -|noise|^2 / 2, which ``ratios`` have.
     constant = mode.log_scale + 0.5 * noise.shape[1] * math.log(2.0 * math.pi)
     return Mode(mode.mean, mode.factor, float(ratios.mean()) + constant, float(ratios.std()))
 
@@ -320,6 +324,8 @@ def improved(evaluate: Evaluate, mode: Mode, generator: np.random.Generator) -> 
     best = mode
     for number in range(ROUNDS):
         noise = generator.normal(size=(half, dim))
+        # Mirrored, so that the mean of the draws is the Normal's and takes no part in the
+        # regression's slope.
         noise = np.concatenate([noise, -noise])
         values, scores = evaluate(mode.at(noise))
         mode = judged(mode, values, noise)
@@ -344,6 +350,8 @@ def _step(
         return Mode(mode.mean, 0.5 * mode.factor, -math.inf, math.inf)
     values, scores, noise = values[finite], scores[finite], noise[finite]
     ratios = values + 0.5 * np.square(noise).sum(-1)
+    # The root of the weights, since least squares squares it; 1 above the median, so that no draw
+    # rules.
     root = np.exp(0.5 * np.minimum(0.0, ratios - np.median(ratios)) / TOLERANCE)[:, None]
     dim = noise.shape[1]
     # Scores in the Normal's own coordinates are push - curvature noise where the density is a
@@ -354,6 +362,8 @@ def _step(
     push, curvature = found[0], -0.5 * (found[1:] + found[1:].T)
     sizes, vectors = np.linalg.eigh(curvature)
     sizes = np.clip(1.0 + RATE * (sizes - 1.0), *CHANGES)
+    # The natural step is push over curvature; where the curvature is below 1 the Normal is too
+    # narrow to trust it, and the step stays that of the present width.
     move = RATE * (vectors @ ((vectors.T @ push) / np.maximum(sizes, 1.0)))
     move *= min(1.0, FARTHEST / max(float(np.linalg.norm(move)), FARTHEST))
     upper = np.linalg.qr((mode.factor @ (vectors / np.sqrt(sizes))).T).R

@@ -257,6 +257,7 @@ def _from_values(values: Values, space: Space, generator: np.random.Generator) -
             f"Expected a start with finite values inside the supports of the latent sites, found "
             f"others of {outside}."
         )
+    # Draws that are all one point have no spread to tell, as a mode given as draws.
     if (points == points[0]).all():
         return _at_point(points[0], space, generator)
     return DrawnStart((normal_of(points),), 0, points=points)
@@ -286,6 +287,8 @@ def normal_of(points: Float[np.ndarray, "n D"]) -> Mode:
     """The Normal with the moments of draws; diagonal where these are few."""
     number, dim = points.shape
     mean = points.mean(0)
+    # Its triangle is the root of the covariance: QR keeps the digits that products of points would
+    # lose.
     centred = (points - mean) / np.sqrt(number - 1)
     deviations = np.sqrt(np.square(centred).sum(0))
     least = LEAST_DEVIATION * np.maximum(np.abs(mean), deviations.max())

@@ -33,6 +33,7 @@ def whitened_curvature(
 
     None where a score is not finite. Costs 2 D evaluations.
     """
+    # Rows are the columns of the factor: a step along each standard coordinate.
     moves = step * factor.T
     _, scores = evaluate(np.concatenate([point + moves, point - moves]))
     dim = len(point)

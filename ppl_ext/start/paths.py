@@ -150,6 +150,8 @@ def follow(
         for _ in range(TRIES):
             there = position + length * direction
             found, gradient = yield there
+            # Not ``<``: what is not a number counts as too low. Less the rounding of values, within
+            # which an increase cannot be seen.
             if not found >= value + INCREASE * length * slope - noise:
                 high = length
             else:
@@ -161,6 +163,7 @@ def follow(
             length = 0.5 * (low + high) if np.isfinite(high) else 2.0 * low
         if best is None:
             # No step up can be told from rounding, which is as near as can be.
+            # The slope is twice what a Newton step would gain, in nats.
             path.settled = slope < 1.0
             return
         found, there, gradient = best

@@ -135,6 +135,7 @@ def within(evaluate: Evaluate, seconds: float, clock: Callable[[], float]) -> Ev
         if began and clock() - began[0] > seconds:
             raise SpentError
         found = evaluate(positions)
+        # Set once, after the first evaluation: compiling it is not what a bound on seconds is for.
         began[:] = began or [clock()]
         return found
 

@@ -63,6 +63,8 @@ class Mode:
         scale, factor = self.conditional_deviations, np.zeros((len(self.mean), rank))
         if self.factor.ndim == 2:
             white = self.factor / scale[:, None]
+            # What a unit diagonal leaves of the covariance: its largest eigenvalues are W's
+            # columns.
             values, vectors = np.linalg.eigh(white @ white.T - np.eye(len(scale)))
             chosen = np.argsort(values)[::-1][:rank]
             factor[:, : len(chosen)] = vectors[:, chosen] * np.sqrt(np.maximum(values[chosen], 0.0))
@@ -136,6 +138,7 @@ class Start:
     def draw(self, number: int, seed: int | Sequence[int] = 0) -> Float[np.ndarray, "number D"]:
         """Points (number, D) from the modes' Normals, as many of each as its share."""
         generator = np.random.default_rng(seed)
+        # Systematic sampling: the numbers of each mode differ from its share by less than one.
         which = np.searchsorted(np.cumsum(self.weights), (np.arange(number) + 0.5) / number)
         noise = generator.normal(size=(number, len(self.mean)))
         drawn = np.empty_like(noise)

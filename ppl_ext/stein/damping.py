@@ -46,6 +46,8 @@ def damping_scale(xp: Any, diagonals: Float[Any, "P D"]) -> Float[Any, " D"]:
     Coordinates without curvature count as a thousandth of the mean.
     """
     mean = diagonals.mean(axis=0)
+    # A coordinate that no row informs would get no damping, and its move would have no bound. Where
+    # nothing has curvature, as where the density is flat, the unit is 1.
     least = 1e-3 * mean.mean()
     return xp.maximum(mean, xp.where(least > 0.0, least, 1.0))
 
@@ -66,6 +68,8 @@ def within_radius(
     # Rounding of matrices may leave less than nothing.
     lengths = xp.sqrt(xp.clip(quadratic, 0.0, None) / moves.shape[1])
     if radius is None:
+        # False for each particle, by a comparison: torch and JAX name the type of truth values
+        # differently.
         return Proposal(moves, lengths, lengths != lengths)
     shortened = lengths > radius
     shares = xp.where(shortened, radius / xp.where(shortened, lengths, 1.0), 1.0)
@@ -99,16 +103,22 @@ def judge(
     """
     # d'Hd / 2, since a length is sqrt(d'Hd / D).
     predicted_loss = 0.5 * proposal.moves.shape[1] * proposal.lengths**2
+    # s'd - d'Hd / 2 against the change itself.
     predicted, actual = predicted_gain - predicted_loss, after - before
     # Differences of log densities are known to their rounding only.
     rounding = 32.0 * xp.finfo(before.dtype).eps * xp.abs(before)
     size = xp.abs(predicted_gain) + predicted_loss + rounding
+    # The share is of the sizes of the terms: their sum is near 0 for a move almost across the
+    # score, and a quotient by it would be rounding.
     shortfall = (predicted - actual) / size
+    # At most 2, so that one particle far off does not set the mean, and by it the damping of all.
     disagreement = xp.where(xp.isfinite(shortfall), xp.clip(xp.abs(shortfall), None, 2.0), 2.0)
     # What is not a number is refused.
     believed = shortfall <= REFUSED
     accepted = believed & solved
     within = ~proposal.shortened
+    # A shortened move tells of the radius and not of the damping. GOOD leaves the damping as it is
+    # where every move was shortened.
     mean = xp.where(within.any(), xp.where(within, disagreement, 0.0).sum() / within.sum(), GOOD)
     one = xp.ones_like(mean)
     factor = xp.where(mean < GOOD, FALL * one, xp.where(mean > POOR, GROWTH * one, one))
@@ -120,6 +130,8 @@ def judge(
         kept = xp.where(wider, WIDENING * radius, radius)
         # Below the length that failed; the radius itself may lie far above that.
         judged = xp.where(believed, kept, NARROWING * proposal.lengths)
+        # The moves of a system that was not solved are zeros, whose lengths say nothing of the
+        # radius.
         radius = xp.where(xp.ones_like(believed) & solved, judged, radius)
     following = xp.clip(damping * factor, LEAST_DAMPING, MOST_DAMPING)
     return Judgement(accepted, following, disagreement.mean(), radius)

@@ -192,6 +192,7 @@ class LinearSystem(ABC):
 
     def _damped(self) -> Any:
         found = self.curvature
+        # The damping (D,) is the same for all particles; the diagonal is (1, D) or (P, D).
         diagonal = found.diagonal + self.damping
         return replace(found, diagonal=diagonal)
 
@@ -214,6 +215,8 @@ class LinearSystem(ABC):
         one_matrix = self.options.repulsion == "all" or dim <= number
         if solver == "dense" and one_matrix:
             return self.direct(self._solve_matrix(gram, repulsion))
+        # K^-1 itself, (P, P): it multiplies the repulsion, the features and, in conjugate
+        # gradients, every iterate.
         inverse = self.cholesky_solve(gram, self.identity(gram))
         right = self.scores + inverse @ repulsion
         if solver == "cg":
@@ -255,6 +258,8 @@ class LinearSystem(ABC):
         damped, features, basis = self._damped(), self._features(), self.interactions.basis
 
         def product(moves: Any) -> Any:
+            # Gradients g_jm lie in the span of the basis (Q, D): products with it take (P, Q)
+            # numbers, where gradients of all pairs would take (P, P, D).
             inner = inverse @ (moves @ basis.T)  # (K^-1 d)_m . b_q
             if self.options.repulsion == "diagonal":
                 back = self.squared(features, inner)
@@ -303,6 +308,7 @@ class LinearSystem(ABC):
     def _solve_blocks(self, solver: Solver) -> Solution:
         number = self._number
         gram = self._gram()
+        # phi, the direction of SVGD: 1/P (K s + r).
         right = (gram @ self.scores + self.interactions.repulsion()) / number
         # h_mm: the squared kernel weighs the curvature of each particle.
         weights = gram**2 / number  # of H_p in block m, at [m, p]
@@ -337,12 +343,16 @@ class LinearSystem(ABC):
             every = self.xp.concatenate([rows.reshape(number * count, dim), basis])
         # L_m, of shape (P R + P, P R + Q).
         features = self._features() / math.sqrt(number)
+        # The root of h_mm: the rows of particle p times sqrt(w_mp), and the features over sqrt(P),
+        # whose square is Q_m.
         factors = self.block_factors(self.xp.sqrt(weights), features, count)
 
         def solve(
             factor: Any, products: Any, images: Any, scale: Any, base: Any, right: Any
         ) -> Any:
             """One block with base scale * base, the products V base^-1 V' and V base^-1 b."""
+            # Woodbury's identity with U = L_m V and a base B: (B + U'U)^-1 b = B^-1 b - B^-1 U' (I
+            # + U B^-1 U')^-1 U B^-1 b.
             capacity = factor @ products @ factor.T / scale
             capacity = capacity + self.identity(capacity)
             inner = self.cholesky_solve(capacity, (factor @ images)[:, None])[:, 0] / scale

@@ -35,6 +35,7 @@ def without_neighbours(
     # the gradient by z_i where k depends on the difference alone.
     nothing = kernel.arrays.functions.zeros_like(scores)
     away, state = kernel.direction(state, particles, nothing)
+    # The direction is a mean over particles and the density a sum, hence the number.
     return scores + len(particles) * away / density, state
 
 

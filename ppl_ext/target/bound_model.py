@@ -70,6 +70,10 @@ class BoundModelShell(ABC, Generic[Array]):
             found.layout == self.layout
             and found.plates == self.plates
             and found.observed_sites == self.observed_sites
+            # Values of discrete sites are summed in dimensions to the left of all plates that are
+            # known. A site that is not known would be drawn, and more plates would meet the values.
+            and set(found.enumerated) <= set(self.enumerated)
+            and (found.nesting <= self.nesting or not self.enumerated)
         )
         sizes = (
             {n: p.size for n, p in each.items()} for each in (found.batch_plates, self.batch_plates)
@@ -94,6 +98,8 @@ class BoundModelShell(ABC, Generic[Array]):
 
     def rows_for_values(self) -> dict[str, Int[Array, " rows"]]:
         """Rows needed to see every latent site: all when some are local, else one minibatch."""
+        # Local latents have a value for each row; all others are seen with any rows, of which few
+        # are quick.
         return self.all_rows() if self.local_sites else self.first_rows()
 
     def check_positions(self, positions: Any) -> Float[Array, "P D"]:

@@ -167,6 +167,8 @@ def check_one_value_each(
     """
     for name, (total, size) in each.items():
         found = together[name]
+        # Half of the digits: two programs add the terms in other orders, and may have other
+        # reductions.
         close = abs(found - total) <= math.sqrt(epsilon) * (1.0 + size)
         # Values that were drawn may be impossible, in both.
         if not (close or found == total or (math.isnan(found) and math.isnan(total))):
@@ -286,6 +288,8 @@ def dependents(
     for seed in range(DEPENDENCE_RUNS):
         at = values[seed % len(values)]
         drawn = run(at, seed)
+        # Everything but the site stays as it was drawn, so that what differs below depends on the
+        # site.
         at = {**at, **{name: drawn[name][0] for name in missing if name != site}}
         # Both from runs of one form: where values are drawn, densities may be rounded otherwise.
         one = run(at, seed)

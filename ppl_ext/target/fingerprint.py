@@ -27,6 +27,7 @@ class Digest:
     def add(self, *words: Any) -> None:
         """Add words, without memory addresses, or digests."""
         for word in words:
+            # The zero ends a word, so that "ab", "c" is not "a", "bc".
             self._hash.update(_ADDRESS.sub("", str(word)).encode() + b"\0")
 
     def add_array(self, array: np.ndarray) -> None:
@@ -126,5 +127,6 @@ def _same(one: Any, two: Any) -> bool:
     if one.dtype.kind not in "fc" or two.dtype.kind not in "fc":
         return bool(np.array_equal(one, two))
     finite = np.abs(one[np.isfinite(one)])
+    # Relative to the largest entry: small ones may be differences of large ones.
     tolerance = ROUNDING * float(finite.max()) if finite.size else 0.0
     return bool(np.allclose(one, two, rtol=0.0, atol=tolerance, equal_nan=True))

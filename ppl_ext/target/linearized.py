@@ -54,6 +54,7 @@ class Linearized:
         for name in output.parameters:
             constraint = _constraint(output, name)
             try:
+                # A zero-inflated distribution has the parameters of its base under other names.
                 if constraint is None or output.base is not None:
                     raise NotImplementedError
                 scale = scale_of(constraint)

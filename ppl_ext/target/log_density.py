@@ -136,6 +136,7 @@ class LogDensityShell(ABC, Generic[Array, Data]):
         pairs, chosen = [], []
         for name, plate in self.plates.items():
             if plate.subsample_size > 1:
+                # A set: of small plates these rows may be the same.
                 for other in {1, plate.size // 2, plate.size - 1}:
                     one, two = np.zeros_like(first[name]), np.full_like(first[name], other)
                     both = np.where(first[name] < len(one) // 2, one, two)
@@ -150,6 +151,7 @@ class LogDensityShell(ABC, Generic[Array, Data]):
             half = np.arange(n) < n // 2
             swaps = (one, two, np.where(half, one, two), np.where(half, two, one))
             chosen += [{**first, name: rows} for rows in swaps]
+        # All batches in one call, so that one program is compiled for them.
         stacked = {name: np.stack([each[name] for each in chosen]) for name in first}
         found = self._likelihoods(np.tile(self._near_zero(), (len(chosen), 1)), stacked, data)
         triples, fours = np.split(found, [3 * len(pairs)])
@@ -187,6 +189,7 @@ class LogDensityShell(ABC, Generic[Array, Data]):
         one, two, left = np.split(np.arange(batch.rows), [half, 2 * half])
         pairs = (one, one), (two, two), (one, two), (two, one)
         chosen = [batch.of_rows(np.concatenate([*pair, left])) for pair in pairs]
+        # What is not a number tells nothing below.
         four = np.full(4, np.nan)
         with suppress(Exception):  # Only a look: a model may want its rows as they come.
             data = [self.bind(*each.args, **{**kwargs, **each.kwargs}) for each in chosen]
@@ -204,6 +207,7 @@ class LogDensityShell(ABC, Generic[Array, Data]):
             return True  # Positions and rows that are split are those of every process.
         if self._must_touch(data):
             return True
+        # Fixed positions, so that a run does not depend on random numbers drawn for a look.
         z = np.cos(np.arange(_POSITIONS * self.dim)).reshape(_POSITIONS, self.dim)
         first = {name: np.arange(each.subsample_size) for name, each in self.plates.items()}
         rows = {name: np.tile(each, (_POSITIONS, 1)) for name, each in first.items()}

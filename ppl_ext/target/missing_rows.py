@@ -50,6 +50,7 @@ class MissingRows:
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Enter it."""
+        # What was there before is put back, not the host's: contexts may stand in each other.
         before = self._primitives._masked_observe
         self._primitives._masked_observe = self._observe_some
         try:
@@ -71,6 +72,7 @@ class MissingRows:
             mask = self._as_mask(obs_mask)
         except (TypeError, ValueError):
             mask = None
+        # The name of the type, which is "bool" in NumPy and JAX and "torch.bool" in torch.
         if mask is None or not str(mask.dtype).endswith("bool"):
             found = described(obs_mask) if mask is None else f"numbers of type {mask.dtype}"
             raise ArgumentError(

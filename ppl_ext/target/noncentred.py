@@ -147,6 +147,8 @@ def difference(
             shifted = points.copy()
             shifted[:, own] += step
             ends.append(np.abs(there(shifted)[:, place] - found[:, place]))
+        # An affine map moves each entry by its factor, so that the log-determinant is the sum of
+        # their logarithms.
         scales = ends[1]
         known &= (np.abs(ends[0] - scales) <= BENT * scales).all(1)
         log_det += np.log(scales).sum(1)

@@ -142,6 +142,8 @@ class Observations:
         arrays = {name: value for name, value in arrays.items() if value is not None}
         for site, value in seen.items():
             same = [name for name, each in arrays.items() if _same(each, value)]
+            # First what the user says, then an argument of the site's name, then the only one that
+            # holds the numbers.
             argument = self.places.get(site, site if site in arrays else None)
             if argument is None and len(same) == 1:
                 argument = same[0]

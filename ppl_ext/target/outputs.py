@@ -174,6 +174,7 @@ def prediction_terms(
             with suppress(NotImplementedError):
                 found["cdf"] = broadcast(fn.cdf(value), shape)
     if mask is not None:
+        # The mask is of elements, and the terms have the axes of an event as well.
         own = (1,) * len(fn.event_shape)
         found["mask"] = broadcast(mask.reshape(tuple(mask.shape) + own), shape)
     return found

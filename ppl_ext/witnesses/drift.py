@@ -88,9 +88,13 @@ class Drift:
 
     def _shares(self) -> Float[np.ndarray, "4 C"]:
         number = self.sizes.size
+        # Student's t, as errors are estimated, two-sided, and with the level divided among all
+        # figures (Bonferroni).
         quantile = -float(stdtrit(max(1.0, self.chains - 1.0), 0.5 * self.level / number))
         tolerance = np.array([SHIFT, SPREAD, TAIL_SHARE, TAIL_SHARE])[:, None]
         tolerances = np.repeat(tolerance, self.sizes.shape[1], axis=1)
+        # Of a Normal the log density has mean -D / 2 and variance D / 2: where every variance is
+        # off by a share r, it moves by r sqrt(D / 2) of its standard deviations.
         tolerances[:, -1] *= max(1.0, OF_DENSITY / SHIFT * math.sqrt(len(self.names)))
         return np.abs(self.sizes) / np.hypot(tolerances, quantile * self.errors)
 
@@ -154,6 +158,7 @@ def drift(
         at, chance, _ = trajectory(evaluate, at, factor, step_size, generator)
         seen.append(_columns(at))
         if not sees_density:
+            # The column stays, and shifts by nothing.
             seen[-1][:, -1] = seen[0][:, -1]
         accepted.append(chance)
     if ordered is not None:
@@ -175,6 +180,8 @@ def metric_of(positions: Positions) -> Factor:
     if dim > MOST_DENSE or number < DRAWS_PER_DIMENSION * dim:
         return scale
     white = np.clip((positions - center) / scale, -FARTHEST, FARTHEST)
+    # Shrunk towards the identity by the weight of 0.2 D draws, which keeps the factor of few draws
+    # regular.
     correlation = (white.T @ white + 0.2 * dim * np.eye(dim)) / (number + 0.2 * dim)
     return scale[:, None] * np.linalg.cholesky(correlation)
 
@@ -183,9 +190,12 @@ def _step_size(
     evaluate: Evaluate, positions: Positions, factor: Factor, generator: np.random.Generator
 ) -> float:
     """A step size of wanted acceptance, by chains that are not used further."""
+    # Leapfrog's acceptance is kept in high dimension by steps of D^(-1/4): A. Beskos and others,
+    # "Optimal tuning of the hybrid Monte Carlo algorithm" (2013).
     at, step = Chains.at(positions, evaluate), 1.0 / positions.shape[1] ** 0.25
     for number in range(TUNING):
         at, chance, _ = trajectory(evaluate, at, factor, step, generator)
+        # A Robbins-Monro recursion in the logarithm of the step.
         gain = 2.0 / math.sqrt(1.0 + number) * (float(chance.mean()) - ACCEPTANCE)
         step = min(LENGTH, step * math.exp(gain))
     return step
@@ -200,11 +210,13 @@ def _figures(seen: Float[np.ndarray, "T M C"], accepted: float, names: Sequence[
     transitions, chains = len(seen) - 1, seen.shape[1]
     # The later half: what moves has moved.
     after = seen[1 + transitions // 2 :]
+    # Ranks and quantiles are of all times together: those within one time do not show a shift.
     pooled = np.concatenate([seen[:1], after])
     of_ranks = _normal_scores(pooled)
     of_distances = _normal_scores(np.abs(pooled - np.median(pooled, axis=(0, 1))))
     low, high = np.quantile(pooled, [TAIL, 1.0 - TAIL], axis=(0, 1))
     figures = (of_ranks, of_distances, (pooled < low) * 1.0, (pooled > high) * 1.0)
+    # Paired by chain, (M, D + 1): what a chain has of its start cancels.
     changes = [each[1:].mean(0) - each[0] for each in figures]
     sizes = np.stack([each.mean(0) for each in changes])
     errors = np.stack([each.std(0, ddof=1) for each in changes]) / math.sqrt(chains)
@@ -237,6 +249,7 @@ def _nested_r_hat(seen: Float[np.ndarray, "T M C"]) -> float:
     for before, after in zip(first.T, last.T, strict=True):
         groups = after[np.argsort(before)][: SUPERCHAINS * size].reshape(SUPERCHAINS, size)
         within = groups.var(1, ddof=1).mean()
+        # The variance of means within a group is taken off, as right chains have it too.
         between = groups.mean(1).var(ddof=1) - within / size
         found.append(math.sqrt(1.0 + max(0.0, between) / max(within, 1e-300)))
     return max(found)

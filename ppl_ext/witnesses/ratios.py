@@ -201,9 +201,13 @@ def importance_ratios(
         (mean - raw_mean) / deviation,
         np.sqrt(np.square(excess) @ np.square(white - of_mean)),
         np.log(raw_deviation / deviation),
+        # By the delta method: a logarithm of a standard deviation changes by half of the relative
+        # change of the variance.
         0.5 * np.sqrt(np.square(excess) @ np.square(squares - 1.0)),
         skewness,
         skewness_error,
+        # Weights less equal ones, added up in the order of each coordinate: the difference of both
+        # distribution functions at every draw, (S, D).
         np.abs(np.cumsum(excess[np.argsort(positions, axis=0)], axis=0)).max(0),
         float(np.sqrt(np.square(excess).sum())),
         names,
@@ -221,6 +225,8 @@ def _skewness(
     line = positions - positions.mean(0)
     line = line / np.sqrt(np.square(line).mean(0))
     square = np.square(line) - 1.0
+    # Gram-Schmidt over the draws: line and square become orthogonal there, as Hermite polynomials
+    # are under a Normal.
     square = square - (square * line).mean(0) * line
     square = square / np.sqrt(np.square(square).mean(0))
 
@@ -232,5 +238,6 @@ def _skewness(
     cube, logs = left(line**3), left(np.broadcast_to(logs, line.shape))
     norm = np.square(cube).sum(0)
     slope = (cube * logs).sum(0) / norm
+    # White's error, as residuals of log ratios are larger far out.
     error = np.sqrt(np.square(cube * (logs - slope * cube)).sum(0)) / norm
     return 6.0 * slope, 6.0 * error

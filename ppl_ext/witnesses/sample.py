@@ -92,6 +92,7 @@ def sampled_identities(
         error(whole.mean_error, [one.mean for one in each]),
         whole.diagonal,
         error(whole.diagonal_error, [one.diagonal for one in each]),
+        # The error between parts has few degrees of freedom, which bound those of Student's t.
         min(whole.number, float(len(parts))),
         names,
         tolerances,

@@ -70,6 +70,7 @@ def false_slopes(
     missed, before = None, None
     for step in steps:
         ends, _ = evaluate(np.concatenate([z + step * moves, z - step * moves]))
+        # A central difference, of an error of third order in the step.
         found = 0.5 * (ends[:number] - ends[number:])
         expected = step * (scores * moves).sum(1)
         rounding = ROUNDINGS * epsilon * np.maximum(np.abs(values), 1.0)

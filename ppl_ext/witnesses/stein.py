@@ -62,6 +62,7 @@ class Stein:
     @property
     def quantile(self) -> float:
         """Standard errors that chance allows a figure."""
+        # Two-sided, over D coordinates and both identities: 4 D tails.
         return -float(stdtrit(max(1.0, self.number - 1.0), self.level / (4 * len(self.mean))))
 
     @property
@@ -81,6 +82,7 @@ class Stein:
     @property
     def is_off(self) -> bool:
         """Whether one is off by more than chance and tolerance allow."""
+        # In this form a share that is not a number is off as well.
         return bool(not (self._shares() <= 1.0).all())
 
     @property
@@ -155,6 +157,7 @@ def identities_along_flows(
     for k in range(dim):
         columns = []
         for where in coordinates.values():
+            # The coordinate's own direction is what is judged. It may not explain itself.
             others = [j for j in range(where.start, where.stop) if j != k]
             if others:
                 columns += [stretches[:, others].sum(1), scores[:, others].sum(1)]

@@ -31,11 +31,13 @@ def untouched(
     coordinates : dict of str to slice
     positions : array (P, D)
     """
+    # Always as many, by repeating them, so that one compiled program serves.
     positions = np.resize(positions[:DRAWS], (DRAWS, positions.shape[1]))
     prior, likelihood = parts(positions)
     moves = (likelihood != 0.0).any(0)
     left = [name for name, where in coordinates.items() if not moves[where].any()]
     touched = set(coordinates) - set(left)
+    # A site that is found touched may be the one by which another is.
     while left:
         found = [
             name for name in left if _moves(name, touched, parts, coordinates, positions, prior)

@@ -185,6 +185,7 @@ def _linearised(
     def transposed(u: Tensor) -> Tensor:
         return backward(u)[0]
 
+    # J^T u is linear in u, so that its derivative is the same anywhere.
     forward = torch.func.vjp(transposed, torch.zeros_like(value))[1]
     return value, lambda vector: forward(vector)[0], transposed
 
@@ -227,6 +228,7 @@ def _row_by_row(
         ((plate, chosen),) = indices.items()
         numbers = (chosen,)
     count = len(numbers[0])
+    # A row alone is scaled up as if it were the whole batch: N in place of N / count.
     share = 1.0 / math.sqrt(count) if structure.scaled_up else 1.0
 
     def row(*values: Tensor) -> Tensor:

@@ -88,6 +88,7 @@ def prior_curvature_of_one(
     ones = torch.ones(len(where), dtype=position.dtype, device=position.device)
     if structure.form == "hessian":
         return torch.func.vmap(product)(ones.diag())
+    # A diagonal matrix times ones is its diagonal.
     if structure.exact:
         return product(ones)
     numbers = torch.arange(len(where), device=position.device)
@@ -97,6 +98,8 @@ def prior_curvature_of_one(
 
     parts = []
     for name, place in where.slices.items():
+        # Entries of such a site do not depend on each other, so that one product with its ones has
+        # its diagonal.
         if name in structure.apart:
             parts.append(product(ones_at(place.start, place.stop))[place])
         else:
@@ -109,6 +112,7 @@ def without_negative(found: Float[Tensor, "P d ..."]) -> Float[Tensor, "P d ..."
     """Diagonals (P, D') or matrices (P, D', D') with negative curvature set to zero."""
     if found.dim() == 2:
         return found.clamp_min(0.0)
+    # The nearest positive semidefinite matrix; symmetric up to rounding before.
     values, vectors = symmetric_eigen(0.5 * (found + found.mT))
     return (vectors * values.clamp_min(0.0)[:, None]) @ vectors.mT
 

@@ -134,6 +134,8 @@ class ProgramCurvature(ProgramCurvatureShell):
             self._kept, self._retraced = None, target.retraced
         sweep = target.sweep() if indices is None else [(1.0, indices)]
         chunks = [(weight, data, rows) for weight, rows in sweep]
+        # A single batch is computed once; several are passed over more than once, and draw the same
+        # again.
         seed = int(torch.randint(2**62, ())) if self.drawn and len(chunks) > 1 else 0
 
         def likelihood(positions: Tensor) -> Curvature:
@@ -153,6 +155,7 @@ class ProgramCurvature(ProgramCurvatureShell):
         """
 
         def rows(z: Tensor, data: Data, indices: Indices, weight: float) -> Tensor:
+            # Rows enter as r' r, so that a chunk's weight goes into them by its root.
             return math.sqrt(weight) * self._rows_of_one(target, z[0], data, indices)[None]
 
         chunks: Chunks = [(weight, data, rows) for weight, rows in target.sweep()]
@@ -275,6 +278,7 @@ class _Rows(Rows):
         return round(self._counts[weight] / weight)
 
     def fold(self, function: Callable[[Sums, Tensor, Sums], Sums], carry: Sums, held: Sums) -> Sums:
+        # Only derivatives would keep what a chunk has computed.
         recomputed = torch.is_grad_enabled() and self._z.requires_grad
         with self._alike():
             for weight, data, indices in self._pass():

@@ -58,7 +58,7 @@ def row_structure(
     with torch.no_grad():
         together = target.outputs(z, data, indices)
         apart = {name: output for name, output in together.items() if not needs_draws(output)}
-        same = partial(rows_alone.apart, epsilon=torch.finfo(torch.get_default_dtype()).eps)
+        same = partial(rows_alone.apart, epsilon=torch.finfo(z.dtype).eps)
 
         def alone() -> dict[str, Alone]:
             ((plate, rows),) = indices.items()
@@ -172,6 +172,7 @@ def _repeated(output: Output) -> tuple[RepeatedComponent, ...]:
     generator = torch.Generator().manual_seed(0)
     depends = {}
     for name, value in values.items():
+        # A change of one parameter alone shows which components of the root depend on it.
         change = torch.randn(value.shape, generator=generator, dtype=value.dtype)
         root = fisher_root(output, {**nothing, name: change.to(value.device)})
         depends[name] = (root != 0.0).reshape(-1, root.shape[-1]).any(dim=0).tolist()

@@ -18,6 +18,7 @@ def cholesky_solve(
     """x with A x = b for A (..., n, n) and b (..., n, m); NaN where A is not positive definite."""
     factor, failed = torch.linalg.cholesky_ex(matrices)
     found = torch.cholesky_solve(right_sides, factor)
+    # ``cholesky_ex`` leaves a factor of the part that was definite, which solves another system.
     return found.masked_fill((failed != 0)[..., None, None], torch.nan)
 
 

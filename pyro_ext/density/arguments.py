@@ -56,7 +56,9 @@ def placing(dtype: torch.dtype | None) -> Place:
     def place(leaf: Any) -> Tensor:
         if isinstance(leaf, Tensor):
             own = leaf.detach()
+            # A copy: loaders may fill the memory of a batch with the next one.
             return own.clone() if own.device.type != "cpu" else own.to(device, copy=True)
+        # A copy as well, and writable: ``from_numpy`` warns of arrays that are not.
         tensor = torch.from_numpy(np.array(leaf))
         return tensor.to(device, floats if tensor.is_floating_point() else tensor.dtype)
 

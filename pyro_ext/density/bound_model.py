@@ -45,6 +45,7 @@ class BoundModel(BoundModelShell[Tensor]):
         Discrete latent sites have all their values, or are drawn where not ``enumerated``.
         Returns the size of each subsampled plate, and the number of rows that it asks for.
         """
+        # A model that appends to a list of its arguments would find it longer in the next run.
         args, kwargs = with_own_containers(*arguments[:2])
         every = enumerating(self.nesting) if self.enumerated and enumerated else nullcontext()
         with running(self.held, arguments[2]) as control, every, handler:

@@ -84,6 +84,8 @@ def check_model(
         Rows passed as arguments do not fit the model's plates.
     """
     with Derived((args, kwargs)) as derived:
+        # Near zero in unconstrained space, and validated: values farther out may be invalid without
+        # a fault of the model.
         first = run_once(model, args, kwargs, {}, 0, 0.1, parameters, dtype=dtype)
     handler, control = first.handler, first.control
     enumerated = tuple(name for name, site in handler.sites.items() if is_enumerated(site))
@@ -201,6 +203,7 @@ def check_enumeration(bound: BoundModel, data: Data) -> None:
         return
     number = torch.arange(bound.layout.dim, dtype=bound.dtype, device=bound.device)
     rows = bound.first_rows()
+    # Another number for each coordinate, the same in every run.
     handler = SiteTermsHandler(bound.layout.split(0.1 * torch.cos(number)), rows)
     try:
         with torch.no_grad(), global_generator(0), without_host_checks():
@@ -283,6 +286,7 @@ def _rows_are_arguments(
         for frame in plate_frames(site):
             if frame.name in plates and isinstance(value, Tensor) and value.shape == before.shape:
                 return True
+    # The last rows: data that are shorter than the plate fail there, and not at its first rows.
     last = {name: torch.arange(size - declared, size) for name, (size, declared) in plates.items()}
     try:
         run_once(model, args, kwargs, last, 0, 0.1, first.parameters, False, dtype)

@@ -125,6 +125,7 @@ class _Rounds:
 
     def reduce_plates(self) -> None:
         """Multiply factors over plates in which none of their discrete sites is."""
+        # The plates that a discrete site is in: those that all of its factors share.
         homes = {
             symbol: frozenset.intersection(*(self.terms[number].plates for number in numbers))
             for symbol, numbers in self.of.items()
@@ -138,6 +139,7 @@ class _Rounds:
                 continue
             inside = tuple(symbol in outside for symbol in term.dims)
             missing = tuple(sorted(outside - set(term.dims)))
+            # Of one form, so that factors can be stacked and summed by one operation.
             key = term.shape, inside, missing
             groups.setdefault(key, []).append((number, outside))
         for (_, inside, missing), members in groups.items():
@@ -167,6 +169,8 @@ class _Rounds:
         for other in dims:
             if other in self.of:
                 cost *= self.sizes[other]
+        # Left for the order of ``contract_tensor_tree``: every neighbour of a site comes into the
+        # result, so that a sum here may be larger than any in a better order.
         if cost > LARGEST_SUM:
             return None
         del dims[symbol]
@@ -182,6 +186,7 @@ class _Rounds:
         groups: dict[Any, list[str]] = {}
         for symbol in able:
             numbers = self.of[symbol]
+            # A neighbour is summed in this round, and has taken the factor that both are in.
             if not taken.isdisjoint(numbers):
                 continue
             taken.update(numbers)

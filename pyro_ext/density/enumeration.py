@@ -141,11 +141,13 @@ def factor_of(msg: Any, log_prob: Tensor, scaled: bool = True) -> Factor | None:
         dim: f"{_NUMBER}{number}" for dim, number in msg["infer"].get("_dim_to_id", {}).items()
     }
     shape = log_prob.shape
+    # A dimension of length one does not depend on the discrete site that it is named after.
     numbers = {dim: name for dim, name in numbers.items() if len(shape) >= -dim and shape[dim] > 1}
     if not numbers:
         return None
     frames = [frame for frame in msg["cond_indep_stack"] if frame.vectorized]
     plates = {frame.name: (frame.full_size or frame.size) / frame.size for frame in frames}
+    # Of the scales only those of handlers: those of plates multiply the logarithm of the sum.
     scale = msg["scale"] / math.prod(plates.values()) if scaled else 1.0
     dims = {**{frame.dim: frame.name for frame in frames}, **numbers}
     value = scale_and_mask(log_prob, scale, msg["mask"])
@@ -169,6 +171,8 @@ def _check_rows(factors: list[Factor]) -> None:
         batched = {name for name, scale in factor.plates.items() if scale != 1.0}
         for name in factor.numbers:
             owner = owners.setdefault(name, factor)
+            # Plates that hold a batch around one of them and not around the other: N / n times the
+            # logarithm of a sum is no estimate where rows share what is summed over.
             shared = batched ^ {plate for plate, scale in owner.plates.items() if scale != 1.0}
             if shared:
                 raise shared_rows_error([owner.site], sorted(shared))
@@ -267,6 +271,7 @@ def log_likelihood_of_rows(factors: list[Factor]) -> dict[str, RowTerms]:
         # Locals that are not discrete have densities of their own in the sums.
         others = [factor for factor in together if not factor.observed]
         kept = _shared_plates(together)
+        # log p(y | rest) = log sum p(y, z | rest) - log sum p(z | rest), row by row.
         values = _of_rows(together, kept) - _of_rows(others, kept)
         axes = {plate: axis for axis, plate in enumerate(kept)}
         found[joined_name(names)] = RowTerms(values, axes, names)
@@ -299,6 +304,7 @@ def posterior_values(
         return torch.stack([term.sum() for _, term in _contracted(moved)]).sum()
 
     with torch.enable_grad(), picking("largest" if most else "sample"):
+        # Each gradient is one at the picked entry of its factor, and zero elsewhere.
         gradients = torch.func.grad(total)(tuple(each.log_prob for each in factors))
     values = {}
     for factor, gradient in zip(factors, gradients, strict=True):

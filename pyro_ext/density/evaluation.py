@@ -42,6 +42,7 @@ class Evaluation:
         #: How often; whoever has lifted functions of its own sees that they are to be traced again.
         self.retraced = 0
         self._lifted = mode, particle_chunk
+        # Only then is there a prior that is worth leaving out; small programs need no look at it.
         self._large = max(bound.layout.sizes.values()) >= LARGE_SITE
         # Found once for all that is asked of it.
         self._value = self.shortened(self._run)
@@ -104,6 +105,7 @@ class Evaluation:
         handler = SiteHandler(self.bound.layout.split(z), arguments[2])
         self.bound.run(handler, arguments)
         zero = z.new_zeros(())
+        # A sum without any terms is still a number of Python, and a graph returns tensors.
         return handler.log_prior + zero, handler.log_likelihood + zero
 
     def _score(
@@ -232,5 +234,6 @@ def add_normal(
         return add
 
     squares = side_by_side(worker, of_vector(z, size))
+    # log N(x; m, s) = -log s - log(2 pi) / 2 - ((x - m) / s)^2 / 2, summed over the entries.
     log_density = -size * (scale.log() + 0.5 * math.log(2.0 * math.pi))
     return log_density - 0.5 * torch.stack(squares).sum(0)

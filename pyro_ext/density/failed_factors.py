@@ -25,6 +25,7 @@ def _spoiled(result: Tensor, failed: Tensor, matrix: Tensor) -> Tensor:
     if not (result.is_floating_point() or result.is_complex()) or not result.numel():
         return result
     entries = torch.where(failed[..., None, None], matrix, 0.0).sum((-2, -1))
+    # Zero times the entries where nothing failed, which adds nothing to value or gradient.
     added = entries * torch.zeros_like(entries).masked_fill(failed, torch.nan)
     return result + added.reshape(added.shape + (1,) * (result.dim() - added.dim()))
 

@@ -33,6 +33,7 @@ def as_numpy(tensor: Any) -> np.ndarray:
     tensor = tensor.detach().cpu().resolve_neg().resolve_conj()
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
+    # NumPy has no bfloat16; its bits tell values apart as well.
     return tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
@@ -53,6 +54,8 @@ class _Operations(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.random.append(str(func.name()).removeprefix("aten::"))
         for leaf in pytree.tree_leaves((args, kwargs or {})):
+            # Tensors by the order in which they came up, so that the values of latent sites and of
+            # arguments do not count.
             self.operations.add(self._name(leaf) if isinstance(leaf, Tensor) else leaf)
         found = func(*args, **(kwargs or {}))
         for leaf in pytree.tree_leaves(found):
@@ -140,6 +143,7 @@ def repeatable_fingerprint(bound: BoundModel, data: Data) -> Fingerprint | None:
     ModelCheckError
         It does not: it draws random numbers, or what it changes comes into its next run.
     """
+    # By two seeds, so that what is drawn in the model shows.
     (first, sites, modules), (again, others, _) = (_read(bound, data, seed) for seed in (0, 1))
     causes = dict.fromkeys(modules or first.random)
     check_repeats(sites.sites, others.sites, tuple(causes))

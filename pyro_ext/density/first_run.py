@@ -171,6 +171,8 @@ class CheckHandler(DiscoveryHandler):
             ) from error
         if not site_is_subsample(msg) and not is_deterministic(msg):
             value, fn = msg["value"], msg["fn"]
+            # Shape of the log density, with which a scale or a mask has to broadcast without making
+            # it larger.
             own = value.shape[: value.dim() - fn.event_dim]
             log_prob = torch.broadcast_shapes(fn.batch_shape, own)
             for what in ("scale", "mask"):
@@ -199,6 +201,8 @@ def _contents(
         if isinstance(each, Tensor) and not each.is_inference():
             contents[name] = each._version  # torch counts
         elif isinstance(each, np.ndarray) and not each.dtype.hasobject:
+            # NumPy counts no writes, so the bytes are summed up; a checksum is enough to notice a
+            # change.
             contents[name] = zlib.crc32(np.ascontiguousarray(each).reshape(-1).view(np.uint8).data)
     return contents
 
@@ -216,6 +220,7 @@ def _watch_modules() -> Iterator[list[torch.nn.Module]]:
     stack: list[torch.nn.Module] = []
 
     def enter(module: torch.nn.Module, inputs: Any) -> None:
+        # Only then does a call write to the module; vmap would refuse that later, without a name.
         if isinstance(module, _BatchNorm) and module.training and module.track_running_stats:
             raise ModelCheckError(
                 f"Found {type(module).__name__} in train mode. Its running statistics would "

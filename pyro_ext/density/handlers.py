@@ -94,6 +94,8 @@ class SubsampleControl:
 
     def __enter__(self) -> SubsampleControl:
         self._thread = threading.get_ident()
+        # From the class's dictionary: as an attribute the static method comes without its wrapper,
+        # and put back so it would be handed the plate as its first argument.
         self._original = SubsampleMessenger.__dict__["_subsample"]
         SubsampleMessenger._subsample = staticmethod(self._subsample)
         return self
@@ -111,6 +113,7 @@ class SubsampleControl:
         device: Any = None,
     ) -> tuple[int, int, Any]:
         original = self._original.__func__
+        # A plate without a size has no rows that could be numbered.
         if threading.get_ident() != self._thread or size is None:
             return original(name, size, subsample_size, subsample, use_cuda, device)
         self.met[name] += 1
@@ -139,6 +142,7 @@ def without_validation(fn: Any) -> Any:
     """
     if not isinstance(fn, Distribution) and not hasattr(fn, "base_dist"):
         return fn
+    # A copy: the distribution may be the model's own, which goes on validating elsewhere.
     fn = copy.copy(fn)
     if hasattr(fn, "_validate_args"):
         fn._validate_args = False
@@ -184,6 +188,7 @@ def _of_components(constraint: MixtureSameFamilyConstraint) -> Transform:
         Components have supports of their own, such as intervals.
     """
     base = constraint.base_constraint
+    # Bounds that differ by component: no single map leads into all components.
     if any(isinstance(each, Tensor) and each.dim() for each in vars(base).values()):
         raise NotImplementedError
     return biject_to(base)
@@ -224,6 +229,7 @@ class _LowerCholesky(Transform):
 
 def _size_of_triangle(number: int) -> int:
     """Rows of a lower triangle of so many numbers."""
+    # The root n of n (n + 1) / 2 = number; rounded, as the square root is not exact.
     return round((math.sqrt(1 + 8 * number) - 1) / 2)
 
 
@@ -263,6 +269,8 @@ def narrowed(fn: Any) -> Transform | None:
             wanted = biject_to(each.domain)
         except NotImplementedError:
             return None
+        # What comes in does not fill the transform's domain, so what comes out does not fill its
+        # codomain.
         is_narrower |= _kinds(before) != _kinds(wanted)
         parts.append(each)
         before = biject_to(each.codomain)
@@ -297,6 +305,7 @@ def transform_to_support(site: Mapping[str, Any]) -> Transform:
         turn = ComposeTransform([biject_to(constraints.interval(-math.pi, math.pi)), _OneTurn()])
         return IndependentTransform(turn, transform.domain.event_dim)
     except ValueError as error:
+        # The host's words name the site and say what to do, such as to enumerate it.
         raise ModelCheckError(str(error)) from None
     except NotImplementedError as error:
         raise ModelCheckError(
@@ -327,6 +336,7 @@ def is_deterministic(site: Mapping[str, Any]) -> bool:
     """Whether the site only records a value (``pyro.deterministic`` or a reparameterized site)."""
     if site["infer"] and site["infer"].get("_deterministic"):
         return True
+    # The host's reparameterisations record a site as an observed Delta, without that mark.
     return site["is_observed"] and is_made_of(site["fn"], Delta)
 
 
@@ -359,6 +369,7 @@ def fixed_normal(fn: Any, shape: torch.Size) -> tuple[Tensor, Float[Tensor, ""]]
     """
     while isinstance(fn, Independent):
         fn = fn.base_dist
+    # By the method and not by the class: a subclass may have another density.
     if type(fn).log_prob is not Normal.log_prob:
         return None
     loc, scale = fn.loc, fn.scale
@@ -465,6 +476,7 @@ class SiteHandler(Messenger):
             msg["value"] = unconstrained
             return
         value = transform(unconstrained)
+        # More dimensions than the position has are those of a discrete site's values.
         if value.dim() - transform.codomain.event_dim > unconstrained.dim() - (
             transform.domain.event_dim
         ):
@@ -473,6 +485,8 @@ class SiteHandler(Messenger):
         # Elementwise transforms give one term for each entry; the rest of the event is summed.
         surplus = log_det.dim() - (value.dim() - msg["fn"].event_dim)
         msg["value"] = value
+        # Carried to the end of the message, when the frames of all plates around the site are
+        # known.
         msg["infer"] = {**(msg["infer"] or {}), "_log_det": sum_rightmost(log_det, surplus)}
 
     def _pyro_post_sample(self, msg: Any) -> None:
@@ -499,6 +513,7 @@ class SiteHandler(Messenger):
             return
         log_prob = scale_and_mask(log_prob, msg["scale"], msg["mask"]).sum()
         if msg["is_observed"]:
+            # What a reparameterisation records with a density is a part of its site's prior.
             if is_deterministic(msg) or (is_factor(msg) and not plate_frames(msg)):
                 self.log_prior = self.log_prior + log_prob
             else:
@@ -640,6 +655,7 @@ class OneValueHandler(SiteTermsHandler):
         if is_enumerated(msg) and msg["name"] in self.numbers:
             fn, number = msg["fn"], self.numbers[msg["name"]]
             check_places(self.numbers, msg["name"], number.shape, fn.batch_shape)
+            # Axes of length one to the left stand for dimensions that the site does not have.
             number = number.reshape(number.shape[number.dim() - len(fn.batch_shape) :])
             msg["value"] = values_of(fn)[number].expand(fn.shape())
         super()._pyro_sample(msg)
@@ -705,6 +721,8 @@ def isolated_parameters(state: Any = None) -> Iterator[Any]:
 def _safe_log(x: Tensor) -> Tensor:
     """Logarithm with a gradient of zero at zero."""
     zero = x == 0
+    # Filled before and after: the gradient of log is infinite at zero, and infinity times the zero
+    # that comes from outside is NaN.
     return x.masked_fill(zero, 1.0).log().masked_fill(zero, -torch.inf)
 
 
@@ -719,6 +737,7 @@ def _plain_safe_log() -> Iterator[None]:
     try:
         yield
     finally:
+        # The inherited method comes up again.
         del _SafeLog.apply
 
 
@@ -748,6 +767,7 @@ def _filled(fn: Any, obs: Any, mask: Any) -> Any:
     shape = mask.shape + (1,) * fn.event_dim
     like = torch.as_tensor(obs)
     inside = _inside(fn.support, like)
+    # ``where`` and no product: the values that are hidden may be NaN.
     return obs if inside is None else torch.where(mask.reshape(shape), like, inside)
 
 

@@ -7,9 +7,9 @@ This is the only room that runs the model. Everything else sees particles ``z`` 
 The log density is split in two. The *prior part* holds every latent site with log|det J| of
 its transform, and ``factor`` statements outside every plate. The *likelihood part* holds
 observed sites, and factors inside a plate. Scales (of plates, nested plates and
-``poutine.scale``) and masks apply to each site, and to its log|det J|, as Pyro applies them to
-its log density. With rows b of a plate of N rows drawn, the plate's sites are scaled by N/|b|,
-so that a minibatch log density is an unbiased estimate of the full one.
+``poutine.scale``) and masks apply to each site as Pyro applies them to its log density, and to its
+log|det J| those of plates alone. With rows b of a plate of N rows drawn, the plate's sites are
+scaled by N/|b|, so that a minibatch log density is an unbiased estimate of the full one.
 """
 
 from __future__ import annotations
@@ -160,6 +160,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             device=structure.device,
             **as_found(structure),
         )
+        # Before anything is evaluated: what does not sum out fails later without naming the site.
         check_enumeration(bound, data)
         self._set_model(bound)
         self._check_options(structure.has_likelihood)
@@ -261,11 +262,15 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             if not self.bound.has_structure(structure):
                 return False
             check_enumeration(self.bound, data)
+            # As many forms as there are graphs; the oldest goes, since dictionaries keep their
+            # order.
             if len(self._known) == MAX_GRAPHS:
                 del self._known[next(iter(self._known))]
             self._known[inputs.key] = inputs, repeatable_fingerprint(self.bound, data)
             return True
         if look or inputs.may_change:
+            # None marks a model whose runs differ in something that no site shows: there is nothing
+            # to compare it by.
             return known[1] is None or known[1] == fingerprint(self.bound, data)
         return True
 
@@ -447,6 +452,8 @@ class LogDensity(LogDensityShell[Tensor, Data]):
     ) -> Float[Tensor, "P D"]:
         """Standard Normal noise for positions, the same however they are split."""
         number = len(positions) if self.share is None else self.share[1]
+        # Drawn for the positions of all processes, of which each keeps its own: so a run gives the
+        # same numbers however many processes share it.
         shape = (number, *positions.shape[1:])
         noise = torch.randn(
             shape, generator=generator, dtype=positions.dtype, device=generator.device

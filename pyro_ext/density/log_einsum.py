@@ -27,6 +27,7 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
     summed = "".join(sorted(set(inputs) - set(output) - {","}))
     total: Tensor | None = None
     for dims, operand in zip(inputs.split(","), operands, strict=True):
+        # Kept dimensions first, those that are summed last.
         order = sorted(dims, key=(output + summed).index)
         # All dimensions in one order, those that an operand lacks of length one.
         aligned = operand.permute([dims.index(name) for name in order])

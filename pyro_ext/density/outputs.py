@@ -119,6 +119,7 @@ def output_parameters(fn: Distribution) -> dict[str, Tensor]:
         name: stored[name] for name in fn.arg_constraints if isinstance(stored.get(name), Tensor)
     }
     if "probs" in found and "logits" in found:
+        # Torch keeps the given one as ``_param`` besides; the other was computed on demand.
         given = "probs" if stored.get("_param") is stored["probs"] else "logits"
         del found["logits" if given == "probs" else "probs"]
     # A mixture declares no parameters: those of its parts are not its own.
@@ -159,6 +160,7 @@ class OutputHandler(SiteHandler):
         if isinstance(fn, ZeroInflatedDistribution):
             base = type(fn.base_dist)
             inside = _broadcast(fn.base_dist, batch)
+            # The base has latent parameters as well as the gate.
             parameters |= {f"{BASE}{name}": value for name, value in inside.items()}
         parts = None
         if type(fn) is MixtureSameFamily:

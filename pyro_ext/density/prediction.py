@@ -21,7 +21,11 @@ from torch.distributions import Bernoulli, Categorical
 from ppl_ext.target.discrete import STANDS_IN, Missing, Run
 from ppl_ext.target.outputs import prediction_terms
 from pyro_ext.density.enumeration import is_enumerated
-from pyro_ext.density.handlers import global_generator, without_host_checks
+from pyro_ext.density.handlers import (
+    global_generator,
+    isolated_parameters,
+    without_host_checks,
+)
 from pyro_ext.density.outputs import joint_mask, unwrap
 from pyro_ext.density.sampling import sampled
 
@@ -57,6 +61,7 @@ class ObserveMissing(Missing, Messenger):
             return
         if not self.meets(msg, is_enumerated):
             return
+        # From the same seed in every run: the check of a model refuses observations that change.
         with global_generator(self._seed), torch.no_grad():
             msg["value"] = sampled(msg["fn"])
         msg["is_observed"] = True
@@ -75,7 +80,13 @@ def run_at(
     def run(values: Mapping[str, Any], seed: int) -> Run:
         tensors = {name: torch.as_tensor(value) for name, value in values.items()}
         observing = ObserveMissing(values, seed).over(model)
-        with global_generator(0), torch.no_grad(), without_host_checks():
+        # The model's parameters stay out of the host's store, as in all other runs.
+        with (
+            isolated_parameters(),
+            global_generator(0),
+            torch.no_grad(),
+            without_host_checks(),
+        ):
             trace = poutine.trace(poutine.condition(observing, data=tensors))
             found = trace.get_trace(*args, **kwargs).nodes.items()
             sites = {

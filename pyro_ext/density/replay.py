@@ -292,6 +292,7 @@ def _describe(
     }
     probes = {}
     for name, plate in owned.items():
+        # One row more: the axes that grow by it are those of the plate.
         rows = torch.arange(plate.subsample_size + 1, device=target.device)
         probes[name] = _look(target, data, values, {**first, name: rows})[1]
     full = {name: plate.size for name, plate in owned.items()}
@@ -317,6 +318,7 @@ def _computed_of(
     layout, flat = check_values(target.bound, one_draw(values))
     arguments = as_arguments(data.args, data.kwargs, target.bound.rows_for_values())
     position = unconstrain(target.bound, flat[0], (layout, arguments))
+    # Moved in unconstrained space, so that all values stay in their supports.
     other = torch.as_tensor(nearby(_host(position))).to(position)
     found = constrain(target.bound, other, arguments)
     again = _run(target, data, found, target.first_rows())
@@ -690,6 +692,8 @@ def _is_same(
                 if key[0] in drawn or not value.is_floating_point():
                     continue
                 scale = 1.0 + value[torch.isfinite(value)].abs().max() if value.numel() else 1.0
+                # Products of matrices are summed in another order when there are many draws at
+                # once.
                 allowed = 1e3 * torch.finfo(value.dtype).eps * scale
                 if not torch.allclose(value, other, rtol=1e-4, atol=float(allowed), equal_nan=True):
                     return False

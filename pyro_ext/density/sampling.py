@@ -30,6 +30,7 @@ def _uniform(like: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
 
 def _exponential(like: Tensor, rate: float = 1.0) -> Tensor:
     tiny = torch.finfo(like.dtype).tiny
+    # By the inverse of the distribution function. ``rand`` may be 0, an exponential draw is not.
     return -torch.log1p(-_uniform(like)).clamp(max=-tiny) / rate
 
 

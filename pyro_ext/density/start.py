@@ -89,6 +89,7 @@ class StartingPositions:
             bad = (~self._is_finite(z, data)).nonzero().squeeze(-1)
             if not len(bad):
                 break
+            # Only those: positions that are finite stay the draws that they are.
             z[bad] = self._draw(len(bad), generator, data)
         else:
             finite = self._is_finite(z, data)
@@ -112,10 +113,13 @@ class StartingPositions:
         indices = self._bound.first_rows()
         direction = torch.ones_like(z) / math.sqrt(z.shape[1])
         slope = float((self._evaluation.batch("score", z, data, indices).score * direction).sum())
+        # Two lengths: where the density bends, the longer step differs from the slope, and where it
+        # is rounded, the shorter one.
         for step in (1e-2, 1e-3):
             ends = torch.cat([z + step * direction, z - step * direction])
             above, below = self._evaluation.batch("log_density", ends, data, indices).tolist()
             found = (above - below) / (2.0 * step)
+            # Both densities are rounded by about eps times their size, and the step divides that.
             rounding = 100.0 * torch.finfo(z.dtype).eps * max(abs(above), abs(below), 1.0) / step
             if abs(found - slope) <= 0.1 * max(abs(found), abs(slope)) + rounding:
                 return

@@ -120,6 +120,8 @@ def to_arviz(
             "pyro.infer.MCMC."
         )
     if isinstance(engine, MCMC):
+        # The chains have run on these rows. Others are given where the log likelihood is asked for
+        # elsewhere.
         if not args and not kwargs:
             args, kwargs = engine._args, engine._kwargs
         engine, num_samples = Chains(engine, args, kwargs, num_samples=num_samples), None
@@ -152,6 +154,7 @@ def to_arviz(
     wanted = wanted._replace(dims=dims, coords=coords, may_thin=all_draws)
 
     def seeded(*given: Any, number: int | None, **options: Any) -> Replay:
+        # Groups that are drawn one after another must not have the same random numbers.
         return replay(*given, seed=seed + (number or 0), sharding=sharding, **options)
 
     def statistics(target: LogDensity, together: int) -> Group:

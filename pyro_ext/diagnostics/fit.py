@@ -70,6 +70,8 @@ class FittedGuide(shared.FittedGuide):
         for size in chunk_sizes(num_samples, self.target.dim, draw_chunk):
             theta = self.draw(generator, size)
             found = evaluate(self.density, self.parameters, self.target, self.data, theta)
+            # Draws may be more than the device holds, and sums over them are taken in double
+            # precision.
             pieces.append([each.double().cpu().numpy() for each in found])
         return tuple(np.concatenate(each) for each in zip(*pieces, strict=True))
 
@@ -118,6 +120,7 @@ def fitted_guide(
         )
     check_model(fit, model)
     assert model is not None
+    # The target computes in the guide's precision, in which it was fitted.
     dtype = next((parameter.dtype for parameter in fit.parameters()), None)
     target, data = target_of_model(
         model, args, kwargs, dtype=dtype, allow_local_latents=False, passes=passes
@@ -211,6 +214,7 @@ class HostFit(shared.HostFit):
             theta = self.fitted.draw(diagnostic_generator(self._seed), num_samples)
             return self.target.constrain(theta, self._data)
         generator = diagnostic_generator(self._seed)
+        # The guide draws from torch's global generator, which goes on afterwards as if it had not.
         with global_generator(int(torch.randint(2**62, (), generator=generator))):
             drawn = Predictive(self.guide, num_samples=num_samples)(
                 *self._data.args, **self._data.kwargs
@@ -264,10 +268,12 @@ class Chains(shared.Chains):
         per_chain = self._num_draws // self.num_chains
         statistics: dict[str, list[Tensor]] = {}
         for figures in self.mcmc._diagnostics:
+            # Pyro lists the numbers of the draws that diverged, ArviZ has a flag for each draw.
             diverging = torch.zeros(per_chain, dtype=torch.bool)
             diverging[list(figures.get("divergences", []))] = True
             statistics.setdefault("diverging", []).append(diverging)
             for name, values in figures.items():
+                # A list of another length is not of draws.
                 if isinstance(values, list) and len(values) == per_chain and name != "divergences":
                     statistics.setdefault(name, []).append(torch.as_tensor(values))
         return {name: self._taken(torch.cat(values)) for name, values in statistics.items()}

@@ -104,10 +104,13 @@ def predictor(
 ) -> Callable[..., Dataset]:
     """See :func:`ppl_ext.diagnostics.predictive_data.site_predictor`."""
     draws = _tensors(draws)
+    # Draws of discrete sites are whole numbers, which say nothing of the precision.
     dtype = next((value.dtype for value in draws.values() if value.is_floating_point()), None)
 
     def observed(given: Collection[str]) -> tuple[Any, Any, ObserveMissing]:
         observing = ObserveMissing(given)
+        # New rows usually have no observations. The target needs some, so that the sites count as
+        # observed.
         known = observing.over(model)
         return *target_of_model(known, args, kwargs, dtype=dtype, all_rows=False), observing
 

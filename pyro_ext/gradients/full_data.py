@@ -36,6 +36,7 @@ def exact_score(
     for batch in batches:
         weight = num_rows(batch) / total
         found = target.score(z, target.bind(*batch, **dict(keywords or {})))
+        # The prior's share too: it is the same in all batches, whose weights sum to one.
         score = Score(*(old + weight * new for old, new in zip(score, found, strict=True)))
     return score
 

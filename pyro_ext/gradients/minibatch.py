@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ppl_ext.gradients import minibatch
 from ppl_ext.gradients.full_data import check_rows
+from ppl_ext.target.scores import tempered
 from pyro_ext.density import Data, LogDensity, Score
 from pyro_ext.gradients.estimator import EstimatorState, Full, GradientEstimator
 from pyro_ext.gradients.full_data import num_rows
@@ -62,6 +63,7 @@ def shuffled(
     """A permutation of so many numbers, or ``lead`` of them."""
     if not lead:
         return torch.randperm(size, generator=generator)
+    # One after another: ``randperm`` makes one permutation at a time.
     return torch.stack([torch.randperm(size, generator=generator) for _ in range(lead[0])])
 
 
@@ -105,12 +107,23 @@ class BatchArguments(minibatch.BatchArguments, GradientEstimator):
         self, target: LogDensity, chosen: Int[Tensor, "*P"], z: Float[Tensor, "P D"], data: Data
     ) -> Score:
         batches = list(self.batches)
+        total = sum(map(num_rows, batches))
 
         def of_batch(z: Tensor, number: Tensor) -> Score:
-            return target.score(z, target.bind(*batches[int(number)], **data.kwargs))
+            batch = batches[int(number)]
+            bound = target.bind(*batch, **data.kwargs)
+            # Each batch comes up once a round, and the plate scales a small one, such as the last,
+            # up as it does the others: its rows would count for more.
+            share = len(batches) * num_rows(batch) / total
+            if share == 1.0:
+                return target.score(z, bound)
+            prior, likelihood, log_prior, log_likelihood = target.score_parts(z, bound)
+            score = tempered(prior, share * likelihood, target.likelihood_temperature)
+            return Score(score, log_prior, share * log_likelihood)
 
         if chosen.dim() == 0:
             return of_batch(z, chosen)
+        # Batches may have other lengths than each other, which no operation takes together.
         found = [of_batch(row[None], number) for row, number in zip(z, chosen, strict=True)]
         return Score(*map(torch.cat, zip(*found, strict=True)))
 

@@ -47,6 +47,8 @@ class SVRG(reduced_variance.SVRG, GradientEstimator):
             indices, minibatch = self._minibatch().draw(target, minibatch, generator, len(z))
         here = target.score(z, data, indices)
         there = target.score(anchor, data, indices)
+        # s_B(z) - s_B(a) + s(a): the same rows at both positions, so that their noise cancels near
+        # the anchor.
         score = corrected(here, there, Score(*exact), indices)
         age += 1
         following = {"minibatch": minibatch, "anchor": anchor, "exact": exact, "anchor_age": age}
@@ -81,6 +83,7 @@ class SAGA(reduced_variance.SAGA, GradientEstimator):
         if table is None:
             shape = table_shape(target, len(z), z.element_size(), self.max_bytes)
             table = z.new_empty(shape)
+            # Row by row: a set of rows has one gradient, that of its sum.
             for index in torch.arange(number, device=target.device):
                 table[index] = row(index).likelihood
             total = table.sum(0)
@@ -93,7 +96,13 @@ class SAGA(reduced_variance.SAGA, GradientEstimator):
         found = [row(index) for index in rows]
         gradient = torch.stack([parts.likelihood for parts in found])
         change = gradient - table[rows]
+        # (N / |B|) sum_B (g_n - t_n) + sum_n t_n, with the table as it was before this step.
         likelihood = number * change.mean(0) + total
+        # A step that is not finite is skipped, and the next ones need the sum: it would never be
+        # finite again with such a gradient in it. The row keeps its entry.
+        sound = torch.isfinite(gradient)
+        gradient = torch.where(sound, gradient, table[rows])
+        change = torch.where(sound, change, 0.0)
         # A row that was drawn twice changes the table once.
         again = torch.ones(len(rows), len(rows), dtype=torch.bool, device=rows.device).tril(-1)
         first = ~(again & (rows[:, None] == rows)).any(1)
@@ -104,6 +113,7 @@ class SAGA(reduced_variance.SAGA, GradientEstimator):
             "rows": rows,
             "gradient": gradient,
         }
+        # The prior is the same whichever row it is found with.
         score = tempered(found[0].prior, likelihood, target.likelihood_temperature)
         log_likelihood = torch.stack([parts.log_likelihood for parts in found]).mean(0)
         return ScoreEstimate(score, found[0].log_prior, log_likelihood, indices), following

@@ -13,6 +13,7 @@ NEAR, ROUNDINGS = 4, 30.0
 
 def elsewhere(z: Tensor) -> Tensor:
     """Other positions than those that a graph was traced at."""
+    # A move of another size in each coordinate, the same at every call.
     return z + 0.125 * torch.cos(torch.arange(z.numel(), dtype=z.dtype).reshape(z.shape)).to(z)
 
 
@@ -38,6 +39,7 @@ def within_rounding(one: Tensor, two: Tensor, *near: Tensor) -> bool:
     """Whether two results differ by no more than what rounding makes of them."""
     if not two.is_floating_point():
         return close(one, two)
+    # Positions at which a result is not finite tell nothing of its rounding.
     rounding = torch.stack([(each - two).abs().nan_to_num(0.0, 0.0) for each in near]).amax(0)
     allowed = RELATIVE * two.abs() + ABSOLUTE + ROUNDINGS * rounding
     same = (one == two) | (one.isnan() & two.isnan())

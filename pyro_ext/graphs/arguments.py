@@ -17,6 +17,7 @@ _PLAIN = (Tensor, complex, bytes, torch.dtype, FunctionType, BuiltinFunctionType
 def _static_key(leaf: Any) -> Hashable:
     if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), torch.dtype)):
         return type(leaf), leaf
+    # By identity: an object's own equality may look at arrays that it holds, or miss a change.
     return type(leaf), id(leaf)
 
 
@@ -77,6 +78,7 @@ def _flattened(arguments: Any) -> tuple[list[Any], Any]:
     Those of :func:`as_arguments` are found without torch's help, which takes as long as ten
     operations on small tensors.
     """
+    # Of exactly these types: a subclass may be a pytree of another kind.
     if len(arguments) == 3 and type(arguments[1]) is type(arguments[2]) is dict:
         args, kwargs, indices = arguments
         leaves = [*args, *kwargs.values(), *indices.values()]

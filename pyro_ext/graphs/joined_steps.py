@@ -244,6 +244,7 @@ def joined(
         automatic differentiation.
     """
     own = [each.detach() for each in inputs]
+    # So that the recorder sees whether differentiation follows every operation.
     own[0].requires_grad_()
     with torch.enable_grad(), _Recorder(own) as recorder:
         result = function(own)
@@ -261,6 +262,7 @@ def joined(
     nodes = _with_totals(nodes, outputs)
     kinds = _alike(nodes)
     operations = sum(not node.given for node in recorder.nodes)
+    # Operations after joining: one of each kind that is joined.
     left = sum(1 if each.joined else len(each.nodes) for each in kinds if not each.nodes[0].given)
     if operations < FEWEST or left * TIMES_FEWER > operations:
         return None
@@ -490,6 +492,8 @@ class _Values:
         def call(*tensors: Tensor) -> Any:
             return _called(first.kind, given, first.args[1], tensors)
 
+        # By vmap, so that an operation is done at once without a rule of its own for a further
+        # axis.
         return torch.vmap(call, in_dims=tuple(dims))(*tensors)
 
     def _rows(self, nodes: list[Node]) -> Tensor:
@@ -503,6 +507,8 @@ class _Values:
             starts = (starts.unsqueeze(-1) + torch.arange(length, device=device)).reshape(-1)
         if len(sources) == 1:
             source = self.of(first).movedim(dim, 0)
+            # One operation, whose gradient adds up at once what a thousand slices would each add to
+            # a vector of zeros.
             found = source.index_select(0, starts)
         else:
             numbers = {id(source): number for number, source in enumerate(sources)}

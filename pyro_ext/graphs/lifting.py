@@ -158,6 +158,8 @@ class BatchedFunction:
                 entry = self._graphs.get(key)
                 if entry is not None:
                     if inputs.is_flat:
+                        # Kept only where ``is_of`` can tell later arguments, which takes no look
+                        # into containers.
                         form = z.shape, z.dtype, z.device
                         self._last = _Last(entry[0], inputs, arguments, in_dims, form)
                     return entry[0](z, *inputs.tensors)
@@ -208,6 +210,7 @@ class BatchedFunction:
                     EvaluationWarning,
                     stacklevel=2,
                 )
+            # The oldest, as dictionaries keep their order.
             del self._graphs[next(iter(self._graphs))]
         self._graphs[key] = (graph, inputs)
 
@@ -275,6 +278,7 @@ class BatchedFunction:
         drop_identities(module.graph)
         replay: Callable[..., Any]
         if self.mode == "inductor":
+            # Inductor alone adds into shared memory; a replay calls torch's own operations.
             materialize_accumulators(module.graph)
             module.recompile()
             # Also before compiling, which takes long; after it mistakes of the compiler count as
@@ -288,6 +292,7 @@ class BatchedFunction:
             replay = replayed(module)
         self._require_same_result(replay, z, inputs, in_dims)
         if self.mode == "graph":
+            # Compared near zero, where a model is finite, whatever the positions of this call are.
             return numpy_replay(module, replay, [elsewhere(torch.zeros_like(z)), *inputs.tensors])
         return replay
 

@@ -161,6 +161,7 @@ def _call(node: Any) -> Call | None:
     if node.kwargs and target is not _ATEN.clone.default:
         return None
     if target in _SUMS:
+        # A sum of another type than its argument's, as of booleans, is left to torch.
         if args[0].meta["val"].dtype != value.dtype:
             return None
         axes = tuple(args[1]) if args[1:] and args[1] else None

@@ -124,6 +124,7 @@ def _shorten_constant(
     """One entry of a constant whose entries are all equal."""
     value = constants[node]
     if value.numel() > 1 and bool((value == value.reshape(-1)[0]).all()):
+        # One entry in as many dimensions, with which it broadcasts as the whole does.
         one = value[(slice(1),) * value.dim()].clone()
         with graph.inserting_after(node):
             first = graph.call_function(_ATEN.clone.default, (node,))

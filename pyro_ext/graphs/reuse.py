@@ -43,8 +43,10 @@ def write_over(graph: Graph, long: int) -> None:
     roots: dict[Node, Node] = {node: root_of(node) for node in graph.nodes}
     last: dict[Node, int] = {}
     for node, root in roots.items():
+        # Views of a value keep its memory in use as well.
         last[root] = max([last.get(root, 0), *(order[user] for user in node.users)])
     for node in list(graph.nodes):
+        # Operations with several results have no single place to write to.
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or value.numel() < long:
             continue

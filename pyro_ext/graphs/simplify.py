@@ -97,6 +97,7 @@ def _fold(module: GraphModule, constants: dict[Any, Tensor], changed: set[Any]) 
             continue
         _read_numbers(node, constants)
         same = _same_view(node) or _unchanged(node, constants)
+        # Of equal operations the first stands for all, as nothing here changes what it reads.
         same = same or known.setdefault(_description(node), node)
         if same is not node:
             node.replace_all_uses_with(same)
@@ -115,6 +116,7 @@ def root_of(node: Any) -> Any:
     while isinstance(node, Node) and node.op == "call_function" and node.all_input_nodes:
         source = node.args[0]
         # An item of several results has memory of its own, one of several views has not.
+        # Items of a tuple are taken by Python's own ``getitem``, which is no operation of torch's.
         is_item = not isinstance(node.target, torch._ops.OpOverload)
         if not isinstance(source, Node) or not _is_view(source if is_item else node):
             return node
@@ -127,6 +129,7 @@ def _is_view(node: Any) -> bool:
         return True
     target: Any = node.target
     returned = target._schema.returns if isinstance(target, torch._ops.OpOverload) else []
+    # The schema says of views that their result may share memory with an argument.
     return bool(returned) and returned[0].alias_info is not None
 
 
@@ -175,6 +178,7 @@ def _constant(node: Any, constants: dict[Any, Tensor], module: GraphModule) -> T
     if any(source not in constants for source in node.all_input_nodes):
         return None
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), constants.__getitem__)
+    # Computed with the very operation, so that it is rounded as at a call.
     value = target(*args, **kwargs)
     return value if isinstance(value, Tensor) and _form(value) == _form(expected) else None
 
@@ -250,6 +254,7 @@ def _read_numbers(node: Any, constants: dict[Any, Tensor]) -> None:
     if value.numel() == 1 and alike and first.meta["val"].shape == node.meta["val"].shape:
         node.args = (first, value.item())
         if node.target in _MULTIPLY and node.args[1] == -1.0:
+            # Signs are carried on by a pass of their own, which looks for ``neg``.
             node.target, node.args = _ATEN.neg.default, (first,)
 
 
@@ -319,6 +324,7 @@ def _without_sign(user: Any, node: Any) -> tuple[Any, tuple[Any, ...], bool] | N
     """
     (value,), target = node.args, user.target
     left, right = (*user.args, None, None)[:2]
+    # With alpha= another multiple is added, and of x * x both factors have the sign.
     if user.kwargs or left is right:
         return None
     if target is node.target:
@@ -442,6 +448,8 @@ def _write_constants(module: GraphModule, constants: dict[Any, Tensor]) -> None:
     for result in output.all_input_nodes:
         if root_of(result) in constants:
             with graph.inserting_before(output):
+                # A caller may write into what it gets, and the constant would be another at the
+                # next call.
                 copy = graph.call_function(_ATEN.clone.default, (result,))
             copy.meta["val"] = result.meta["val"]
             output.replace_input_with(result, copy)
@@ -545,12 +553,14 @@ def replayed(
             if hasattr(value, "_fields"):
                 return f"{bound(type(value))}({items})"
             return f"({items},)" if isinstance(value, tuple) and value else f"[{items}]"
+        # The text of a floating number may not be valid Python, as of nan and inf.
         return repr(value) if type(value) in (int, bool, type(None)) else bound(value)
 
     for node in module.graph.nodes:
         names[node] = f"node_{len(names)}"
         if node.op == "get_attr":
             held = getattr(module, node.target)
+            # Constants of the graph's own never change, so that they are made values once.
             if node.target.startswith(_CONSTANT):
                 names[node] = bound(to_values(held))
             else:  # at every call: `tensor.data = ...` gives it other memory

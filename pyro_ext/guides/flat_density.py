@@ -114,6 +114,8 @@ class FlatDensity(shared.FlatDensityShell):
 
     def sample(self, parameters: Parameters, generator: Generator, num: int) -> Draws:
         """Draw (num, D) from q, without gradients."""
+        # The host's distributions draw from torch's global generator alone. It is seeded for this
+        # draw, and goes on as it was after it.
         seed = int(torch.randint(2**62, (), generator=generator, device=generator.device).item())
         with torch.no_grad(), global_generator(seed):
             return self._with_posterior(parameters, lambda q: q.sample((num,)))
@@ -122,6 +124,8 @@ class FlatDensity(shared.FlatDensityShell):
         return self._with_posterior(parameters, lambda q: q.log_prob(theta))
 
     def score(self, parameters: Parameters, theta: Float[Tensor, "*S D"]) -> Float[Tensor, "*S D"]:
+        # A second derivative costs memory, and is needed only where a gradient in the parameters is
+        # taken of the score.
         differentiable = torch.is_grad_enabled() and any(
             parameter.requires_grad for parameter in parameters.values()
         )
@@ -151,6 +155,8 @@ class FlatDensity(shared.FlatDensityShell):
             parameter.copy_(parameters[name])
 
     def _with_posterior(self, parameters: Parameters, function: Callable[[Any], Tensor]) -> Tensor:
+        # torch replaces parameters only while the forward method of a module runs, and that of the
+        # guide draws from the posterior.
         access = _PosteriorAccess(self.guide)
         replaced = {f"guide.{name}": value for name, value in parameters.items()}
         return torch.func.functional_call(access, replaced, (function,))
@@ -163,6 +169,7 @@ def value_and_gradient(
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     with torch.enable_grad():
         value = function(leaves)
+        # A parameter on which the function does not depend has a gradient of zeros, not None.
         gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
     return value.detach(), dict(zip(leaves, gradients, strict=True))
 
@@ -257,6 +264,8 @@ def flat_density(
     factory = check_has_flat_density(guide)
     # The model may hold pyro.param statements, which would otherwise register themselves.
     alone = nullcontext() if seed is None else global_generator(seed)
+    # The set-up runs the model. What it registers by pyro.param must not stay in the global
+    # parameter store.
     with isolated_parameters(), alone:
         if guide.prototype_trace is None:
             try:
@@ -284,6 +293,8 @@ def _without_discrete(guide: Any) -> Iterator[None]:
     The host puts its initial values around the model when it makes the guide.
     """
     held, initialise = guide._model, InitMessenger._pyro_sample
+    # The host keeps the model in a tuple, as a module held directly would become a part of the
+    # guide, with its parameters.
     guide._model = (poutine.block(held[0], hide_fn=is_enumerated),)
     InitMessenger._pyro_sample = lambda self, msg: (
         None if is_enumerated(msg) else initialise(self, msg)

@@ -45,6 +45,7 @@ class LayerLowRankNormal(shared.LayerFormulas, TorchDistribution):
         super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> LayerLowRankNormal:
+        # The batch shape is read off the mean alone. The scale and the factor broadcast against it.
         loc = self.loc.expand((*batch_shape, *self.event_shape))
         return LayerLowRankNormal(
             loc, self.scale, self.cov_factor, self.layers, validate_args=False
@@ -57,6 +58,7 @@ class LayerLowRankNormal(shared.LayerFormulas, TorchDistribution):
         lead = (*sample_shape, *self.batch_shape)
 
         def normal(*shape: int) -> Tensor:
+            # A generator draws on its own device only. The numbers are moved afterwards.
             device = self.loc.device if generator is None else generator.device
             noise = torch.randn(
                 (*lead, *shape), generator=generator, dtype=self.loc.dtype, device=device
@@ -105,6 +107,8 @@ class AutoLayerLowRankNormal(shared.LayerGuide, AutoContinuous):
         super()._setup_prototype(*args, **kwargs)
         self.layers = find_layers(self._unconstrained_shapes, self._given_layers)
         self.loc = nn.Parameter(self._init_loc())
+        # A row of the factor has squares that sum to one in expectation. The variance, scale^2 (1 +
+        # 1), is then init_scale^2.
         scale = self.loc.new_full((self.latent_dim,), math.sqrt(0.5) * self._init_scale)
         self.scale = PyroParam(scale, self.scale_constraint)
         factor = self.loc.new_empty(self.latent_dim, self.rank)

@@ -65,6 +65,8 @@ class RowNoiseELBO(RowNoiseShell, ELBO):
         drawn = _Recorder()
 
         def recorded_guide(*args: Any, **kwargs: Any) -> Any:
+            # An objective with several particles runs the guide once for each. The model that
+            # follows has this run's draws.
             drawn.sites.clear()
             with drawn:
                 return guide(*args, **kwargs)
@@ -120,6 +122,8 @@ class _Weight:
 
     def draw(self, view: Tensor) -> NormalDraw | None:
         """Mean and scale of a view of the draw; None if the draw is not a factorised Normal."""
+        # Mean and scale are read at the strides of the view, which is right only where the draw
+        # lies in memory without gaps.
         base = base_distribution(self.fn)
         if not isinstance(base, torch.distributions.Normal) or not self.drawn.is_contiguous():
             return None
@@ -208,8 +212,10 @@ class _LinearOperations(TorchFunctionMode, WeightUses):
             return func(*args, **kwargs)
         call = _OPERATIONS[func](func, *args, **kwargs) if func in _OPERATIONS else None
         weight = None if call is None else self._weights.find(call.weight)
+        # A product of two weights is not linear in one of them, and counts as another use of both.
         if call is not None and weight is not None and self._weights.find(call.x) is None:
             result = self._linear(weight, call)
+            # A bias that is a weight as well is added with its one draw for all rows.
             self._note(_tensors((call.bias,)), func)
             return result
         result = func(*args, **kwargs)
@@ -275,6 +281,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _linear(func: Any, input: Tensor, weight: Tensor, bias: Any = None) -> _Call | None:
+    # A single vector has no axis of rows.
     if input.dim() < 2:
         return None
     last = input.dim() - 1
@@ -309,14 +316,18 @@ def _product(func: Any, input: Tensor, other: Tensor, **options: Any) -> _Call |
 def _convolution(
     func: Any, input: Tensor, weight: Tensor, bias: Any = None, *args: Any, **kwargs: Any
 ) -> _Call | None:
+    # Without a batch axis the first axis holds channels, not rows.
     if input.dim() < weight.dim():
         return None
     into, out = (0, 1) if func in _TRANSPOSED else (1, 0)
 
     def apply(x: Tensor, w: Tensor) -> Tensor:
+        # The bias is added once, after the noise. This function is applied twice, to the mean and
+        # to what deviates from it.
         return func(x, w, None, *args, **kwargs)
 
     def places(x: Tensor) -> int:
+        # Only the shape is asked for. Nothing is computed on the meta device.
         with torch.device("meta"):
             shape = apply(x.to("meta"), weight.to("meta")).shape
         return math.prod(shape[2:])

@@ -84,6 +84,8 @@ class AutoMatrixNormal(shared.MatrixGuide, AutoContinuous):
             setattr(self, f"{side}_tril", trils)
             for block in blocks.matrices:
                 length = block.shape[axis]
+                # The standard deviation of an entry is the product of that of its row and that of
+                # its column.
                 scale = self.loc.new_full((length,), math.sqrt(self._init_scale))
                 unit = torch.eye(length, dtype=self.loc.dtype, device=self.loc.device)
                 _set_by_site(scales, block.name, PyroParam(scale, self.scale_constraint))

@@ -64,6 +64,8 @@ class GaussianMixture(shared.MixtureFormulas, TorchDistribution):
         exponential = empty(number).exponential_(generator=generator).to(self.loc.device)
         gumbel = -exponential.clamp_min(torch.finfo(self.loc.dtype).tiny).log()
         draws, perturbed = self._noisy(noise, inner, gumbel)
+        # The relaxed choice is needed for gradients alone. Its value is the draw that is gathered
+        # below.
         if torch.is_grad_enabled():
             return self._chosen(draws, perturbed)
         index = perturbed.argmax(-1, keepdim=True)

@@ -82,9 +82,12 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
             def draw(numbered: tuple[int, slice]) -> None:
                 number, piece = numbered
                 if seed is not None:
+                    # The numbers of a piece depend on its place alone, not on the thread that
+                    # happens to draw it.
                     own.manual_seed(seed + number)
                 scale = self._scale(part_of(parameters, piece))
                 for row in theta[:, piece]:
+                    # A generator draws on its own device only.
                     if own.device == row.device:
                         row.normal_(generator=own)
                     else:
@@ -133,6 +136,7 @@ class DiagonalNormalDensity(shared.DiagonalFormulas, NormalDensity):
         reach: float,
     ) -> float:
         transform = self.scale_transform
+        # The bound below is derived for these two transforms. Infinity says that nothing is known.
         if not isinstance(transform, (SoftplusTransform, ExpTransform)) or not reach < math.inf:
             return math.inf
 

@@ -122,6 +122,8 @@ class PlanarFlowDensity(shared.PlanarDensity, FlatDensity):
         shape, loc = (num, self.dim), flow.loc
         noise = torch.randn(shape, generator=generator, dtype=loc.dtype, device=generator.device)
         y = noise.to(loc.device)
+        # One matrix product for all flows. What the earlier flows add to a later one follows from
+        # the products of their directions and weights, which are K x K numbers.
         argument = y @ flow.weight.T + flow.bias
         bends = torch.zeros_like(argument)
         for k in range(len(flow.bias)):
@@ -142,6 +144,8 @@ class PlanarFlowDensity(shared.PlanarDensity, FlatDensity):
     @torch.no_grad()
     def _find_roots(self, shifted: Tensor, slope: Tensor, later: Tensor) -> Tensor:
         x, bends = torch.empty_like(shifted), torch.zeros_like(shifted)
+        # The roots are found from the last flow to the first, as each depends on those of the flows
+        # after it.
         for k in reversed(range(len(slope))):
             x[..., k] = self.find_root(shifted[..., k] - bends @ later[k], slope[k])
             bends[..., k] = torch.tanh(x[..., k])

@@ -109,6 +109,7 @@ class SteinDiscrepancyVI(Shell, Engine):
         parameters = sampler.initial(self._noise(plan, shapes, self._generator))
         for network in plan.networks:
             parameters |= {
+                # The optimizer writes into the parameters. The user's module stays as it was given.
                 name: value.to(target.device, target.dtype, copy=True)
                 for name, value in network.initial.items()
             }
@@ -141,6 +142,7 @@ class SteinDiscrepancyVI(Shell, Engine):
         present = {"parameters": state.optimizer.parameters, "normals": state.normals}
         for kind, tensors in present.items():
             check_shapes("sampler", kind, saved[kind], tensors)
+            # From a saved NaN every further step would be NaN.
             finite = {name: torch.isfinite(value).all() for name, value in saved[kind].items()}
             state_files.check_finite(finite)
         with torch.no_grad():
@@ -160,6 +162,8 @@ class SteinDiscrepancyVI(Shell, Engine):
         found: Any = None
 
         def scores(memory: Any, z: Tensor) -> tuple[Tensor, Any]:
+            # The derivative of the scores, a product with the Hessian, counts as a second
+            # evaluation.
             return self._score(z, data, plan.differentiable, cost=2.0).score, memory
 
         def discrepancy(leaves: dict[str, Tensor]) -> Tensor:

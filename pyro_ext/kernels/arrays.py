@@ -81,6 +81,8 @@ class KernelTensors(KernelArrays):
         return left @ right
 
     def cholesky(self, matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+        # A matrix that is not positive definite is told by NaN, as JAX does. torch's usual function
+        # raises an error instead.
         factor, failed = torch.linalg.cholesky_ex(matrix)
         return torch.where(failed == 0, factor, torch.nan)
 
@@ -106,6 +108,7 @@ class KernelTensors(KernelArrays):
         norms = products.diagonal()
         totals = norms.unsqueeze(1) + norms
         squared = torch.add(totals, products, alpha=-2.0)
+        # What is left of equal particles after the cancellation is rounding, no distance.
         rounding = 8.0 * torch.finfo(centred.dtype).eps
         return squared.masked_fill(squared <= rounding * totals, 0.0)
 

@@ -101,6 +101,7 @@ class Graphical(graphical.Graphical, Kernel):
 
 class RandomFeature(random_feature.RandomFeature, Kernel):
     def init(self, particles: Float[Tensor, "P D"]) -> KernelState:
+        # Drawn on the processor, so that they are the same on every device.
         generator = torch.Generator().manual_seed(self.seed)
         shape, like = (self.num_features, particles.shape[1]), particles
         frequencies = torch.randn(shape, generator=generator, dtype=like.dtype)

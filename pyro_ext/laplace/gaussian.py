@@ -22,6 +22,8 @@ class Algebra(gaussian.Algebra):
 
     @staticmethod
     def cholesky(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+        # A matrix that is not positive definite is told by NaN, as JAX does. torch's usual function
+        # raises an error instead.
         factor, failed = torch.linalg.cholesky_ex(matrix)
         return torch.where(failed == 0, factor, math.nan)
 
@@ -58,6 +60,8 @@ class Algebra(gaussian.Algebra):
 class DensePrecision(gaussian.DensePrecision, Algebra):
     def definite(self) -> Bool[Tensor, " d"]:
         sound = torch.isfinite(self.factor).all() & (self.factor.diagonal() > 0.0).all()
+        # A positive diagonal with something semidefinite beside it is definite. Otherwise the
+        # eigenvalues tell, which take longer than the factor.
         if bool(sound) and not bool(self.bounded):
             sound = symmetric_eigen(self.factor @ self.factor.T)[0][0] > self._rounding()
         return sound.expand(self.scale.shape)

@@ -80,6 +80,7 @@ class LaplaceGGN(LaplaceShell, ParticleEngine):
 
     def _initialize(self, plan: LaplacePlan, data: Data) -> DirectionState:
         state = super()._initialize(plan, data)
+        # A curvature that has no factor is told before the first step, not in the midst of a run.
         if self.hyperparameters:
             plan.posterior.precision_at(state.particles[0].detach(), data)
         return state
@@ -98,6 +99,7 @@ class LaplaceGGN(LaplaceShell, ParticleEngine):
         if served >= self.hyperparameters_every:
             slope = posterior.slope_of_log_determinant(particles[0], self.data)
             correction, served = -0.5 * slope, 0
+        # The scores are the estimator's, and are left as they are.
         scores = scores.clone()
         scores[:, posterior.held] += correction
         return scores, {"correction": correction, "steps_served": served + 1}

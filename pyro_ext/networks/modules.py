@@ -55,10 +55,12 @@ def take_apart(module: Any) -> tuple[dict[str, Parameter], Callable[..., Any]]:
 
 
 def _with_values(module: nn.Module, values: Mapping[str, Tensor]) -> Callable[..., Any]:
+    # Parameters without a prior are constants. No gradient is gathered for them.
     fixed = {path: value.detach() for path, value in module.named_parameters()}
     state = {**fixed, **values}
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        # The user's module is not written to, and keeps the weights that it came with.
         return torch.func.functional_call(module, state, args, kwargs)
 
     return call
@@ -85,6 +87,7 @@ def _draws(layer: nn.Module) -> bool:
 
 def _axes(layer: nn.Module, leaf: str, value: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Axes of inputs and of units of a parameter."""
-    if value.dim() < 2 or "weight" not in leaf or isinstance(layer, _EMBEDDINGS):
+    # Nothing is summed over the axes of a table, nor over those that a scale is spread over.
+    if value.dim() < 2 or "weight" not in leaf or isinstance(layer, _EMBEDDINGS + _NORMALISATION):
         return (), ()
     return ((0,), (1,)) if isinstance(layer, _ConvTransposeNd) else ((1,), (0,))

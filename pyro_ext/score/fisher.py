@@ -49,6 +49,7 @@ def fisher_gradient(
         # Partial derivatives in theta, although theta depends on the parameters.
         (present,) = torch.autograd.grad(log_q, theta, create_graph=True)
         target, rest = score(theta)
+        # Without its derivative the gradient would be that of another objective, without a word.
         if not target.requires_grad:
             raise ArgumentError(
                 "Expected an estimator whose scores can be differentiated, found one that "
@@ -57,6 +58,7 @@ def fisher_gradient(
         residual = present - target
         if norm == "covariance":
             scale = density.moments(leaves).scale
+            # |r|^2 in the norm of Cov(q) = L L' is |L' r|^2; of rows r' that is r' L.
             residual = residual * scale if scale.dim() == 1 else residual @ scale
         return residual.square().sum(-1).mean()
 

@@ -81,6 +81,7 @@ class GradientSolver(GradientExecutor):
         earlier, number = before.reused, self.options.sample_reuse
         if finite:
             missing = number - 1 - len(earlier)
+            # Until there are enough earlier draws the present ones count several times.
             draws = [(theta, score)] * (1 + missing) + earlier
             total = run_length(engine) or 0
             weight = self.options.weight(engine.num_steps_taken, total, progress(engine))
@@ -132,6 +133,7 @@ class GradientSolver(GradientExecutor):
         if not math.isfinite(loss):
             return loss, log_q, False
         target = blended_target(score, present, weight)
+        # Vectors of a network's length, which the inner steps need no more.
         del draws, score, present, residual
 
         def objective(parameters: Parameters) -> tuple[Tensor, Parameters]:

@@ -111,6 +111,7 @@ class GuideEngine(GuideShell, Engine):
             dtype=target.dtype,
             seed=seed,
         )
+        # A token and not the plan, which the guide would keep alive.
         token = _WRITERS[self.guide] = object()
         return GuidePlan(
             target,
@@ -149,6 +150,7 @@ class GuideEngine(GuideShell, Engine):
             check_shapes("guide", kind, saved[kind], present)
         found = saved["parameters"]
         state_files.check_finite({name: torch.isfinite(found[name]).all() for name in found})
+        # What is put back when the probe shows another guide.
         before = self._algorithm_state(state)
 
         def write(values: dict[str, Any]) -> None:
@@ -158,6 +160,8 @@ class GuideEngine(GuideShell, Engine):
 
         write(saved)
         probe = _probe(plan)
+        # Loosely: the file may come from another machine, and another guide's density is another
+        # altogether.
         if probe is not None and not torch.allclose(probe, saved["probe"], rtol=1e-3, atol=1e-3):
             write(before)
             raise ArgumentError(
@@ -207,6 +211,7 @@ class GuideEngine(GuideShell, Engine):
         try:
             super()._meet(args, kwargs, look, start)
         except BaseException:
+            # A set-up that failed has taken nothing over.
             _WRITERS[self.guide] = writer
             raise
         present = self.density.live_parameters()

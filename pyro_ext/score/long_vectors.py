@@ -88,6 +88,7 @@ def steps_by_part(
     figures = side_by_side(lambda: _worker(density, draws, weight), found)
     optimizer.finish(planned, steps)
     loss, log_q = (math.fsum(each) for each in zip(*figures, strict=True))
+    # The constant of D Normals, which pieces leave out.
     return loss, log_q - 0.5 * density.dim * math.log(2.0 * math.pi)
 
 
@@ -103,6 +104,8 @@ def _worker(
         length = len(like)
         if length not in memory:
             memory.clear()
+            # Pieces are of one length but for the last, so that one set of memory serves nearly
+            # all.
             memory[length] = [like.new_empty(length) for _ in range(3)]
             memory[length] += [like.new_empty(count, length) for _ in range(3)]
         return memory[length]
@@ -126,6 +129,7 @@ def _worker(
                 log_q = -_sum_of_logarithms(scale)
                 log_q -= 0.5 * _sum_of_squares(present[:number]) / number
                 present.mul_(inverse)
+                # The blended target (α g_t + s) / (1 + α).
                 torch.lerp(score, present, weight / (1.0 + weight), out=target)
                 torch.sub(present, score, out=residual)
                 loss = _sum_of_squares(residual[:number]) / number
@@ -192,6 +196,8 @@ def _sum_of_logarithms(values: Tensor) -> float:
         first, second, third, fourth = values[: 4 * quarter].chunk(4)
         products = (first * second).mul_(third).mul_(fourth)
         low, high = (float(bound) for bound in products.aminmax())
+        # Products of four may leave the range of single precision, whose sum of logarithms would
+        # not.
         if 1e-30 < low and high < math.inf:
             rest = values[4 * quarter :]
             return float(products.log_().sum()) + float(rest.log().sum())

@@ -57,6 +57,7 @@ def step(engine: Any, plan: GuidePlan, state: GuideState, data: Data) -> Update:
         with torch.no_grad():
             moments = density.moments(parameters)
             whitened = found.score @ moments.scale
+            # Of scores in units of the guide, which does not depend on how coordinates are scaled.
             latest = float(whitened.square().sum(-1).mean())
             info["pull"] = float(pull(whitened))
             sound, score_square = _screened(state.method, latest)
@@ -182,6 +183,7 @@ def bam_update(
 def _triangular(rows: Float[Tensor, "n D"]) -> Float[Tensor, "D D"]:
     """Lower triangular L with positive diagonal and L L^T = R^T R, for rows R."""
     upper = torch.linalg.qr(rows, mode="r").R
+    # QR leaves the signs of rows open; a Cholesky factor has a positive diagonal.
     return upper.T * torch.where(upper.diagonal() < 0, -1.0, 1.0).to(upper)
 
 

@@ -22,6 +22,8 @@ def proximal_gradient(
     :func:`blended_target`.
     """
     value, gradient = density.mean_square_residual(parameters, theta, target)
+    # α |g - g_t|^2 + |g - s|^2 = (1 + α) |g - (α g_t + s) / (1 + α)|^2 and terms without g: one
+    # square to the blended target.
     factor = 1.0 + weight
     return factor * value, {name: factor * entry for name, entry in gradient.items()}
 

@@ -88,6 +88,7 @@ def hamiltonian_step(
     # that a step takes one score.
     momentum = momentum + step_size * score
     z = torch.addcdiv(z, momentum, mass, value=0.5 * step_size)
+    # The exact solution of dr = -γ r dt + sqrt(2 γ M) dW over a time of ε.
     momentum = decay * momentum + (mass * (1.0 - decay**2)).sqrt() * noise
     z = torch.addcdiv(z, momentum, mass, value=0.5 * step_size)
     return z, momentum

@@ -32,7 +32,12 @@ from ppl_ext.options import describe
 from ppl_ext.sgmcmc.energies import Energies
 from ppl_ext.sgmcmc.heat import heat_by_site, scores_each
 from ppl_ext.sgmcmc.kernels import StochasticGradientShell
-from ppl_ext.sgmcmc.schedules import Schedule, check_first_step_size, warn_of_broken_steps
+from ppl_ext.sgmcmc.schedules import (
+    Schedule,
+    check_first_step_size,
+    warn_of_broken_steps,
+    warn_of_draws_without_density,
+)
 from ppl_ext.target.log_density import warn_of_nothing
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.fingerprint import digest_of_arguments
@@ -61,7 +66,8 @@ class KernelState(NamedTuple):
     cycle : int
         Cycle of the step size that the draw belongs to, from 0; always 0 without cycles.
     diverging : bool tensor (C,)
-        Whether a step since the last draw was not finite; such steps are not taken.
+        Whether a step since the last draw was not finite; such steps are not taken. Or whether it
+        began where the density is not.
     num_diverging : int tensor (C,)
         Number of steps that were not finite.
     replicas : dict
@@ -293,6 +299,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
 
         Its random numbers are its own, so that chains go on as without it.
         """
+        # From the run's seed, so that a run says the same of itself each time.
         generator = torch.Generator().manual_seed(self._generator.initial_seed())
         assert self._data is not None
         z, number = self._positions(state), scores_each(len(state.z))
@@ -315,6 +322,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         energies, cycles = self._figures["potential_energy"], self._figures["cycle"]
         if not energies:
             return np.zeros((1, 0))
+        # The first draw of a cycle comes after steps that explore.
         same = np.diff(cycles, prepend=cycles[0]) == 0
         return torch.stack(energies, 1).double().cpu().numpy()[:, same]
 
@@ -325,6 +333,9 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             return
         broken, steps = int(state.num_diverging.sum()), state.step * len(state.num_diverging)
         self._warn_of_divergences(broken, steps)
+        if not broken:
+            marked = sum(int(chains.sum()) for _, chains in self._figures.get("divergences", []))
+            warn_of_draws_without_density(type(self).__name__, marked)
         if self._figures.get("potential_energy"):
             self.judgement = self.judge()
             if self._warmup_draws or not self._warns_after_warmup:
@@ -339,7 +350,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         Returns
         -------
         dict
-            ``divergences``: draws before which a step was not finite and not taken;
+            ``divergences``: draws before which a step was not finite and not taken, or began where
+            the density is not finite;
             ``step_size``, ``cycle`` and ``potential_energy``, the negative log density, of each
             draw.
         """
@@ -373,7 +385,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             "kernel": type(self).__name__,
             "sites": dict(self.target.layout.shapes),
             "estimator": self._settings(),
-            "state": self.state._asdict(),
+            # SAGA writes into its table, and so would change what is saved.
+            "state": copy.deepcopy(self.state._asdict()),
             "generator": self._generator.get_state(),
         }
 
@@ -410,7 +423,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         }
         if found != expected:
             raise ArgumentError(f"Expected a saved state of {expected}, found {found}.")
-        self._state = KernelState(**saved["state"])
+        # The saved state stays as it is, so that another run may go on from it.
+        self._state = KernelState(**copy.deepcopy(saved["state"]))
         self._generator.set_state(saved["generator"])
 
     # -- one step ----------------------------------------------------------------------------
@@ -424,6 +438,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         )
         noise = torch.randn(z.shape, generator=self._generator, dtype=z.dtype)
         temperature = torch.as_tensor(self._temperature(state.step), dtype=z.dtype)
+        # By chain and replica, since replicas have temperatures of their own.
         noise.view(num_chains, -1, target.dim).mul_(temperature.sqrt())
         step_size = float(self.step_size(state.step))
         moved, dynamics = self._move(
@@ -438,8 +453,10 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         total = (moved.sum(-1) + estimate.score.sum(-1)).view(num_chains, -1).sum(-1)
         for tensor in dynamics.values():
             total = total + tensor.sum(-1)
+        energies = -estimate.log_density(target.likelihood_temperature)[:: self.num_replicas]
         diverging, num_diverging = state.diverging, state.num_diverging
-        if not bool(torch.isfinite(total.sum())):
+        # One look at the device for both.
+        if not bool(torch.isfinite(total.sum() + energies.sum())):
             broken = ~torch.isfinite(total)
             # Replicas of a chain stay where they are together.
             moved = torch.where(broken.repeat_interleave(self.num_replicas)[:, None], z, moved)
@@ -447,14 +464,15 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
                 name: torch.where(broken[:, None], state.dynamics[name], tensor)
                 for name, tensor in dynamics.items()
             }
-            diverging, num_diverging = diverging | broken, num_diverging + broken
-        energies = -estimate.log_density(target.likelihood_temperature)
+            # Where the density is not finite a score may be, and leads back, but a draw is not.
+            diverging = diverging | broken | ~torch.isfinite(energies)
+            num_diverging = num_diverging + broken
         return self._with_positions(state, moved)._replace(
             step=state.step + 1,
             dynamics=dynamics,
             estimator=estimator,
             step_size=step_size,
-            potential_energy=energies[:: self.num_replicas],
+            potential_energy=energies,
             diverging=diverging,
             num_diverging=num_diverging,
         )

@@ -309,6 +309,7 @@ class ReplicaExchangeSGLD(ReplicaExchangeSGLDShell, SGLD):
         assert self._data is not None
         num_chains, pairs = len(z), self.num_replicas - 1
         due = z.new_zeros(num_chains, pairs)
+        # Even pairs first, odd ones in turn with them: a replica is in one pair at a time.
         due[:, ::2] = 1.0
         exchanges = Exchanges(
             variance=z.new_zeros(num_chains, pairs + 1),
@@ -340,7 +341,10 @@ class ReplicaExchangeSGLD(ReplicaExchangeSGLDShell, SGLD):
         uniform = torch.rand(exchanges.due.shape, generator=self._generator, dtype=z.dtype)
         gaps = torch.as_tensor(self._gaps, dtype=z.dtype, device=z.device)
         log_uniform = uniform.log().to(z.device)
+        # Two estimates of each energy by rows of their own: their difference tells the noise, for
+        # which the exchange is corrected.
         exchanges, exchanged = exchanges.after(energies[0], energies[1], log_uniform, gaps, torch)
+        # An exchange moves a replica one place up and its neighbour one down.
         order = torch.arange(self.num_replicas, device=z.device).repeat(num_chains, 1)
         order += pad(exchanged.long(), (0, 1)) - pad(exchanged.long(), (1, 0))
         by_chain = z.unflatten(0, (num_chains, -1))

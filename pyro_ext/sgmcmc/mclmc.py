@@ -114,6 +114,8 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
         def evaluate(z: Tensor) -> tuple[Tensor, Tensor]:
             own = before
             if self.noisy:
+                # The same rows at every evaluation of a move, as its energy error is that of one
+                # density.
                 rows.manual_seed(seed)
                 own = copy.deepcopy(before)
             found, after = self._score_estimator.estimate(self.target, own, z, data, rows)

@@ -93,6 +93,7 @@ class MCMC(infer.MCMC):
         super().__init__(
             kernel, num_samples, warmup_steps, disable_progbar=disable_progbar, num_chains=1
         )
+        # After the host's own set-up, which would prepare a process for each chain.
         self.num_chains = num_chains
         self.thinning = thinning
         self._initial_params = initial_params
@@ -124,6 +125,7 @@ class MCMC(infer.MCMC):
                 state = kernel.draw()
                 kept, rest = divmod(number - warmup + 1, self.thinning)
                 if number >= warmup and rest == 0:
+                    # As flat positions, which are put into their supports together at the end.
                     positions[kept - 1] = state.z
                 if number == warmup:
                     bar.set_description(name, refresh=False)

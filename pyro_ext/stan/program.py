@@ -70,6 +70,7 @@ model = StanProgram.model
 
 
 def _array(z: Tensor) -> np.ndarray[Any, Any]:
+    # Stan computes in double precision, on the processor.
     return z.detach().cpu().to(torch.float64).numpy()
 
 

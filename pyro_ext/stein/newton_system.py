@@ -48,6 +48,7 @@ class LinearSystem(newton_system.LinearSystem):
         mixing = mixing.reshape(number * number, number, dim)
         flat = mixing.flatten(1)
         spread = (mixing.swapdims(0, 1) @ inner).swapdims(0, 1)
+        # The system of Woodbury's identity, with one row for each pair (m, j) of particles.
         capacity = spread.flatten(1) @ flat.T
         # Woodbury's identity: I + W A^-1 W' is all that is solved.
         capacity = capacity + LinearSystem.identity(capacity)

@@ -199,6 +199,7 @@ class ParticleEngine(ParticlePart, Engine):
             if state.split:
                 every = sharding.of_all(figures)
                 figures = torch.cat([every[:, :2].mean(dim=0), every[:, 2:].amax(dim=0)])
+            # After the mean over all processes, which a mean of roots would not be.
             figures[1].sqrt_()
         # One transfer from the device for all figures of the step.
         loss, force_norm, largest = figures.tolist()
@@ -208,6 +209,7 @@ class ParticleEngine(ParticlePart, Engine):
         finite = math.isfinite(loss) and largest <= limit
         if finite:
             with Undo([particles], optimizer) as undo:
+                # Optimizers descend, and phi ascends.
                 optimizer.step({_NAME: -phi})
                 # A finite direction can still be multiplied to infinity by the learning rate.
                 finite = bool(torch.isfinite(particles).all())

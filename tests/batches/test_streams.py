@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -301,6 +301,24 @@ def test_a_pass_with_other_rows_than_the_plate_is_refused(size: int) -> None:
     with pytest.raises(ArgumentError, match=f"each of the {size} rows.*found"):
         list(Passes(Again()).batches(np.array, size))
     assert not readers()
+
+
+def test_processes_of_a_loader_are_not_forked_by_a_thread() -> None:
+    """A fork holds the locks for ever that other threads have at that time."""
+
+    class Forks(Again):
+        num_workers = 2
+        began: ClassVar[list[str]] = []
+
+        def __iter__(self) -> Iterator[Any]:
+            self.began.append(threading.current_thread().name)
+            return super().__iter__()
+
+    assert len(list(Passes(Forks()).batches(np.array, ROWS))) == ROWS // BATCH
+    with stream_of(Forks()) as stream:
+        stream.first()
+        taken(stream, 9)
+    assert len(Forks.began) == 4 and set(Forks.began) == {threading.current_thread().name}
 
 
 def test_passes_need_a_loader_that_begins_anew() -> None:

@@ -726,3 +726,35 @@ def test_rows_of_linear_layers_are_found_to_be_outer_products(backend: Any) -> N
     target, data = backend.target(model, tuple(map(backend.array, (X, Y))))
     assert room.ProgramCurvature(target, data, GaussNewton("kfac")).rank_one == {"w"}
     assert room.ProgramCurvature(target, data, GaussNewton()).rank_one == set()
+
+
+def test_rows_are_compared_in_the_precision_of_the_target() -> None:
+    """Pyro's targets may have another than torch's default: what couples rows shows in it."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("pyro")
+    import pyro
+
+    import pyro_ext
+    from pyro_ext.curvature.row_structure import row_structure
+
+    def model(x: Any, y: Any) -> None:
+        weights = pyro.sample(
+            "weights", pyro.distributions.Normal(0.0, 1.0).expand([3]).to_event(1)
+        )
+        with pyro.plate("rows", 20, subsample_size=5) as rows:
+            loc = x[rows] @ weights
+            coupled = loc + 1e-5 * loc.mean()
+            pyro.sample("y", pyro.distributions.Normal(coupled, 1.0), obs=y[rows])
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        generator = torch.Generator().manual_seed(0)
+        x, y, z = (
+            torch.randn(*shape, generator=generator, dtype=torch.float64)
+            for shape in ((20, 3), (20,), (3,))
+        )
+        target = pyro_ext.LogDensity(model, (x, y), dtype=torch.float64)
+        assert not row_structure(target, z, target.bind(x, y), target.first_rows()).by_row
+    finally:
+        torch.set_default_dtype(before)

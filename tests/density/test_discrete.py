@@ -5,6 +5,7 @@ Tolerances are float64 rounding of sums of a few hundred terms.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 from collections.abc import Callable
@@ -183,6 +184,31 @@ def test_observations_without_a_plate_are_one(backend: Any) -> None:
         for sign, mean in ((-1.0, 0.0), (1.0, 1.0))
     ]
     np.testing.assert_allclose(backend.numpy(found), np.logaddexp(*terms), **ROUNDING)
+
+
+def test_arguments_with_another_discrete_site_are_not_followed(backend: Any) -> None:
+    """Nor those with more plates, which would meet the values of the sites that are known."""
+    host, dist = backend.host, backend.dist
+    y = backend.array(np.array([0.3, 1.2, -0.4]))
+
+    def model(y: Any, sites: int, deep: bool = False) -> None:
+        m = host.sample("m", dist.Normal(0.0, 1.0))
+        with host.plate("rows", 3, dim=-1):
+            for number in range(sites):
+                half = backend.array(np.full(2, 0.5))
+                m = m + host.sample(f"k{number}", dist.Categorical(probs=half))
+            with host.plate("deep", 2, dim=-2) if deep else contextlib.nullcontext():
+                host.sample("y", dist.Normal(m, 1.0), obs=y)
+
+    for known, later, follows in [
+        ((y, 0), (y, 1), False),
+        ((y, 1), (y, 2), False),
+        ((y, 1), (y, 0), True),
+        ((y, 1), (y + 1.0, 1), True),
+        ((y, 1), (y, 1, True), False),
+    ]:
+        one, two = (backend.target(model, args)[0].bound for args in (known, later))
+        assert one.has_structure(two) is follows
 
 
 def test_a_sum_over_all_assignments_of_two_sites(backend: Any) -> None:

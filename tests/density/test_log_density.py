@@ -444,6 +444,22 @@ def test_initial_positions_are_drawn_again_until_finite(backend: Any) -> None:
     assert "-inf" in str(raised.value)
 
 
+def test_a_position_that_is_drawn_again_is_independent_of_the_one_before(backend: Any) -> None:
+    """Half of the draws are refused for the second site, which says nothing of the first."""
+    host, dist, xp = backend.host, backend.dist, backend.xp
+
+    def model() -> None:
+        host.sample("first", dist.Normal(0.0, 1.0))
+        second = host.sample("second", dist.Normal(0.0, 1.0))
+        zero = backend.array(0.0)
+        host.factor("positive", xp.where(second > 0.0, zero, zero - np.inf))
+
+    (target, data), number = backend.target(model), 400
+    z = backend.numpy(target.initial_positions(number, backend.key(1), data))
+    # Uniform between -2 and 2.
+    assert abs(z[:, 0].mean()) < 4.0 * 2.0 / np.sqrt(3.0 * number)
+
+
 def test_improper_uniform_is_a_latent_like_any_other(backend: Any) -> None:
     host, dist, y = backend.host, backend.dist, np.array([1.0, 2.0, 0.5])
 

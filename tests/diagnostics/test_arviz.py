@@ -8,6 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from ppl_ext.diagnostics import posterior as posterior_of
+from ppl_ext.diagnostics.inference_data import Variable, inference_data
+from ppl_ext.diagnostics.posterior import numbers_of
+from ppl_ext.diagnostics.replay import Replay, told_of_outside
+from ppl_ext.diagnostics.thinning import thinned
 from ppl_ext.errors import ArgumentError, DataWarning
 from tests import arviz_support as support
 from tests.backends import from_zoo, use_float64
@@ -127,6 +132,27 @@ def test_local_latents_meet_their_own_rows(host) -> None:
     expected = stats.norm(draws["z"], 0.5).logpdf(zoo.local_rows())
     np.testing.assert_allclose(support.values(result, "log_likelihood", "y"), expected, **ROUNDING)
     assert support.group(result, "posterior")["z"].dims == ("chain", "draw", "N")
+
+
+def test_sites_of_length_zero_have_their_draws() -> None:
+    groups = {"posterior": {n: Variable(np.ones((6, k))) for n, k in (("w", 2), ("none", 0))}}
+    posterior = support.group(inference_data(groups, {}, num_chains=3), "posterior")
+    assert posterior["none"].shape == (3, 2, 0)
+    assert posterior_of.variable(posterior, "none").shape == (6, 0)
+    values, names = numbers_of(posterior)
+    assert values["none"].shape == (6, 0) and names == {"w": ["w[0]", "w[1]"], "none": []}
+
+
+def test_fewer_draws_are_held_against_supports_too() -> None:
+    """The model without deterministic sites runs at the draws of the thinned groups alone."""
+    draws = {"scale": np.array([1.0, 2.0, -1.0, 1.0, -2.0])}
+
+    def replay(draws: Any, *, groups: Any) -> Replay:
+        flags = draws["scale"] < 0.0
+        return Replay({}, {}, outside={"scale": flags} if "log_likelihood" in groups else {})
+
+    found = thinned(replay, draws, np.array([0, 2, 3]), ["log_likelihood", "deterministic"])
+    assert told_of_outside(found.outside).endswith("1 of 5 draws of 'scale' (the first is draw 2).")
 
 
 def test_deterministic_sites_are_on_all_rows(host) -> None:

@@ -84,6 +84,29 @@ def test_paths_of_a_hidden_markov_model(backend: Any) -> None:
     np.testing.assert_array_equal(path(best)[0], paths[np.argmax(terms)])
 
 
+def test_equally_probable_values_are_of_one_assignment(backend: Any) -> None:
+    """One of two coins shows heads, and nothing says which: both or neither is no answer."""
+    host, dist, xp = backend.host, backend.dist, backend.xp
+
+    def model(y: Any) -> None:
+        mean = host.sample("mean", dist.Normal(0.0, 1.0))
+        half = backend.array(np.float32(0.5))
+        first, second = (host.sample(name, dist.Bernoulli(half)) for name in ("first", "second"))
+        loc = xp.where(first != second, backend.array(5.0), backend.array(0.0))
+        with host.plate("rows", 3):
+            host.sample("y", dist.Normal(loc + mean, 1.0), obs=y)
+
+    target, data = backend.target(model, (backend.array(np.full(3, 5.0, np.float32)),))
+    found = backend.room("density.replay").replay(
+        target,
+        {"mean": np.zeros(2, np.float32)},
+        data,
+        groups=("discrete",),
+        discrete="most probable",
+    )
+    np.testing.assert_array_equal(found.discrete["first"] + found.discrete["second"], [1.0, 1.0])
+
+
 def test_to_arviz_has_them_as_integers(backend: Any) -> None:
     each = PROGRAMS["mixture"]
     args = backend.arrays(each.arrays)

@@ -292,6 +292,26 @@ def test_what_a_program_conditions_on_itself_stays_where_observations_are_left_o
     assert np.corrcoef(every["b"], every["y"].mean(1))[0, 1] > 0.9
 
 
+def test_a_look_at_what_depends_on_what_leaves_parameters_alone() -> None:
+    """Of sites without draws Pyro runs the model, which would write into the global store."""
+    pyro, torch = pytest.importorskip("pyro"), pytest.importorskip("torch")
+    import pyro_ext
+
+    def model(x: Any, y: Any = None) -> None:
+        weight = pyro.param("weight", torch.tensor(1.0))
+        slope, more = (
+            pyro.sample(name, pyro.distributions.Normal(0.0, 1.0)) for name in ("slope", "more")
+        )
+        with pyro.plate("rows", len(x)):
+            for name in ("y", "z"):
+                pyro.sample(name, pyro.distributions.Normal(weight * slope * x + more, 1.0), obs=y)
+
+    pyro.clear_param_store()
+    with pytest.raises(ArgumentError, match="Expected one site to predict"):
+        pyro_ext.predictive_distribution(model, {"slope": torch.zeros(3)}, torch.ones(2))
+    assert not list(pyro.get_param_store().keys())
+
+
 def test_a_discrete_latent_site_is_no_observation_that_is_left_out(backend: Any) -> None:
     host, dist = backend.host, backend.dist
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import UserDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -221,11 +222,21 @@ def _frame(trial: Trial) -> None:
         call(trial, "find_start", timed(trial, lambda each: np.zeros(40) + FIRST), whole)
 
 
+@dataclass(slots=True)
+class Slotted:
+    """A time, in an object without a dictionary."""
+
+    t: float
+
+
 @fault(DIGITS, "such times in a list of records", WARNED)
 def _records(trial: Trial) -> None:
     rows = [{"t": float(each), "name": "a"} for each in TIME]
     with trial.warned(r"argument 'data\[:\]\['t'\]'.*of their spread", trial.public.DataWarning):
         call(trial, "find_start", timed(trial, lambda each: [row["t"] for row in each]), rows)
+    objects = [Slotted(float(each)) for each in TIME]
+    with trial.warned(r"argument 'data\[:\]\.t'.*of their spread", trial.public.DataWarning):
+        call(trial, "find_start", timed(trial, lambda each: [row.t for row in each]), objects)
 
 
 @fault(

@@ -153,6 +153,27 @@ def test_the_comparison_alone_sees_marginals(fault: str) -> None:
     assert found.wrong and found.worst.name == "x[2]" and "'x[2]'" in found.worst.told
 
 
+@pytest.mark.parametrize("nowhere", [np.nan, -np.inf])
+def test_a_draw_of_chains_without_a_density_leaves_the_others_compared(
+    nowhere: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Marginals are right here, so that the log density alone tells."""
+    generator = np.random.default_rng(2)
+    made = reference(generator)
+    made.draws["x"][3] = 9.0
+
+    def density(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values, scores = evaluate(z)
+        return np.where((z == 9.0).any(1), nowhere, values), scores
+
+    # Those that are heard before see the fault as well.
+    monkeypatch.setattr(module, "stein_identities", lambda z, *_: stein_identities(z, -z, NAMES))
+    monkeypatch.setattr(module, "drift", lambda *_, **__: None)
+    source = Source("draws", "draws", {"x": planted("uncorrelated", right(generator, 2_000))})
+    verdict = check(source, program(density), generator, progress_bar=False, reference=lambda: made)
+    assert any("Log densities at the draws" in reason for reason in verdict.reasons)
+
+
 def test_draws_that_depend_on_each_other_count_as_fewer() -> None:
     """A mean that is off by chance is no fault of a slow chain."""
     generator = np.random.default_rng(3)

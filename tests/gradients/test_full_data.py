@@ -92,6 +92,53 @@ def test_the_average_over_a_round_is_the_full_score(backend: Any, full_data: str
     np.testing.assert_allclose(np.mean(scores, axis=0), exact(backend, target, z).score, rtol=1e-11)
 
 
+@pytest.mark.parametrize("anchored", [False, True])
+def test_the_average_over_a_round_of_unequal_batches_is_the_full_score(
+    backend: Any, anchored: bool
+) -> None:
+    unequal, z = batches(backend, 5, 5, 2), normal(1, 2, 4)
+    target, first = backend.target(by_argument(backend), unequal[0], likelihood_temperature=0.7)
+    public, anchor = backend.public, {"scale": np.array(1.0), "weights": np.zeros(3)}
+    if not backend.is_pyro:  # where one compiled program serves all
+        with pytest.raises(ArgumentError, match="batches of one shape"):
+            public.BatchArguments(unequal)
+        return
+    estimator = (
+        public.ControlVariate(anchor, batches=unequal)
+        if anchored
+        else public.BatchArguments(unequal)
+    )
+    found = Estimation(backend, estimator, target, first)
+    scores, densities = zip(*(found.estimate(z)[::2] for _ in unequal), strict=True)
+    expected = exact(backend, target, z)
+    assert np.std(scores, axis=0).max() > 0.1
+    np.testing.assert_allclose(np.mean(scores, axis=0), expected.score, rtol=1e-11)
+    np.testing.assert_allclose(np.mean(densities, axis=0), expected.log_likelihood, rtol=1e-11)
+
+
+def test_batches_of_a_model_that_does_not_scale_them_up_are_refused(backend: Any) -> None:
+    """Also where all rows come first, of which nothing has to be scaled up."""
+    host, dist, public = backend.host, backend.dist, backend.public
+
+    def model(x: Any, y: Any) -> None:
+        weights = host.sample("weights", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with host.plate("N", len(x)):
+            host.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
+
+    alike, rows = batches(backend), backend.arrays((X, Y))
+    for estimator in (
+        public.BatchArguments(alike),
+        public.SVRG(2, full_data=alike),
+        public.ControlVariate({"weights": np.zeros(3)}, batches=alike),
+    ):
+        target, data = backend.target(model, rows)
+        with pytest.raises(ArgumentError, match="found none that scales 3 of 12 rows"):
+            Estimation(backend, estimator, target, data)
+        target, data = backend.target(by_argument(backend), rows)
+        if not isinstance(estimator, public.ControlVariate):
+            Estimation(backend, estimator, target, data)
+
+
 @full_data
 def test_steps_are_those_of_rows_that_the_engine_draws(backend: Any, full_data: str) -> None:
     alike, options = batches(backend), {"num_particles": 5}

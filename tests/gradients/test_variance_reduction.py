@@ -113,6 +113,17 @@ def test_a_round_fills_the_table_anew(backend: Any) -> None:
     assert min(errors[:-1]) > 1e-3 and errors[-1] < 1e-10
 
 
+def test_a_step_that_is_not_finite_leaves_no_trace_in_the_table(backend: Any) -> None:
+    """It is skipped: the steps after it are as good as if there had been none."""
+    found, z = estimation(backend, "SAGA", "cyclic"), positions(2)
+    found.estimate(positions(1))
+    broken = positions(3)
+    broken[0] = np.nan
+    assert np.isnan(found.estimate(broken).score[0]).all()
+    scores = every_batch(found, z)
+    np.testing.assert_allclose(scores.mean(0), found.full(z).score, rtol=1e-11)
+
+
 #: Number of rows, and steps along the path.
 FEW, STEPS = 6, 600
 

@@ -218,7 +218,7 @@ def _density() -> Iterator[Mutation]:
     yield from numpyro(
         "steps of a chain drawn apart",
         "density/enumeration.py",
-        "return {**evidence, name: new.astype(evidence[name].dtype)}, number",
+        "return {**evidence, name: _added(summed, name, evidence[name], against)}, number",
         "return evidence, number",
         "discrete",
     )
@@ -514,9 +514,17 @@ def _gradients() -> Iterator[Mutation]:
     yield from numpyro(
         "swapped rows of the table",
         "gradients/reduced_variance.py",
-        '"table": table.at[rows].set(parts.likelihood)',
-        '"table": table.at[rows[::-1]].set(parts.likelihood)',
+        '"table": table.at[rows].set(gradient)',
+        '"table": table.at[rows[::-1]].set(gradient)',
         tests,
+    )
+    yield from both(
+        "a step that is not finite stays in the table's sum",
+        "gradients/reduced_variance.py",
+        "change = jnp.where(sound, change, 0.0)",
+        "change = jnp.where(sound, change, change)",
+        tests,
+        pyro=("change = torch.where(sound, change, 0.0)", "change = change + 0.0"),
     )
     yield from numpyro(
         "one key for all minibatches",
@@ -524,6 +532,20 @@ def _gradients() -> Iterator[Mutation]:
         'state = {**state, "rng_key": rng_key}',
         "state = {**state}",
         tests,
+    )
+    yield from pyro(
+        "draws where the density is not finite are as good as others",
+        "sgmcmc/kernel.py",
+        "diverging = diverging | broken | ~torch.isfinite(energies)",
+        "diverging = diverging | broken",
+        "test_sgmcmc",
+    )
+    yield from pyro(
+        "a batch with fewer rows counts as much as the others",
+        "gradients/minibatch.py",
+        "share = len(batches) * num_rows(batch) / total",
+        "share = 1.0",
+        "gradients test_full_data",
     )
     yield from pyro(
         "minibatches overlap",
@@ -1288,6 +1310,21 @@ def _sgmcmc() -> Iterator[Mutation]:
         "1.0 * (self.seen >= num_warmup) * counts",
         "1.0 * counts",
         "test_sgmcmc",
+    )
+    yield from numpyro(
+        "an energy that overflows in the warm-up counts",
+        "sgmcmc/kernel.py",
+        "jnp.where(counts, state.potential_energy, before.last)",
+        "state.potential_energy",
+        "test_sgmcmc",
+    )
+    yield from both(
+        "draws where the density overflows are as others",
+        "sgmcmc/kernel.py",
+        "state.diverging | broken | nowhere",
+        "state.diverging | broken",
+        "test_sgmcmc",
+        pyro=("broken | ~torch.isfinite(energies)", "broken"),
     )
     yield from neutral(
         "the noise of minibatches counts as spread",
@@ -2174,6 +2211,13 @@ def _fit() -> Iterator[Mutation]:
         "test_check",
     )
     yield from neutral(
+        "a draw without a density ends the comparison of densities",
+        "check/check.py",
+        "np.where(np.isfinite(values), values, least)",
+        "values",
+        "test_check",
+    )
+    yield from neutral(
         "chains in several orders of labels disagree",
         "check/check.py",
         "if in_parts or (own is not None and own.disagree):",
@@ -2190,7 +2234,7 @@ def _fit() -> Iterator[Mutation]:
     yield from numpyro(
         "values of discrete sites drawn each by itself",
         "density/enumeration.py",
-        "return {**evidence, name: new.astype(evidence[name].dtype)}, number",
+        "return {**evidence, name: _added(summed, name, evidence[name], against)}, number",
         "return evidence, number",
         "diagnostics/test_discrete",
     )
@@ -2544,6 +2588,20 @@ def _fit() -> Iterator[Mutation]:
         "chains " + tests,
     )
     yield from numpyro(
+        "a position that is drawn again has numbers of the one before",
+        "density/start.py",
+        "own, following = random.split(rng_key)",
+        "own = following = random.split(rng_key)[0]",
+        "density",
+    )
+    yield from numpyro(
+        "equally probable values of different assignments",
+        "density/enumeration.py",
+        "lax.fori_loop(0, 2, look,",
+        "lax.fori_loop(0, 1, look,",
+        "diagnostics test_discrete",
+    )
+    yield from numpyro(
         "draws of the prior that are all the same",
         "density/start.py",
         "return lax.map(one, bits)",
@@ -2753,6 +2811,20 @@ def _neutral() -> Iterator[Mutation]:
         "faults",
     )
     yield from neutral(
+        "arguments with other discrete sites are followed",
+        "target/bound_model.py",
+        "set(found.enumerated) <= set(self.enumerated)",
+        "True",
+        "density/test_discrete",
+    )
+    yield from neutral(
+        "plates that meet the values of discrete sites",
+        "target/bound_model.py",
+        "(found.nesting <= self.nesting or not self.enumerated)",
+        "True",
+        "density/test_discrete",
+    )
+    yield from neutral(
         "plates of another size are taken for the same",
         "target/bound_model.py",
         "and found.plates == self.plates",
@@ -2885,6 +2957,14 @@ def _networks() -> Iterator[Mutation]:
         "return (value.ndim - 1,), tuple(range(value.ndim - number))",
         "random_module",
         pyro=("else ((1,), (0,))", "else ((0,), (1,))"),
+    )
+    yield from both(
+        "scales of normalisation are divided as weights are",
+        "networks/modules.py",
+        "(equinox.nn.Embedding, *scaled)",
+        "equinox.nn.Embedding",
+        "random_module",
+        pyro=("_EMBEDDINGS + _NORMALISATION", "_EMBEDDINGS"),
     )
     yield from neutral(
         "linear outputs move the wrong way",
@@ -3087,6 +3167,18 @@ def _batches() -> Iterator[Mutation]:
             "self._before = []",
         ),
         (
+            "a sampler of the first epoch in a resumed one",
+            "order.py",
+            "self._set_epoch(epoch)\n            self.loader",
+            "self.loader",
+        ),
+        (
+            "a loader's processes forked by a thread",
+            "order.py",
+            'return bool(getattr(self.loader, "num_workers", 0))',
+            "return False",
+        ),
+        (
             "batches are known by their shapes alone",
             "batch.py",
             "digest.update(np.ascontiguousarray(part).tobytes())",
@@ -3145,6 +3237,12 @@ def _batches() -> Iterator[Mutation]:
             "diagnostics/thinning.py",
             "kept[: len(kept) // num_chains]",
             "kept",
+        ),
+        (
+            "draws outside of supports are numbered among the few",
+            "diagnostics/thinning.py",
+            "bool))[kept] |= flags",
+            "bool))[: len(kept)] |= flags",
         ),
         (
             "predictions of fewer draws are lost",

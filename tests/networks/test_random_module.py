@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.networks import priors
 from ppl_ext.networks.parameters import Parameter, prior_by_pattern
 from tests.backends import backend_of, use_float64
@@ -126,6 +126,40 @@ def test_fan_in_and_centres(backend: Any) -> None:
             assert found.pop(f"attention.{name}.kernel") == (8, 0.0)
     assert {figures for name, figures in found.items() if name.endswith("bias")} <= {(1, 0.0)}
     assert [name for name in found if not name.endswith("bias")] == []
+
+
+@pytest.mark.parametrize("library", ["torch", "equinox"])
+def test_scales_of_normalisation_over_several_axes_have_no_inputs(library: str) -> None:
+    """As those over one axis, which are 1 before training."""
+    if library == "torch":
+        from torch import nn
+
+        found = backend_of("pyro").room("networks.modules").take_apart(nn.LayerNorm((4, 3)))[0]
+    else:
+        import equinox
+
+        take_apart = backend_of("numpyro").room("networks.modules").take_apart
+        found = take_apart(equinox.nn.LayerNorm((4, 3)), None, None)[0]
+    assert (found["weight"].shape, found["weight"].fan_in) == ((4, 3), 1)
+    assert (found["weight"].units, found["weight"].centre) == ((), 1.0)
+
+
+def test_attention_that_drops_out_is_refused() -> None:
+    """Its copies have one stream of random numbers, and would have one mask for good."""
+    from flax import nnx
+
+    take_apart = backend_of("numpyro").room("networks.modules").take_apart
+    x = np.ones((5, 3, 8))
+    for options in ({"deterministic": True}, {"deterministic": False}):
+        attention = nnx.MultiHeadAttention(
+            2, 8, decode=False, dropout_rate=0.5, rngs=nnx.Rngs(0), **options
+        )
+        network = take_apart(attention, None, None)[1]({})
+        if options["deterministic"]:
+            np.testing.assert_allclose(network(x), attention(x), rtol=1e-6)
+            continue
+        with pytest.raises(ModelCheckError, match=r"dropout in \['rngs'\].*module\.eval\(\)"):
+            network(x)
 
 
 def layers(backend: Any) -> dict[str, Parameter]:

@@ -104,6 +104,14 @@ def test_a_program_is_compiled_once(
     assert not is_new()
 
 
+def test_a_program_of_several_files_is_refused(compiler: Compiler) -> None:
+    """A change of the other file would be taken for the same program."""
+    with pytest.raises(ArgumentError, match="one file, found #include in 'one'"):
+        compilation.compiled("functions {\n  #include f.stan\n}", "one", ["--include-paths=."])
+    assert not compiler.sources
+    compilation.compiled("// as by #include\nmodel {}", "one")
+
+
 @pytest.mark.parametrize("name", ["with a space", "$(shell x)", "a;b", "link"])
 def test_a_folder_that_make_cannot_read(
     compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -147,6 +147,8 @@ def schedule(iteration: Any, total: Any, dim: int) -> Schedule:
 
     Of numbers, or of floating-point arrays without axes.
     """
+    # The first tau; ``cold**coldness`` below rises to 1 geometrically as the coldness falls
+    # linearly.
     cold = min(max((WARM_COORDINATES / dim) ** 2, COLDEST), 1.0)
     horizon = chosen(total > 0, total, at_least(2.0 * (iteration + 1.0), LEAST_ITERATIONS))
     progress = at_most(iteration / horizon, 1.0)
@@ -155,6 +157,7 @@ def schedule(iteration: Any, total: Any, dim: int) -> Schedule:
     coldness = at_least(1.0 - progress / COLD_SHARE, 0.0)
     return Schedule(
         cold**coldness,
+        # Zero of the same type, since JAX's loops want one type for both cases.
         coldness if cold < 1.0 else 0.0 * coldness,
         at_least(progress - COLD_SHARE, 0.0) / (1.0 - COLD_SHARE),
         chosen(total > 0, cooling, cooling * LEAST_ITERATIONS / horizon),
@@ -238,6 +241,8 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
         """Add scores (2 K, D) taken at mirrored points theta (2 K, D), which this guide drew."""
         z, y = halves(theta) / moments.scale, -halves(score) / moments.scale
         center = mean_of(score)
+        # The zeros at the start, or after all began anew, are no averages: the first pairs replace
+        # them. ``next_weight`` alone would not, since it counts updates.
         first = state.seen.num_pairs == 0
         weight = chosen(first, 1.0, at_least(next_weight(state.seen, decay), now.rate))
         count = advanced(state.seen, len(z), weight)
@@ -248,6 +253,7 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
             mean_of(z * z),
             mean_of(y * z),
             mean_of(y * y),
+            # Against the average before these scores, which are in the next one.
             cls.arrays.xp.square(center - state.mean_score),
         )
         square, slope, response, score_noise = averaged(before, latest, weight)
@@ -266,6 +272,7 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
         noise = residual.clip(min=0.0) * variance * variance / free_share(1, number)
         pull = now.temperature**2 * noise / number
         tempered = variance / now.temperature
+        # The least-squares slope A / Z, in units of P tau, with the pull towards 1.
         factor = (tempered * state.slope + pull) / (state.square + pull)
         mean_noise = tempered * state.score_noise
         tolerated = TOLERATED_NOISE * LATE_TOLERANCE**now.patience
@@ -275,6 +282,7 @@ class DiagonalForm(ClosedForm[DiagonalRegression]):
         move = now.cooling * length * tempered * state.mean_score / factor.clip(min=1.0)
         # Each coordinate is a regression of its own, so its move is limited on its own.
         mean = mean + move.clip(-scale, scale)
+        # P^+ = P M^b, and the scale is one over the root of P.
         step = now.step / (1.0 + LATE_DAMPING * now.patience * pull)
         change = factor.clip(1.0 / LARGEST_FACTOR, LARGEST_FACTOR) ** step
         return Moments(mean, scale / cls.arrays.xp.sqrt(change.clip(1.0 / trust, trust)))

@@ -143,6 +143,7 @@ class BlockForm:
         dim, xp = len(block.covariance), cls.arrays.xp
         precision = xp.finfo(block.covariance.dtype)
         spread, axes = xp.linalg.eigh(block.covariance)
+        # Averages that forget may be worth fewer pairs than coordinates: V is nearly singular then.
         spread = spread.clip(min=precision.eps * spread[-1])
         along = block.cross_covariance @ axes
         # Symmetric up to rounding.
@@ -157,10 +158,13 @@ class BlockForm:
         # V.
         slope = ((pull * turned - basis.T @ along) / (spread + pull)) @ turned.T
         # The more certain of the two estimates of an entry counts more; without noise, both alike.
+        # Weights 1 / r_i, up to a factor that cancels, for r_i that may be 0.
         floor = 1e-6 * noise[-1] + precision.tiny
         weight = floor / (column + floor)
         slope = weight * slope
         eigenvalues, vectors = xp.linalg.eigh((slope + slope.T) / (weight + weight.T))
+        # The noise along an eigenvector: the vectors are in the eigenbasis of the noise until the
+        # next line.
         eigenvalues = cls.limited(eigenvalues, dim * (noise @ xp.square(vectors)), trust)
         vectors = basis @ vectors
         return Step((vectors / eigenvalues) @ vectors.T, pull[:, 0], basis)
@@ -222,6 +226,7 @@ class FullForm(BlockForm, ClosedForm[FullRegression]):
 
         ``total`` is the number of iterations of the whole run, 0 when that is not known.
         """
+        # Pairs have no mean to take out: d and e change sign with the order of the two points.
         d, e = halves(theta), halves(score)
         pairs = len(d)
         latest = BlockMoments(d.T @ d / pairs, e.T @ d / pairs, e.T @ e / pairs)

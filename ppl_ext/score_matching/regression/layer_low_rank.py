@@ -92,6 +92,8 @@ class LayerLowRankForm(ClosedForm[LayerLowRankRegression]):
         deviations = self.arrays.xp.sqrt(covariance.diagonal())
         values, vectors = self.arrays.xp.linalg.eigh(covariance / deviations / deviations[:, None])
         values = values.clip(min=self.arrays.xp.finfo(mean.dtype).eps * values[-1])
+        # The inverse of S^2 = values[0] / 2: then I + W W^T has the eigenvalues 2 values /
+        # values[0], of which the least is 2 and W's least length 1.
         factor = vectors * self.arrays.xp.sqrt(2.0 * values / values[0] - 1.0)
         rest = self.arrays.filled((len(mean), rank - len(mean)), mean)
         factor = self.arrays.xp.concatenate([factor, rest], 1)
@@ -123,6 +125,8 @@ class LayerLowRankForm(ClosedForm[LayerLowRankRegression]):
             else:
                 squares = self.large.squares(part, guide, own_score)
             seen, latest = seen + squares[0], latest + squares[1]
+        # One verdict for all layers, since they have the scores of the same draws: with an overflow
+        # in one layer all of them leave the pairs out.
         verdict = self.arrays.judged(seen, latest)
 
         def lenient() -> LayerLowRankRegression:
@@ -155,5 +159,7 @@ class LayerLowRankForm(ClosedForm[LayerLowRankRegression]):
             return LayerLowRankRegression(tuple(states)), self.density.set_parts(*parts)
 
         state = verdict.choose(lenient, lambda: self.initial(parameters), observed)
+        # Layers count the same pairs. Small ones have at most as many coordinates as the rank, so
+        # that the large ones' need is enough for all.
         warm = state.layers[0].seen.num_pairs >= rank + 1 + SPARE_PAIRS
         return self.arrays.where_ready(verdict.sound & warm, moved, (state, parameters))

@@ -180,6 +180,8 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
     @classmethod
     def frame_of(cls, moments: LowRankMoments) -> Frame:
         """Coordinates of a guide's factor: a unique, smooth function of W of full column rank."""
+        # The Cholesky factor and not an eigenbasis: eigenvectors of equal eigenvalues are any, and
+        # would turn from step to step.
         scale, factor, arrays = moments.scale[:, None], moments.factor, cls.arrays
         identity = arrays.identity(factor.shape[1], factor)
         # With R R' = W' W and T = W R'^-1, which is orthonormal: W W' = T R' R T', and K K' = I +
@@ -250,6 +252,7 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
         """
         mean, scale, _ = moments
         frame = cls.frame_of(moments)
+        # E[y_e y^T], as y_e = from_factor^T e.
         cross = frame.from_factor.T @ state.score_factor
         block = BlockMoments(state.factor, cross, state.factor_score)
         step = cls.whitened_step(block, state.seen.worth, trust)
@@ -258,11 +261,14 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
             scale, frame, step.covariance, ratio, coefficients, trust
         )
 
+        # Sigma+ E[score] = S (I + W W^T) S E[score], in units of the present scales.
         scaled = new_scale * state.mean_score
         move = (state.mean_theta - mean) / scale
         move = move + new_scale / scale * (scaled + new_factor @ (new_factor.T @ scaled))
         inside = frame.basis.T @ move
+        # The coordinates outside are regressions of their own, each with its own noise and limit.
         outside = ((move - frame.basis @ inside) / (1.0 + pull)).clip(-1.0, 1.0)
+        # To standard coordinates of the span, in which the step's basis and pull are.
         inside = cls.arrays.solve_lower(frame.root, inside[None])[0]
         inside = cls.limited_move(step.basis @ ((step.basis.T @ inside) / (1.0 + step.pull)))
         move = frame.basis @ (frame.root @ inside) + outside
@@ -310,6 +316,8 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
         pull = (rank + 1) * noise / number
         pulled_spread = spread + (dim * noise / number)[:, None]
         ratio = limited(1.0 - solved(first, rest, pull, pulled_spread), (rank + 1) * noise, trust)
+        # The normal equations of y once the coefficient of z_i is limited: ``ratio - 1`` is what
+        # z_i takes less than the regression wanted.
         coefficients = present + (rest + (ratio - 1.0)[:, None] * along) / pulled_spread
         return ratio, coefficients @ axes.T, pull
 
@@ -342,6 +350,8 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
         longest = 1.0 - 1.0 / trust
         turn = turn * (longest / length.clip(min=longest))
         inverse = cls.arrays.xp.linalg.inv(covariance)
+        # H T = T K^-T C^-1 K^-1 + turn K^-1 with C the covariance in standard coordinates of the
+        # span.
         known = cls.arrays.solve_lower(root, inverse.T, transpose=True).T
         known = cls.arrays.solve_lower(root, basis @ known + turn, transpose=True)
         # In coordinates z sqrt(ratio) of the new scales.
@@ -352,6 +362,8 @@ class LowRankForm(BlockForm, ClosedForm[LowRankRegression]):
         known = cls.arrays.solve_lower(triangle, known / stretch)
         inside = stretched.T @ known
         outside = known - stretched @ inside
+        # All that is known of H is in these 2 r directions, so that its least eigenvectors are
+        # found without a matrix (D, D).
         frame_axes, _ = cls.arrays.xp.linalg.qr(cls.arrays.xp.concatenate([stretched, outside], 1))
         one, two = frame_axes.T @ stretched, frame_axes.T @ outside
         # Off the known directions the precision counts as c; see the module on turning at random.

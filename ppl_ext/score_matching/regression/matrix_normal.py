@@ -107,6 +107,7 @@ def is_warm(regression: MatrixNormalRegression, blocks: Blocks) -> Any:
     pairs = regression.seen.num_pairs
     warm = pairs >= 1 + SPARE_PAIRS
     for _, _, (rows, columns) in blocks.matrices:
+        # The p columns of a pair are p observations of its n rows.
         warm &= pairs * columns >= rows + SPARE_PAIRS
         warm &= pairs * rows >= columns + SPARE_PAIRS
     return warm
@@ -195,6 +196,8 @@ class MatrixNormalForm(BlockForm, ClosedForm[MatrixNormalRegression]):
         latest = []
         for (name, _, _), d, e in zip(blocks.matrices, differences, score_differences, strict=True):
             row, column = (cls._unit(factor)[0] for factor in factors.matrices[name])
+            # D B^-T and S B, the observations for U^-1. ``solve_lower`` takes vectors along the
+            # last axis.
             rows = _moments(cls.arrays.solve_lower(column, d), e @ column)
             d, e = d.mT, e.mT
             latest.append(MatrixMoments(rows, _moments(cls.arrays.solve_lower(row, d), e @ row)))

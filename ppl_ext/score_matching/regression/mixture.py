@@ -251,6 +251,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         number, dim = components.loc.shape
         points = self.evaluate(components, theta)
         # L^T of the component that drew.
+        # Draws come in turn by component, so draw n is of component n modulo K.
         across = components.scale_tril.mT[self.arange(len(theta), theta) % number]
         # Zero at every draw where the guide is the target: steps are as quiet as the fit is good.
         residual = (across @ (score - points.score)[..., None])[..., 0]
@@ -284,6 +285,8 @@ class MixtureForm(ClosedForm[MixtureRegression]):
             values = given.log_density
             change, value_square = self._weight_change(state, components, points, values)
             step = step._replace(log_weight=step.log_weight + falling * change)
+        # Costs average over a quarter of a round: a component that has just started again is judged
+        # by what it is at the round's end.
         rate = as_number(at_most(4.0 / length, 1.0), theta)
         seen = averaged(state.score_square, latest, RECENT)
         gradients = residual.reshape(-1, number, dim)
@@ -297,6 +300,8 @@ class MixtureForm(ClosedForm[MixtureRegression]):
             averaged(state.residual, (residual**2).mean(), RECENT),
             state.start,
             (searching ^ True) | (done >= SEARCH_SHARE),
+            # Zero says that nothing was seen, also of a component that has just started again; its
+            # first scores stand alone.
             self.arrays.xp.where(state.score_square > 0.0, seen, latest),
             gradient,
             square,
@@ -322,6 +327,8 @@ class MixtureForm(ClosedForm[MixtureRegression]):
 
         def fresh() -> MixtureRegression:
             return later._replace(
+                # All that the earlier scores were averaged into is as at the start; what is of the
+                # guide alone stays.
                 value_square=self.arrays.xp.zeros_like(state.value_square),
                 residual=self.arrays.xp.ones_like(state.residual),
                 score_square=self.arrays.xp.where(spoilt, latest, state.score_square),
@@ -405,6 +412,8 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         z, e = own[:pairs], 0.5 * (both[0] - both[1])
         square = (z**2).sum(-1)[..., None, None]
         outer = e[..., :, None] * z[..., None, :]
+        # A = (e z' + z e') / |z|^2 - (e.z) z z' / |z|^4: the symmetric A of least Frobenius norm
+        # with A z = e (Powell's update from zero).
         along = (e * z).sum(-1)[..., None, None] * z[..., :, None] * z[..., None, :]
         slope = (outer + outer.mT) / square - along / square**2
         return Step(
@@ -433,6 +442,8 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         own, size = cls.arange(count, residual) % number, count * dim
         root = components.scale_tril
         # Rows h of L_j^T L_k^-T, for the component j that drew and each component k.
+        # (K, K, D, D), by components: each draw takes the entry of the one that drew it, and no (N,
+        # K, D, D) is formed.
         table = cls.arrays.xp.einsum("jba,kcb->jkac", root, points.inverse)
         apart = points.pull - points.score[:, None]
         slope = cls.arrays.xp.einsum("nba,nkb->nka", root[own], apart)
@@ -440,6 +451,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         def piece(k: Any) -> tuple[Any, Any, Any, Any]:
             return table[own, k], slope[:, k], points.standard[:, k], points.share[:, k]
 
+        # One component after another: J of all would have N D times K (1 + D + D^2) entries.
         def add(carry: tuple[Any, Any]) -> tuple[Any, Any]:
             gram, k = carry
             gram += _gram(*piece(k))
@@ -447,6 +459,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
 
         gram = cls.arrays.filled((count, dim, count, dim), residual)
         gram = cls.arrays.repeated(number, add, (gram, 0))[0].reshape(size, size)
+        # The least normal number keeps the system definite where scores match to the last bit.
         damping = DAMPING * gram.trace() / size + noise + cls.arrays.xp.finfo(gram.dtype).tiny
         multiplier = cls.damped_solution(gram, damping, residual.reshape(-1)).reshape(count, dim)
         identity = cls.arrays.identity(dim, residual)
@@ -461,6 +474,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
             return cls.arrays.xp.ones_like(components.logits)
         own = cls.arange(len(points.joint), points.joint) % number
         weight = cls.arrays.softmax(components.logits)
+        # Each draw without the component that drew it, the only one whose cost that draw tells.
         without = cls.arrays.xp.where(own[:number] == own[:, None], -math.inf, points.joint)
         # A weight that rounds to one leaves the logarithm finite.
         rest = cls.arrays.xp.log1p(-weight.clip(max=1.0 - cls.arrays.xp.finfo(weight.dtype).eps))
@@ -479,6 +493,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
         limit = (LONG_FACTOR * length).clip(LARGEST_MOVE, reach)
         shift = step.move / (length / limit).clip(min=1.0)
         values, vectors = cls.arrays.xp.linalg.eigh(step.precision)
+        # Limited as factors: I + B stays positive definite at any step.
         values = (1.0 + values).clip(1.0 / trust, trust)[:, None]
         factor = cls.arrays.xp.linalg.cholesky((vectors / values) @ vectors.mT)
         root = components.scale_tril

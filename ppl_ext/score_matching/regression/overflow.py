@@ -29,6 +29,7 @@ class Verdict(NamedTuple):
     @property
     def sound(self) -> Any:
         """Whether neither does."""
+        # ``^ True`` is "not" for truth values of Python, tensors and JAX's arrays alike.
         return (self.wild | self.spoilt) ^ True
 
 

@@ -39,6 +39,7 @@ class Count(NamedTuple):
 
 def next_weight(count: Count, decay: float, forgetting: Any = 1.0) -> Any:
     """Weight of the next iteration in a running average, times ``forgetting`` and at most one."""
+    # Counted from 1, so that the first weight is 1 and nothing stays of the zeros at the start.
     power = as_number(count.num_updates + 1, count.squared_weights) ** -decay
     return at_most(forgetting * power, 1.0)
 
@@ -58,6 +59,8 @@ def next_mean_weight(count: Count, decay: float, total: Any) -> Any:
 
 def advanced(count: Count, pairs: int, weight: Any) -> Count:
     """The count after one iteration more, of this weight, which its pairs share."""
+    # As of any weighted sum: all earlier weights shrink by 1 - weight, and ``pairs`` new ones have
+    # weight / pairs each.
     squared = (1.0 - weight) ** 2 * count.squared_weights + weight**2 / pairs
     return Count(count.num_updates + 1, count.num_pairs + pairs, squared)
 
