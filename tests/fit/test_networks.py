@@ -17,7 +17,7 @@ import xarray
 from scipy.stats import norm
 
 from ppl_ext.errors import ArgumentError, ModelCheckError
-from ppl_ext.fit.networks import networks, outputs
+from ppl_ext.fit.networks import networks, outputs, pace, run
 from ppl_ext.fit.networks.rows_seen import RowsSeen
 from ppl_ext.fit.problem.observed import Observed
 from ppl_ext.fit.problem.problem import Meter, Problem
@@ -289,8 +289,8 @@ def test_a_budget_that_ends_in_a_second_warm_up_gives_back_the_draws_before_it()
 
 
 def test_memory_is_stated_of_so_many_weights() -> None:
-    assert networks.memory_of(602) == "16 chains of 602 weights take about 32 MB"
-    assert networks.kept_of(10_000_000) == networks.LEAST_KEPT
+    assert run.memory_of(602) == "16 chains of 602 weights take about 32 MB"
+    assert run.kept_of(10_000_000) == run.LEAST_KEPT
 
 
 def test_rows_that_are_fitted_do_not_confirm() -> None:
@@ -375,7 +375,7 @@ def test_programs_with_rows_that_are_too_many_go_by_minibatches(
 ) -> None:
     """And go on afterwards as they would have gone on by themselves."""
     monkeypatch.setattr(policy, "CHAIN_EVALUATIONS", 10**12)
-    monkeypatch.setattr(networks, "BY_MINIBATCHES", networks.Pace(300, 0.03, 700, 400))
+    monkeypatch.setattr(pace, "BY_MINIBATCHES", pace.Pace(300, 0.03, 700, 400))
     single = [[backend.array(each.astype(np.float32)) for each in of] for of in (TRAIN, HELD_OUT)]
     train, held_out = map(tuple, single)
     model, fit = model_of(backend, BATCH), backend.public.fit

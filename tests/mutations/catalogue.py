@@ -2742,7 +2742,7 @@ def _networks() -> Iterator[Mutation]:
         ),
         (
             "a verdict of outputs without what is said of the data",
-            "networks.py",
+            "judged.py",
             "return outputs.problem.observed.judged(verdict)",
             "return verdict",
         ),

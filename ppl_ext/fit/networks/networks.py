@@ -11,10 +11,8 @@ networks", ICLR 2025, https://arxiv.org/abs/2502.06335.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -23,69 +21,20 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.ladder.by_chains import CHAINS
 from ppl_ext.fit.ladder.climbed import Climbed, staged
 from ppl_ext.fit.ladder.written import look_at_slopes
-from ppl_ext.fit.networks.outputs import Calibration, Columns, Outputs, Positions
-from ppl_ext.fit.networks.rows_seen import Anchor, RowsSeen
+from ppl_ext.fit.networks.judged import NEAR, Figures, against_chains, judged, rounding_of
+from ppl_ext.fit.networks.outputs import Calibration, Outputs
+from ppl_ext.fit.networks.pace import Pace
+from ppl_ext.fit.networks.rows_seen import RowsSeen
+from ppl_ext.fit.networks.run import LEAST_KEPT, Run, flat, memory_of
 from ppl_ext.fit.problem.problem import Meter, Problem
-from ppl_ext.fit.verdict import agreement, facts, levels
-from ppl_ext.fit.verdict.figures import site_figures
-from ppl_ext.fit.verdict.verdict import Level, Stage, Verdict
-from ppl_ext.microcanonical.chains import QUARTER, Dynamics, Microcanonical
-from ppl_ext.microcanonical.functions import Eager
-from ppl_ext.microcanonical.tuning import DOUBTFUL_VARIANCE, ENERGY_VARIANCE, HEAT, Schedule
+from ppl_ext.fit.verdict import agreement, facts
+from ppl_ext.fit.verdict.verdict import Stage, Verdict
+from ppl_ext.microcanonical.chains import QUARTER
+from ppl_ext.microcanonical.tuning import ENERGY_VARIANCE, Schedule
 from ppl_ext.start.paths import SpentError
-from ppl_ext.start.rows import Minibatches
 from ppl_ext.start.search import MOST_SEARCHED
-from ppl_ext.statistics.convergence import Convergence, convergence
 
-
-class Pace(NamedTuple):
-    """How long the stages of a fit are.
-
-    Parameters
-    ----------
-    ensemble : int
-        Steps of Adam from draws of the prior, by which members of an ensemble come near where the
-        mass is. The warm-up brings them the rest of the way (arXiv:2502.06335).
-    rate : float
-        Its first step size, which falls to 0.
-    warm_up, look : int
-        Moves of the first warm-up, and from its end to the first look.
-    """
-
-    ensemble: int
-    rate: float
-    warm_up: int
-    look: int
-
-    @classmethod
-    def of(cls, minibatches: Minibatches | None) -> Pace:
-        """With these minibatches, or with all rows."""
-        if minibatches is None:
-            return ALL_ROWS
-        pace = BY_MINIBATCHES
-        return pace._replace(ensemble=max(pace.ensemble, round(PASSES / minibatches.share)))
-
-    def evaluations(self, problem: Problem, has_ensemble: bool = True) -> tuple[int, int]:
-        """Evaluations up to the end of the warm-up at most, and of the fewest draws.
-
-        Those with minibatches count as the share of the rows that they take, and are about so many.
-        """
-        ensemble = self.ensemble if has_ensemble else 0
-        share, cost = 1.0, 1.0
-        if problem.minibatches is not None:
-            share, cost = problem.minibatches.share, WARM_COST
-        warm_up = CHAINS * share * (ensemble + cost * self.warm_up)
-        begins = AT_THE_START if has_ensemble else CHAINS
-        return math.ceil(warm_up) + begins, math.ceil(CHAINS * share * cost * LEAST_KEPT)
-
-
-#: With all rows. Chains of networks for classes agree at the first look, and others go on from it.
-ALL_ROWS = Pace(100, 0.03, 250, 100)
-#: With minibatches, whose noise asks for shorter steps: chains and members need more of them.
-BY_MINIBATCHES = Pace(2_000, 0.01, 2_000, 2_000)
-#: Passes over the rows in which members climb by minibatches at least.
-PASSES = 50
-#: Share of the seconds that this may take at most, so that chains have most of them.
+#: Share of the seconds in which members may climb by minibatches, so that chains have most of them.
 SHARE_OF_SECONDS = 0.25
 #: Moves up to the next look, as a multiple of those before this one.
 LATER = 1.5
@@ -101,180 +50,8 @@ ADJUSTED_LOOK = 50
 ACCEPTED_ERROR = 0.25
 #: How many times that of one step it is, about.
 TIMES_ONE = 2.0
-#: Share of the effective draws that are asked for which the least certain output has to have where
-#: chains are not adjusted. 200 of 400 leave a standard deviation uncertain by 5 %, and outputs of
-#: few inputs are all off together; with a hundred one fit of nine was off by a tenth.
-SHARE_OF_DRAWS = 0.5
-#: R-hat of outputs below which chains are near enough to go on as adjusted ones, and up to which
-#: those that are not adjusted are believed.
-NEAR = 1.1
-#: Acceptance up to which an adjusted chain hardly moves.
-REFUSED = 0.3
-#: Draws of each chain that are kept at most: beyond, every second one is left out.
-MOST_KEPT = 200
-#: Draws of each chain that are kept at least, and without which nothing is judged.
-LEAST_KEPT = 12
-#: Numbers that the kept draws of all chains hold, 320 MB; beyond, fewer draws are kept.
-MOST_NUMBERS = 40_000_000
-#: Evaluations with a minibatch that a move of the warm-up takes: before and after the move, at the
-#: anchor, and the share of a pass over all rows.
-WARM_COST = 4.0
-#: Evaluations before the warm-up at most: members' first positions, those of the prior and the
-#: chains', and the look at slopes.
-AT_THE_START = 3 * CHAINS + 64
-#: Draws of each chain by which outputs are judged where chains move by minibatches, since the
-#: predictions of many rows take long; more where more effective draws are asked for.
-MOST_JUDGED = 25
-#: How many times its bound the noise of minibatches may be: the warm-up's estimate has an error.
-MOST_HEAT = 2.0
-#: Arrays as large as all positions that moves hold at once.
-ARRAYS = 12
-#: Further ones with minibatches: the anchor and what is known there.
-OF_MINIBATCHES = 6
-#: Error of standard deviations of Normals, as a share of them, at the variance of the energy that
-#: steps are tuned to; it grows as the square of the step, the variance as its sixth power.
-BIAS = 0.02
 #: Seed of what calibration draws, so that chains draw the same whether or not they are looked at.
 SEED = 47
-
-FUNCTIONS = Eager(np)
-
-
-@dataclass
-class Run:
-    """Chains of one kind, and what is kept of them.
-
-    Attributes
-    ----------
-    moves : Microcanonical
-    rows : RowsSeen
-    generator : numpy.random.Generator
-    z : array (C, D)
-    dynamics : Dynamics
-    number, total : int
-        Moves so far, and those of the warm-up.
-    most : int
-        Draws of each chain that are kept.
-    """
-
-    moves: Microcanonical
-    rows: RowsSeen
-    generator: np.random.Generator
-    z: Positions
-    dynamics: Dynamics
-    number: int
-    total: int
-    most: int
-    every: int = 1
-    diverged: int = 0
-    anchor: Anchor | None = None
-    kept: list[Positions] = field(default_factory=list)
-
-    @classmethod
-    def begun(
-        cls,
-        problem: Problem,
-        rows: RowsSeen,
-        generator: np.random.Generator,
-        z: Positions,
-        total: int,
-        before: Run | None = None,
-    ) -> Run:
-        """Chains before their warm-up.
-
-        They are adjusted where a run of unadjusted ones came ``before``, from which they take over
-        the scale and the step.
-        """
-        adjusted = before is not None
-        moves = Microcanonical(
-            problem.dim,
-            FUNCTIONS,
-            ENERGY_VARIANCE,
-            adjusted,
-            problem.epsilon,
-            noisy=rows.minibatches is not None,
-        )
-        noise = generator.standard_normal((len(z), moves.whole))
-        spare = generator.standard_normal((len(z), moves.spare))
-        dynamics = moves.first(z, noise, spare, total, rows.every)
-        number = 0
-        if before is not None:
-            number, known = Schedule(total).moving, before.dynamics
-            dynamics = dynamics._replace(
-                scale=known.scale,
-                score=dynamics.score * known.scale,
-                step=known.step,
-                length=0.0 * known.length + math.sqrt(moves.whole),
-            )
-        return cls(moves, rows, generator, z, dynamics, number, total, kept_of(problem.dim))
-
-    def go_on(self, moves: int, may_go_on: Callable[[], bool]) -> bool:
-        """Make so many moves; False where the budget ended before."""
-        for _ in range(moves):
-            if not may_go_on():
-                return False
-            before = self.generator.bit_generator.state
-            normal = partial(self.generator.standard_normal, (len(self.z), self.moves.whole))
-            uniform = self.generator.uniform(size=len(self.z) + 1)
-            try:
-                self.anchor, evaluate = self.rows.of_move(
-                    self.anchor, self.z, self.number, self.generator
-                )
-                self.z, self.dynamics, diverged = self.moves.move(
-                    self.dynamics,
-                    self.z,
-                    self.number,
-                    self.total,
-                    normal,
-                    np.log(uniform[1:]),
-                    uniform[0],
-                    evaluate,
-                )
-            except SpentError:
-                self.generator.bit_generator.state = before
-                return False
-            self.number += 1
-            if self.number > self.total:
-                self.diverged += int(diverged.sum())
-                self._keep()
-        return True
-
-    def _keep(self) -> None:
-        if (self.number - self.total) % self.every == 0:
-            self.kept.append(self.z.copy())
-        if len(self.kept) == self.most:
-            self.kept, self.every = self.kept[1::2], 2 * self.every
-
-    @property
-    def made(self) -> int:
-        """Moves after the warm-up."""
-        return max(0, self.number - self.total)
-
-    @property
-    def draws(self) -> Float[np.ndarray, "N C D"]:
-        """Positions that are kept."""
-        # In memory chain by chain, as :func:`_flat` wants them, which then copies nothing.
-        draws: np.ndarray = np.stack(self.kept, 1).transpose(1, 0, 2)
-        return draws
-
-    @property
-    def quality(self) -> Float[np.ndarray, " C"]:
-        """By chain: probability of acceptance, or the energy's variance for each dimension."""
-        mean: np.ndarray = np.asarray(self.dynamics.squares) / max(1.0, float(self.dynamics.moves))
-        return np.sqrt(mean) if self.moves.adjusted else mean / self.moves.dim
-
-
-def kept_of(dim: int) -> int:
-    """Draws of each chain that are kept of so many weights."""
-    return max(LEAST_KEPT, min(MOST_KEPT, MOST_NUMBERS // (CHAINS * dim)))
-
-
-def memory_of(dim: int, by_minibatches: bool = False) -> str:
-    """What chains of so many weights take, in words."""
-    # What is kept is copied to be judged.
-    arrays = 2 * kept_of(dim) + ARRAYS + OF_MINIBATCHES * by_minibatches
-    numbers = arrays * CHAINS * dim
-    return f"{CHAINS} chains of {dim:,} weights take about {8e-6 * numbers:,.0f} MB"
 
 
 @dataclass
@@ -383,7 +160,7 @@ def _sampled(
                 f"evaluations, of which {meter.left:,} were left. Give a larger budget=."
             )
     verdict = judged(outputs, run, figures, calibration, wanted, reasons)
-    program = facts.Program(problem.dim, True, 0.0, _rounding(run))
+    program = facts.Program(problem.dim, True, 0.0, rounding_of(run))
     evidence = facts.Evidence(program, wanted)
     climbed = Networked(
         problem, run.draws, None, evidence, stages, run=run, outputs=outputs, told=tuple(reasons)
@@ -417,7 +194,7 @@ def further(known: Networked, number: int, meter: Meter) -> tuple[Networked, Ver
 
 
 def _calibration(outputs: Outputs, run: Run) -> Calibration:
-    return outputs.calibration(_flat(run.draws), np.random.default_rng(SEED))
+    return outputs.calibration(flat(run.draws), np.random.default_rng(SEED))
 
 
 def _ensemble(
@@ -453,53 +230,6 @@ def _ensemble(
     return at
 
 
-@dataclass(frozen=True)
-class Figures:
-    """How far chains agree in their outputs."""
-
-    columns: Columns
-    found: Convergence
-    chained: facts.Chained
-
-    @classmethod
-    def of(cls, outputs: Outputs, run: Run, wanted: facts.Wanted) -> Figures:
-        """Of what is kept of chains."""
-        draws = run.draws
-        if run.rows.minibatches is not None:
-            most = max(MOST_JUDGED, math.ceil(wanted.target_ess / CHAINS))
-            draws = draws[-1 :: -max(1, -(-len(draws) // most))][::-1]
-        columns = outputs.columns(_flat(draws))
-        joined = np.concatenate(list(columns.values()), 1)
-        found = convergence(joined.reshape(*draws.shape[1::-1], -1).transpose(1, 0, 2))
-        names = [name for name, each in columns.items() for _ in range(each.shape[1])]
-        r_hat = float(found.r_hat.max())
-        worst = found.r_hat.argmax() if r_hat > agreement.R_HAT else found.ess_bulk.argmin()
-        chained = facts.Chained(
-            r_hat,
-            float(found.ess_bulk.min()),
-            float(found.ess_tail.min()),
-            found.worst_deviation,
-            (),
-            run.diverged / max(1, run.made * draws.shape[1]),
-            0.0,
-            found.is_adrift,
-            names[int(worst)],
-            draws=draws.shape[0] * draws.shape[1],
-            deviation_number=names[found.worst_deviation_at],
-        )
-        return cls(columns, found, chained)
-
-    @property
-    def r_hat(self) -> float:
-        """The largest."""
-        return self.chained.r_hat
-
-
-def _flat(draws: Float[np.ndarray, "N C D"]) -> Positions:
-    """Chain by chain, as the hosts' MCMC gives them."""
-    return draws.transpose(1, 0, 2).reshape(-1, draws.shape[2])
-
-
 def _agreeing(
     outputs: Outputs,
     run: Run,
@@ -524,7 +254,7 @@ def _agreeing(
         figures = Figures.of(outputs, run, wanted)
         is_done = is_near_enough and figures.r_hat < NEAR
         is_spent = not goes_on or meter.left < CHAINS
-        if is_done or is_spent or not _against(figures.chained, run, wanted):
+        if is_done or is_spent or not against_chains(figures.chained, run, wanted):
             return run, figures
         many = not run.moves.adjusted and run.made > MOST_MOVES * run.total
         if many and figures.r_hat > agreement.R_HAT:
@@ -544,14 +274,6 @@ def _too_small(meter: Meter, problem: Problem, has_ensemble: bool = True) -> Arg
     )
 
 
-def _against(found: facts.Chained, run: Run, wanted: facts.Wanted) -> list[str]:
-    """What speaks against chains; of those that are not adjusted less is asked."""
-    if run.moves.adjusted:
-        return agreement.of_chains(found, wanted)
-    less = replace(wanted, target_ess=SHARE_OF_DRAWS * wanted.target_ess)
-    return agreement.of_chains(found, less, most_r_hat=NEAR)
-
-
 def _cost(run: Run) -> float:
     """Evaluations that adjusted chains take, about; the energy's error grows as a step cubed."""
     dim = run.moves.whole
@@ -563,69 +285,3 @@ def _cost(run: Run) -> float:
 
 def _told_of(run: Run, figures: Figures) -> str:
     return f"{run.made:,} moves of {CHAINS} chains, R-hat of predictions {figures.r_hat:.3f}"
-
-
-def _rounding(run: Run) -> float:
-    return run.moves.epsilon * float(np.abs(run.dynamics.log_density).max())
-
-
-def judged(
-    outputs: Outputs,
-    run: Run,
-    figures: Figures,
-    calibration: Calibration,
-    wanted: facts.Wanted,
-    told: list[str],
-) -> Verdict:
-    """What chains are worth, by their outputs."""
-    chained = figures.chained
-    program = facts.Program(outputs.problem.dim, True, 0.0, _rounding(run))
-    against = [*_against(chained, run, wanted), *levels.of_rounding(program)]
-    reasons = [f"Predictions are judged, since weights have no identity. {chained.words}"]
-    level: Level = "exact"
-    quality = run.quality
-    if run.moves.adjusted:
-        line = f"Moves were accepted with probability {quality.min():.2f} to {quality.max():.2f}."
-        if not quality.min() > REFUSED:
-            against.append(f"{line} A chain hardly moves. Give a larger budget= or seconds=.")
-        else:
-            reasons.append(line)
-    else:
-        level, worst = "approximate", float(quality.max())
-        bias = BIAS * (worst / ENERGY_VARIANCE) ** (1.0 / 3.0)
-        line = (
-            "No step was refused (unadjusted chains): the energy's error has a variance of "
-            f"{worst:.2g} for each dimension, with which standard deviations of Normals are "
-            f"{bias:.1%} off."
-        )
-        if not worst < DOUBTFUL_VARIANCE:
-            against.append(f"{line} Steps are too long. Give a larger budget= or seconds=.")
-        else:
-            reasons.append(line)
-        if run.rows.minibatches is not None:
-            heat = float(run.moves.heat(run.dynamics))
-            line = (
-                f"The noise of minibatches of {run.rows.minibatches.rows:,} rows makes variances "
-                f"of weights up to {1.0 + heat:.2g} times the posterior's where it is largest."
-            )
-            if heat > MOST_HEAT * HEAT:
-                against.append(f"{line} Let the model take larger minibatches.")
-            else:
-                reasons.append(line)
-    if calibration.told:
-        is_bad = not (calibration.is_good or math.isnan(calibration.error) or level == "exact")
-        (against if is_bad else reasons).append(calibration.told)
-    found: Level = "not trusted" if against else level
-    number = run.draws.shape[1]
-    verdict = Verdict(
-        found,
-        (*against, *reasons, *told),
-        {name: site_figures(name, each, number, 1.0) for name, each in figures.columns.items()},
-        confirmed=found == "approximate" and calibration.is_good,
-        num_chains=number,
-        of_outputs=True,
-    )
-    return outputs.problem.observed.judged(verdict)
-
-
-__all__ = ["Networked", "further", "kept_of", "memory_of", "sampled"]
