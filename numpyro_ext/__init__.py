@@ -106,11 +106,11 @@ from ppl_ext.errors import (
     StartWarning,
     UnsettledWarning,
 )
+from ppl_ext.fit.after.evidence import LogEvidence
 from ppl_ext.fit.compare import compare
-from ppl_ext.fit.evidence import LogEvidence
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.many import Fits
-from ppl_ext.fit.verdict import Verdict
+from ppl_ext.fit.verdict.verdict import Verdict
 from ppl_ext.networks import priors
 from ppl_ext.running.settling import Settled, Settling
 from ppl_ext.score_matching.options import GradientSteps, Regression

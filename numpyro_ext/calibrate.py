@@ -30,7 +30,7 @@ from ppl_ext.check.source import Source
 from ppl_ext.diagnostics.replay import Replay
 from ppl_ext.documented import documented
 from ppl_ext.fit.many import fit_one
-from ppl_ext.fit.programs import Programs
+from ppl_ext.fit.problem.programs import Programs
 
 
 @documented(

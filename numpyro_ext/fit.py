@@ -29,17 +29,16 @@ from numpyro_ext.start import pieces_of
 from ppl_ext.arguments import columns_as_arrays
 from ppl_ext.batches.passes import passes_of
 from ppl_ext.documented import documented
-from ppl_ext.fit import fit as shared
-from ppl_ext.fit import many
-from ppl_ext.fit import ways as shared_ways
-from ppl_ext.fit.doors import Asked, Named, fit_program
-from ppl_ext.fit.engine import check_own_engine
-from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
+from ppl_ext.fit import load, many
+from ppl_ext.fit.doors import FIT_DOCUMENTATION, Asked, Named, fit_program
+from ppl_ext.fit.fit import TARGET_ESS, Fit
 from ppl_ext.fit.habits import SEEDS, check_habits, engine_of, written_for_arrays
 from ppl_ext.fit.many import MANY_DOCUMENTATION, Fits, calls_of
-from ppl_ext.fit.problem import Problem
-from ppl_ext.fit.views import axis_names
-from ppl_ext.fit.ways import Host, HostMaps
+from ppl_ext.fit.problem import ways as shared_ways
+from ppl_ext.fit.problem.engine import check_own_engine
+from ppl_ext.fit.problem.problem import Problem
+from ppl_ext.fit.problem.views import axis_names
+from ppl_ext.fit.problem.ways import Host, HostMaps
 from ppl_ext.running.settling import Settling
 from ppl_ext.running.sharding import check_sharding
 from ppl_ext.start.start import Start
@@ -166,7 +165,7 @@ def fit_many(
     return many.fit_many(partial(ways_of, model), calls, seed_of(rng_key), asked)
 
 
-@documented(LOAD_DOCUMENTATION, host="NumPyro")
+@documented(load.LOAD_DOCUMENTATION, host="NumPyro")
 @entry
 def load_fit(
     path: str | os.PathLike[str],
@@ -200,7 +199,7 @@ def load_fit(
     """
     passes, names = passes_of(batches, args), axis_names(dims, coords)
     ways = None if model is None else partial(ways_of, model)
-    return shared.load_fit(path, ways, args, kwargs, passes, names, replay)
+    return load.load_fit(path, ways, args, kwargs, passes, names, replay)
 
 
 def seed_of(rng_key: Array) -> int:
@@ -220,7 +219,7 @@ def ways_of(
     sharding: Sharding | None = None,
     **options: Any,
 ) -> Iterator[Problem]:
-    """A program as what a fit asks of it, by :func:`ppl_ext.fit.ways.ways_of`.
+    """A program as what a fit asks of it, by :func:`ppl_ext.fit.problem.ways.ways_of`.
 
     Parameters without a prior are held as in ``held`` where they are there.
     """
@@ -284,7 +283,7 @@ def ways_of(
 
 
 class _Run:
-    """An engine that is run again and again; see :class:`ppl_ext.fit.ways.Run`."""
+    """An engine that is run again and again; see :class:`ppl_ext.fit.problem.ways.Run`."""
 
     def __init__(self, rng_key: Array, engine: Engine) -> None:
         self._key, self._engine = rng_key, engine

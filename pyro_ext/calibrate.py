@@ -22,7 +22,7 @@ from ppl_ext.calibrate.calibration import Calibration
 from ppl_ext.diagnostics.replay import Replay
 from ppl_ext.documented import documented
 from ppl_ext.fit.many import fit_one
-from ppl_ext.fit.programs import Programs
+from ppl_ext.fit.problem.programs import Programs
 from pyro_ext.check import of_host
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.batches import array_or_none

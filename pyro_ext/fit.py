@@ -16,17 +16,16 @@ from torch import Tensor
 from ppl_ext.arguments import columns_as_arrays, entry
 from ppl_ext.batches.passes import passes_of
 from ppl_ext.documented import documented
-from ppl_ext.fit import fit as shared
-from ppl_ext.fit import many
-from ppl_ext.fit import ways as shared_ways
-from ppl_ext.fit.doors import Asked, Named, fit_program
-from ppl_ext.fit.engine import check_own_engine
-from ppl_ext.fit.fit import FIT_DOCUMENTATION, LOAD_DOCUMENTATION, TARGET_ESS, Fit
+from ppl_ext.fit import load, many
+from ppl_ext.fit.doors import FIT_DOCUMENTATION, Asked, Named, fit_program
+from ppl_ext.fit.fit import TARGET_ESS, Fit
 from ppl_ext.fit.habits import KEYS, check_habits, engine_of, written_for_arrays
 from ppl_ext.fit.many import MANY_DOCUMENTATION, Fits, calls_of
-from ppl_ext.fit.problem import Problem
-from ppl_ext.fit.views import axis_names
-from ppl_ext.fit.ways import Host, HostMaps
+from ppl_ext.fit.problem import ways as shared_ways
+from ppl_ext.fit.problem.engine import check_own_engine
+from ppl_ext.fit.problem.problem import Problem
+from ppl_ext.fit.problem.views import axis_names
+from ppl_ext.fit.problem.ways import Host, HostMaps
 from ppl_ext.options import describe
 from ppl_ext.running.settling import Settling
 from ppl_ext.running.sharding import check_sharding
@@ -172,7 +171,7 @@ def _as_array(value: Any) -> Any:
     return value if isinstance(value, Tensor | np.ndarray) else None
 
 
-@documented(LOAD_DOCUMENTATION, host="Pyro")
+@documented(load.LOAD_DOCUMENTATION, host="Pyro")
 @entry
 def load_fit(
     path: str | os.PathLike[str],
@@ -205,7 +204,7 @@ def load_fit(
     """
     passes, names = passes_of(batches, args), axis_names(dims, coords)
     ways = None if model is None else partial(ways_of, model)
-    return shared.load_fit(path, ways, args, kwargs, passes, names, replay)
+    return load.load_fit(path, ways, args, kwargs, passes, names, replay)
 
 
 def ways_of(
@@ -218,7 +217,7 @@ def ways_of(
     sharding: Sharding | None = None,
     **options: Any,
 ) -> Iterator[Problem]:
-    """A program as what a fit asks of it, by :func:`ppl_ext.fit.ways.ways_of`."""
+    """A program as what a fit asks of it, by :func:`ppl_ext.fit.problem.ways.ways_of`."""
     rng = torch.Generator().manual_seed(seed)
 
     def target_of(
@@ -279,7 +278,7 @@ def ways_of(
 
 
 class _Run:
-    """An engine that is run again and again; see :class:`ppl_ext.fit.ways.Run`."""
+    """An engine that is run again and again; see :class:`ppl_ext.fit.problem.ways.Run`."""
 
     def __init__(self, engine: Engine) -> None:
         # The engine may have run before. Its evaluations then are not of this fit.

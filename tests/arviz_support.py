@@ -127,3 +127,14 @@ def network_mean(x: np.ndarray, kernels: list[np.ndarray], biases: list[np.ndarr
     """(S, N) output of the zoo's two-layer network; kernels (S, in, out), biases (S, out)."""
     hidden = np.tanh(x @ kernels[0] + biases[0][:, None, :])
     return (hidden @ kernels[1] + biases[1][:, None, :])[..., 0]
+
+
+def khat(ratios: np.ndarray) -> float:
+    """k-hat of log ratios by ArviZ."""
+    with np.errstate(all="ignore"):
+        if MAJOR < 1:
+            return float(arviz.psislw(ratios)[1])
+        from arviz_stats.base import array_stats
+
+        # It is made for leave-one-out and takes log likelihoods: log weights negated.
+        return float(array_stats.psislw(-ratios)[1])

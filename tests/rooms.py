@@ -1,7 +1,8 @@
 """Which test files can notice a fault in a room: ``python -m tests.rooms kernels [--above]``.
 
 Those in the folder of the room's name, and those that import a module of the room in any of the
-three packages. ``--above`` adds the files of the rooms that may import it, by the import rules.
+three packages. ``--above`` adds the files of the rooms that may import it, by the import rules. Of
+a room within a room, such as ``fit/ladder``, they are those that import its modules.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 from collections.abc import Collection
 from pathlib import Path
 
-from tests.test_architecture import ALL, MAY_IMPORT, ROOT, read, room_of, sources
+from tests.test_architecture import ALL, MAY_IMPORT, ROOT, module_name, read, sources
 
 TESTS = ROOT / "tests"
 #: Rooms of ``ppl_ext`` whose counterpart in the packages bears another name.
@@ -19,17 +20,16 @@ ALIKE = {"score_matching": "score", "target": "density", "running": "engine", "e
 
 
 def rooms() -> set[str]:
-    """Names of all rooms of the three packages."""
-    return {room_of(".".join(path.relative_to(ROOT).with_suffix("").parts)) for path in _all()}
-
-
-def _all() -> list[Path]:
-    return [path for package in ALL for path in sources(package) if path.parent != ROOT / package]
+    """Names of all rooms of the three packages, and of those within them."""
+    folders = {path.parent for package in ALL for path in sources(package)}
+    names = {module_name(folder / "__init__.py") for folder in folders} - set(ALL)
+    return {name.partition(".")[2].replace(".", "/") for name in names}
 
 
 def above(room: str) -> set[str]:
     """The room and all that may import it, directly or through others."""
-    found = {room, ALIKE.get(room, room)}
+    around = room.partition("/")[0]
+    found = {room, around, ALIKE.get(around, around)}
     while True:
         more = {name for name, below in MAY_IMPORT.items() if below & found} - found
         if not more:
@@ -51,9 +51,10 @@ def files_for(wanted: Collection[str]) -> list[Path]:
 
 @functools.cache
 def _imported(path: Path) -> frozenset[str]:
-    """Rooms of which a file imports modules."""
-    names = (name for name in read(path)[2] if name.partition(".")[0] in ALL and "." in name)
-    return frozenset(map(room_of, names))
+    """Rooms of which a file imports modules, with those within them."""
+    parts = (name.split(".") for name in read(path)[2])
+    inside = [each[1:] for each in parts if each[0] in ALL and len(each) > 1]
+    return frozenset({each[0] for each in inside} | {"/".join(each[:2]) for each in inside})
 
 
 def main() -> None:

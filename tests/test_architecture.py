@@ -59,6 +59,10 @@ MAY_IMPORT = {
     "draws": set(),
 }
 
+#: Rooms of `ppl_ext/fit`, from below: each may import those before it, and the files beside them,
+#: which users' calls come to, may import all.
+FIT_ROOMS = ("verdict", "problem", "ladder", "networks", "after")
+
 #: Rooms that every room may import.
 EVERYWHERE = {"draws", "pieces", "programs", "sharding"}
 
@@ -179,6 +183,21 @@ def test_rooms_import_only_what_they_may(package: str) -> None:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
             if name == package:
                 wrong.append(f"{path.relative_to(ROOT)} imports the package itself")
+    assert not wrong, wrong
+
+
+def test_rooms_of_a_fit_import_only_those_below() -> None:
+    folder = ROOT / "ppl_ext" / "fit"
+    assert {path.parent.name for path in folder.glob("*/__init__.py")} == set(FIT_ROOMS)
+    wrong = []
+    for number, room in enumerate(FIT_ROOMS):
+        allowed = {f"ppl_ext.fit.{each}" for each in FIT_ROOMS[: number + 1]}
+        for path in sorted((folder / room).glob("*.py")):
+            wrong += [
+                f"{path.relative_to(ROOT)} imports {name}"
+                for name in sorted(read(path)[2])
+                if name.startswith("ppl_ext.fit") and not under(name, allowed)
+            ]
     assert not wrong, wrong
 
 

@@ -18,6 +18,12 @@ def test_rooms_above_import_it() -> None:
     assert above("target") >= {"density", "engine", "fit", "check"}
 
 
+def test_a_room_within_a_room() -> None:
+    names = {str(path) for path in files_for({"fit/ladder"})}
+    assert "tests/fit/test_search.py" in names and "tests/fit/test_labels.py" not in names
+    assert above("fit/ladder") >= {"fit", "check", "calibrate"}
+
+
 def test_its_folder_and_its_imports() -> None:
     names = {str(path) for path in files_for({"kernels"})}
     assert {"tests/kernels/test_kernels.py", "tests/pyro_ext/test_kernels.py"} <= names

@@ -17,7 +17,7 @@ from benchmarks.discrete.programs import PROGRAMS, Draws, Program, chain, large_
 from benchmarks.study import Study, backends_of
 from benchmarks.timing import alternate, ratio
 from benchmarks.trust.judge import judge
-from ppl_ext.chains.convergence import split_r_hat
+from ppl_ext.statistics.convergence import split_r_hat
 
 #: Positions that are evaluated at once.
 POSITIONS = 64

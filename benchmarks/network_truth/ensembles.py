@@ -22,7 +22,7 @@ from benchmarks.network_truth.methods import Recipe
 from benchmarks.network_truth.networks import Network, bound
 from benchmarks.network_truth.outputs import Floats
 from benchmarks.trust.methods import Draws, Fitted, Size
-from ppl_ext.fit.by_chains import CHAINS
+from ppl_ext.fit.ladder.by_chains import CHAINS
 
 #: Members, as many as `fit` has chains; step size, rows of a minibatch, least steps of an epoch,
 #: epochs at most, and epochs that are waited for a better one.

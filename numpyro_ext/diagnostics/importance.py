@@ -21,14 +21,12 @@ from ppl_ext.diagnostics.importance import (
     ELBO_SAMPLES,
     KHAT_DOCUMENTATION,
     KHAT_SAMPLES,
-    LEAST_KHAT_SAMPLES,
-    ParetoKHat,
     evidence_lower_bound,
-    pareto_khat,
     ratios_at_draws,
 )
 from ppl_ext.documented import documented
 from ppl_ext.options import check_count
+from ppl_ext.statistics.khat import LEAST_KHAT_SAMPLES, ParetoKHat, pareto_khat
 
 
 @documented(

@@ -18,12 +18,12 @@ from jaxtyping import Bool, Float
 from tqdm.auto import tqdm
 
 from ppl_ext.calibrate.calibration import LIKELIHOOD, Calibration
-from ppl_ext.chains.convergence import in_chains
 from ppl_ext.check.source import Source, source_of
 from ppl_ext.errors import ArgumentError, ConvergenceWarning, HeldParameterWarning
 from ppl_ext.fit.fit import Fit
-from ppl_ext.fit.programs import Programs
+from ppl_ext.fit.problem.programs import Programs
 from ppl_ext.options import check_choice, check_count, described
+from ppl_ext.statistics.convergence import in_chains
 from ppl_ext.statistics.effective import effective_number
 from ppl_ext.target.observations import Observations
 from ppl_ext.target.on_host import on_host

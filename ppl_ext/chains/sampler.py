@@ -12,12 +12,12 @@ from scipy.linalg import solve_triangular
 from scipy.special import chdtri, logsumexp
 
 from ppl_ext.chains.bends import fitted_bend
-from ppl_ext.chains.convergence import Convergence, convergence
 from ppl_ext.chains.hamiltonian import LENGTH, Chains, Factor, Positions, trajectory
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import Proposal, drawn_from
 from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.start.paths import Evaluate, SpentError
+from ppl_ext.statistics.convergence import Convergence, convergence
 from ppl_ext.statistics.effective import effective_number
 
 #: Mean acceptance that a step size is searched for, and the gain of each correction.

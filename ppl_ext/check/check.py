@@ -16,15 +16,18 @@ import numpy as np
 from jaxtyping import Bool, Float
 from tqdm.auto import tqdm
 
-from ppl_ext.chains.convergence import in_chains
 from ppl_ext.chains.symmetry import Symmetry, find_symmetry, ordered_values
 from ppl_ext.check.checked import Checked
 from ppl_ext.check.own_chains import OwnChains, own_chains
 from ppl_ext.check.source import Source
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, ModelCheckError
-from ppl_ext.fit import policy
-from ppl_ext.fit.climbed import staged
-from ppl_ext.fit.comparison import (
+from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
+from ppl_ext.fit.ladder.climbed import staged
+from ppl_ext.fit.ladder.modes import OF_MODE
+from ppl_ext.fit.problem.observed import Observed
+from ppl_ext.fit.problem.problem import Meter, Positions, Problem, timed
+from ppl_ext.fit.verdict import facts, levels, policy
+from ppl_ext.fit.verdict.comparison import (
     MORE_DRAWS,
     Columns,
     Comparison,
@@ -33,13 +36,10 @@ from ppl_ext.fit.comparison import (
     flat_columns,
     with_further,
 )
-from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
-from ppl_ext.fit.modes import OF_MODE
-from ppl_ext.fit.observed import Observed
-from ppl_ext.fit.problem import Meter, Positions, Problem, timed
-from ppl_ext.fit.verdict import SiteFigures, Stage, Verdict
+from ppl_ext.fit.verdict.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.start.paths import Evaluate, SpentError
+from ppl_ext.statistics.convergence import in_chains
 from ppl_ext.statistics.effective import effective_number
 from ppl_ext.target.noncentred import points_around
 from ppl_ext.target.on_host import on_host
@@ -407,8 +407,8 @@ def _heard(
         first = witness.drift(MANY_CHAINS if suspicious else FEW_CHAINS, FEW_TRANSITIONS)
     if hearing.against or witness.unknown:
         return hearing.verdict(sites, *filter(None, [witness.unknown]))
-    wanted = policy.Wanted(CHECK_ESS, True, meter.seconds - meter.elapsed)
-    refused = policy.chains_refused(policy.Evidence(witness.figures, wanted))
+    wanted = facts.Wanted(CHECK_ESS, True, meter.seconds - meter.elapsed)
+    refused = policy.chains_refused(facts.Evidence(witness.figures, wanted))
     if refused is None and meter.left < policy.CHAIN_EVALUATIONS:
         refused = f"No fit was made: {meter.left:,} evaluations of the budget were left for it."
     theirs: Fit | None = None
@@ -547,11 +547,11 @@ def _rows_refused(program: Program, source: Source, hearing: _Hearing) -> str | 
         each = timed(meter.of(written.evaluate), position[0])[1] if is_finite else math.inf
     except SpentError:
         return f"No log density was evaluated: the budget is {meter.budget:,}."
-    figures = policy.Program(
+    figures = facts.Program(
         written.dim, False, each, 0.0, seconds_with_all_rows=written.seconds_with_all_rows(each)
     )
-    wanted = policy.Wanted(CHECK_ESS, True, max(0.0, meter.seconds - meter.elapsed))
-    return policy.rows_refused(policy.Evidence(figures, wanted))
+    wanted = facts.Wanted(CHECK_ESS, True, max(0.0, meter.seconds - meter.elapsed))
+    return policy.rows_refused(facts.Evidence(figures, wanted))
 
 
 def _by_sample(program: Program, source: Source, hearing: _Hearing, worth: float) -> None:
@@ -643,7 +643,7 @@ class _Witness:
         self.unknown = ""
         self.noise = 0.0
         self.values: Float[np.ndarray, " R"] = np.zeros(0)
-        self.figures = policy.Program(program.written.dim, True, 0.0, 0.0)
+        self.figures = facts.Program(program.written.dim, True, 0.0, 0.0)
 
     @property
     def sees_density(self) -> bool:
@@ -697,18 +697,18 @@ class _Witness:
             self.unknown = NO_SLOPES.format(where="the draws", missed=missed, so=so)
             return
         deviations = np.maximum(z.std(0), 1e-300)
-        self.figures = policy.Program(
+        self.figures = facts.Program(
             written.dim,
             written.is_whole,
             each,
             written.epsilon * float(np.median(np.abs(self.values[finite]))),
             written.epsilon * float(np.max(np.abs(z.mean(0)) / deviations)),
         )
-        hearing.against += policy.of_rounding(self.figures)
+        hearing.against += levels.of_rounding(self.figures)
         self.noise = rounding_noise(
             self.evaluate, z[finite], self.values[finite], scores[finite], self.generator
         )
-        if self.noise > policy.ROUNDING:
+        if self.noise > levels.ROUNDING:
             hearing.told.append(
                 f"Rounding moves log densities by {self.noise:.2g} nats, so they were not compared."
             )
@@ -816,7 +816,7 @@ def _ordered(labels: Symmetry, draws: Mapping[str, Any]) -> dict[str, np.ndarray
 
 
 def _told_of_labels(labels: Symmetry) -> str:
-    told, order = policy.words_of_labels(labels.alike)
+    told, order = levels.words_of_labels(labels.alike)
     return (
         f"{told} Whether the draws have all orders of them was not looked at: figures are of draws "
         f"with their labels in order of {order}. Read figures that do not depend on labels."
@@ -847,7 +847,7 @@ def _agreed(
 ) -> Verdict:
     sites, density = found
     if sites.wrong:
-        hearing.against.append(policy.words_of_wrong(sites.wrong, len(sites.found)))
+        hearing.against.append(levels.words_of_wrong(sites.wrong, len(sites.found)))
     if density.wrong and witness.sees_density:
         off = density.worst
         hearing.against.append(

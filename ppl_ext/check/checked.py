@@ -12,8 +12,8 @@ from ppl_ext.check.source import Source
 from ppl_ext.diagnostics.habits import OF_SUMMARY, answers
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
-from ppl_ext.fit.problem import Problem
-from ppl_ext.fit.verdict import Verdict
+from ppl_ext.fit.problem.problem import Problem
+from ppl_ext.fit.verdict.verdict import Verdict
 from ppl_ext.target.on_host import on_host
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.chains.convergence import split_r_hat
+from ppl_ext.statistics.convergence import split_r_hat
 from ppl_ext.statistics.effective import effective_number
 
 #: Chains with a larger R-hat disagree, or with fewer effective draws tell nothing.

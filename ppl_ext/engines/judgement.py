@@ -27,12 +27,12 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.special import ndtr, ndtri
 
-from ppl_ext.diagnostics.importance import LEAST_KHAT_SAMPLES
 from ppl_ext.errors import ArgumentError, DoubtfulFitWarning, ModelCheckError
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import WIDTH
 from ppl_ext.start.start import Mode
+from ppl_ext.statistics.khat import LEAST_KHAT_SAMPLES
 from ppl_ext.witnesses.drift import DRAWS_PER_DIMENSION, Drift, drift
 from ppl_ext.witnesses.ratios import LEAST_NUMBER, Ratios, importance_ratios
 from ppl_ext.witnesses.sample import sampled_identities

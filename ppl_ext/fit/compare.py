@@ -11,9 +11,9 @@ import numpy as np
 
 from ppl_ext.arguments import named_arrays
 from ppl_ext.errors import ArgumentError, DataWarning
-from ppl_ext.fit.evidence import LogEvidence
+from ppl_ext.fit.after.evidence import LogEvidence
 from ppl_ext.fit.fit import Fit
-from ppl_ext.fit.views import Views
+from ppl_ext.fit.problem.views import Views
 from ppl_ext.options import described
 from ppl_ext.target.on_host import on_host
 
@@ -49,7 +49,7 @@ def compare(
 
     Examples
     --------
-    >>> from ppl_ext.fit.evidence import LogEvidence
+    >>> from ppl_ext.fit.after.evidence import LogEvidence
     >>> table = compare({"small": LogEvidence(-42.5, 0.01), "large": LogEvidence(-40.3, 0.01)})
     >>> print(table.round(2).drop(columns="reason"))
            log_evidence  error  difference  probability

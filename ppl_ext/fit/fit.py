@@ -6,46 +6,46 @@ import copy
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from ppl_ext.arguments import entry
-from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.sampler import go_on
 from ppl_ext.diagnostics.fit import evenly_spaced
 from ppl_ext.diagnostics.habits import OF_DRAWS, OF_MORE, OF_SUMMARY, answers, no_attribute
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit import networks, outputs, policy
-from ppl_ext.fit.climbed import Climbed, staged
-from ppl_ext.fit.comparison import compared, flat_columns
-from ppl_ext.fit.evidence import LogEvidence, log_evidence
-from ppl_ext.fit.figures import site_figures
-from ppl_ext.fit.ladder import climb, with_chains
-from ppl_ext.fit.looks import as_arviz, check_options, fit_page, plot, predicted, summary, values_of
-from ppl_ext.fit.naming import (
-    Describe,
-    named_ways,
-    names_of,
-    told_with_labels,
-    with_labels,
-    with_names,
+from ppl_ext.fit.after.bound import check_density
+from ppl_ext.fit.after.evidence import LogEvidence, log_evidence
+from ppl_ext.fit.after.looks import (
+    as_arviz,
+    check_options,
+    fit_page,
+    plot,
+    predicted,
+    summary,
+    values_of,
 )
-from ppl_ext.fit.problem import Meter, Problem
-from ppl_ext.fit.refit import Reweighted, refitted
-from ppl_ext.fit.saved import as_tree, from_tree, names_as_tree, names_from_tree
-from ppl_ext.fit.verdict import Stage, Verdict
-from ppl_ext.fit.views import NO_NAMES, Names, Views
+from ppl_ext.fit.after.refit import Reweighted, refitted
+from ppl_ext.fit.after.saved import as_tree, names_as_tree, names_from_tree
+from ppl_ext.fit.ladder.climbed import Climbed, staged
+from ppl_ext.fit.ladder.ladder import climb, with_chains
+from ppl_ext.fit.networks import networks, outputs
+from ppl_ext.fit.problem.naming import names_of, told_with_labels, with_labels
+from ppl_ext.fit.problem.problem import Meter, Problem
+from ppl_ext.fit.problem.views import Names, Views
+from ppl_ext.fit.verdict import facts, levels
+from ppl_ext.fit.verdict.comparison import compared, flat_columns
+from ppl_ext.fit.verdict.figures import site_figures
+from ppl_ext.fit.verdict.verdict import Stage, Verdict
 from ppl_ext.networks.random_module import watched
 from ppl_ext.options import check_choice, check_count, check_number, is_count
 from ppl_ext.process import between_steps
 from ppl_ext.running import state_files
-from ppl_ext.start.paths import Evaluate, SpentError
+from ppl_ext.start.paths import SpentError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,129 +54,13 @@ if TYPE_CHECKING:
 BUDGET = 300_000
 #: Seconds likewise.
 SECONDS = 600.0
-#: Evaluations that nobody reaches.
+#: Evaluations that ``more`` may take where no budget is given: nobody reaches so many.
 NO_BUDGET = 2**62
-#: Machine epsilons, as a share of the largest, by which a density of a saved fit may differ from
-#: what it is now: other processors sum in another order.
-ROUNDING = 1e4
-#: Generators of random numbers that fits have, by their names in files.
-GENERATORS = {"PCG64": np.random.PCG64}
 #: Effective draws that are wanted unless told otherwise.
 TARGET_ESS = 400
-
-FIT_DOCUMENTATION = """
-    The fit climbs only as far as it must. A search finds where the posterior has its mass, and
-    Normals near its modes. Sites whose scale is latent are tried non-centred as well, by the
-    host's own handlers. Draws of the Normals are corrected by importance weights. From these,
-    Hamiltonian chains that leave the posterior exactly as it is run until they agree. What could
-    not be reached is said by ``fit.verdict``, with reasons and advice.
-
-    Parameters
-    ----------
-    $randomness
-    model : callable
-        $host program.
-    *args, **kwargs
-        Its arguments, with all rows.
-    batches : iterable, optional
-        All rows from a loader, in place of ``args``: tuples of the model's arguments, or mappings
-        from their names, such as a ``DataLoader`` gives again and again. The model's plate scales
-        a batch up to all rows. See the page "Rows from iterators".
-    budget : int, optional
-        Evaluations of the score at most; one for each position. Default: 300,000, with which an
-        engine is bounded by ``seconds`` alone. A search takes some hundreds, corrected draws 1,000
-        more, chains about 5,000 at least. What a smaller budget cannot buy is left out, and the
-        verdict says so.
-    seconds : float, optional
-        Wall time at most, about. Default: 600.
-    target_ess : float
-        Effective draws that the worst entry of a site must have, for its mean.
-    target_sd_error : float, optional
-        Standard error of every standard deviation, as a share of it, for which chains go on, such
-        as 0.03. Default: the verdict states the errors, and nothing is run for them.
-    exact : bool
-        Whether chains may run. Without them the best level is "corrected".
-    guide : $guide, optional
-        Fit this guide by ``ProximalScoreVI``. The draws are then the guide's, judged by chains
-        where these can run.
-    engine : $engine, class or str, optional
-        Likewise an engine of this package with the same model, such as ``SVGD(model, optim)``,
-        which runs until it has settled. A class, or its name such as "SVGD", is made with its
-        defaults, and with Adam at 0.05 where it needs an optimiser.
-    judge : {"sites", "outputs"}, optional
-        What chains have to agree in: latent sites, or the outputs of a network at its rows, which
-        are the parameters of the observed distributions. Default: outputs, where ``random_module``
-        or the host's own random modules draw weights and rows are arguments. See the page
-        "Networks as programs".
-    held_out : tuple or mapping, optional
-        The model's arguments with rows that are not fitted, such as ``(x_test, y_test)``, at which
-        outputs are judged as well. Where these rows are calibrated, chains need not be adjusted.
-    progress_bar : bool
-        Show what is done and what is found.
-    sharding : Sharding, optional
-        How chains, other positions and rows are split over devices; of an engine that the fit
-        makes, the rows. An engine that is given has its own.
-    dims : mapping of str to sequence of str, optional
-        Names of the axes of a variable, without chain and draw, for ``summary``, ``plot`` and
-        ``to_arviz`` of the fit. Default: the plates' names. See the page "Names and labels".
-    coords : mapping of str to sequence, optional
-        Labels along an axis.
-
-    Returns
-    -------
-    Fit
-        ``draws``, equally weighted, and ``verdict``: "exact", "corrected", "approximate" or
-        "not trusted".
-
-    Raises
-    ------
-    ModelCheckError
-        The model cannot be fitted, or no starting point has a finite density and score.
-    ArgumentError
-        An option or the arguments have no meaning for the model, or the budget ended before there
-        was a start.
-
-    References
-    ----------
-    The search: L. Zhang, B. Carpenter, A. Gelman and A. Vehtari, "Pathfinder: Parallel
-    quasi-Newton variational inference" (2022). R-hat: A. Vehtari and others, "Rank-normalization,
-    folding, and localization" (2021). Non-centred sites: M. Gorinova, D. Moore and M. Hoffman,
-    "Automatic reparameterisation of probabilistic programs" (2020).
-"""
-
-
-LOAD_DOCUMENTATION = """
-    Draws and verdict come back without the program, the draws then as NumPy's arrays. With the
-    program and its arguments all comes back: ``more`` goes on to the last bit as the fit would
-    have that was saved.
-
-    Parameters
-    ----------
-    path : path
-    model : callable, optional
-        $host program that was fitted.
-    *args, **kwargs
-        Its arguments, as they were.
-    batches : iterable, optional
-        A loader with the same rows, where the fit had one.
-    dims, coords : mapping, optional
-        Names of axes and labels along them; see :func:`fit`.
-
-    Returns
-    -------
-    Fit
-
-    Raises
-    ------
-    ArgumentError
-        The file is no saved fit, or damaged; or the program or its arguments are others.
-    ModelCheckError
-        The model cannot be fitted.
-"""
-
-#: What is given to a :class:`Fit`, for other arguments: these, a seed and a generator.
+#: Makes the problems of a program for other arguments, from these, a seed and a generator.
 Again = Callable[..., Iterator[Problem]]
-#: Seed of the seed of a fit to other arguments.
+#: Number from which, with a fit's own seed, the seed of its refits is made.
 SEED = 46
 #: What users of other libraries type next of a fit, and what to type here.
 WORDS = OF_DRAWS | {
@@ -227,9 +111,9 @@ class Fit:
     ) -> None:
         self.draws, self.verdict, self.num_chains = draws, verdict, num_chains
         self._climbed, self._generator, self._seed = climbed, generator, seed
-        # Of the data as they were fitted.
+        # The digest of the data as they were fitted.
         self._arguments = "" if climbed is None else climbed.problem.digest()
-        # The rest of a file that was read without its program.
+        # What else a file had that was read without its program, to be saved again.
         self._unbound = unbound
         self._names = names_from_tree((unbound or {}).get("names", {}))
         self._again = again
@@ -769,128 +653,6 @@ class Fit:
         return fit_page(self)
 
 
-def load_fit(
-    path: str | os.PathLike[str],
-    ways: Again | None,
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] = MappingProxyType({}),
-    passes: Any = None,
-    names: Names = NO_NAMES,
-    describe: Describe | None = None,
-) -> Fit:
-    """See the packages' ``load_fit``; ``ways`` to write the program, or None without one.
-
-    Names of axes are those that were saved where none are given, and ``describe`` is that of
-    :func:`ppl_ext.fit.doors.fit_program`.
-    """
-    _, state = state_files.load(path, "fit", lambda array, _: array)
-    with state_files.reading(path):
-        verdict = Verdict.from_json(state["verdict"])
-        draws, rest, chains = dict(state["draws"]), state["rest"], int(state["num_chains"])
-        _check_draws(draws, state["gaps"], verdict)
-        if ways is None:
-            return Fit(draws, verdict, chains, unbound=rest)
-        bit_generator = GENERATORS[rest["generator"]["bit_generator"]]()
-        bit_generator.state = rest["generator"]
-        generator = np.random.Generator(bit_generator)
-        seed, centred = rest["seed"], dict(rest["centred"])
-        written = rest["way"], rest["arguments"]
-        if not names.given and "names" in rest:
-            names = names_from_tree(rest["names"])
-        evidence = from_tree(rest["evidence"], {})
-    # Not inside: the program runs, whose errors are no damage. Binding draws random numbers of its
-    # own.
-    first = np.random.default_rng(0)
-    ways = partial(ways, names=names)
-    found = ways(args, kwargs, seed, first, passes=passes)
-    if describe is not None:
-        found = named_ways(found, describe, refuses=True)
-        ways = with_names(ways, describe)
-    problem = _way(found, *written, draws, centred)
-    again = ways if passes is None else None
-    with state_files.reading(path):
-        if evidence.program.is_whole and not problem.is_whole:
-            problem = problem.with_all_rows(problem.starting_points)
-        problem.evaluate.calls = rest["calls"]
-        given: dict[str, Any] = {"evaluate": problem.evaluate}
-        if problem.maps is not None:
-            given |= dict(zip(("constrain", "unconstrain"), problem.maps, strict=True))
-        sampled = from_tree(rest["sampled"], given)
-        symmetry = from_tree(rest["symmetry"], given)
-        if sampled is not None:
-            check_density(problem, sampled.chains)
-            problem.evaluate.calls = rest["calls"]
-        positions = rest["positions"] if sampled is None else sampled.draws
-        if sampled is not None and symmetry is not None:
-            positions = symmetry.shuffled(positions)
-        stages = from_tree(rest["stages"], {})
-        climbed = Climbed(problem, positions, sampled, evidence, stages, symmetry)
-        if sampled is None:
-            return Fit(draws, verdict, chains, climbed, generator, seed, again=again)
-        return Fit.of(climbed, generator, seed, again)
-
-
-def _check_draws(draws: Mapping[str, np.ndarray], gaps: Sequence[str], verdict: Verdict) -> None:
-    """See that draws that may be trusted are finite, but for sites that had ``gaps`` when saved."""
-    finite = {name: np.isfinite(each).all() for name, each in draws.items() if name not in gaps}
-    if verdict.trusted:
-        state_files.check_finite(finite)
-
-
-def _way(
-    ways: Iterable[Problem],
-    name: str,
-    arguments: str,
-    draws: Mapping[str, np.ndarray],
-    centred: Mapping[str, np.ndarray],
-) -> Problem:
-    """The way to write the program that was saved, with entries so far centred.
-
-    Raises
-    ------
-    ArgumentError
-        The program or its arguments are others.
-    """
-    for problem in ways:
-        target = problem.target
-        names = (*target.layout.names, *target.parameter_sites)
-        if set(names) != set(draws):
-            raise _other(f"the sites {', '.join(names)}")
-        if problem.digest() != arguments:
-            raise _other("other numbers in its arguments")
-        if centred and problem.partly is not None:
-            problem = problem.between(centred)
-        if problem.name == name:
-            return problem
-    raise _other(f"one that cannot be written {name}")
-
-
-def check_density(problem: Problem, chains: Chains, evaluate: Evaluate | None = None) -> None:
-    """See that the density where chains are is what it was when they came there.
-
-    ``evaluate`` are the problem's evaluations, counted.
-
-    Raises
-    ------
-    ArgumentError
-        It is another.
-    """
-    if chains.positions.shape[1] != problem.dim:
-        raise _other(f"one of {problem.dim} unconstrained numbers")
-    values, scores = (evaluate or problem.evaluate)(chains.positions)
-    for own, saved in ((values, chains.values), (scores, chains.scores)):
-        allowed = ROUNDING * problem.epsilon * (1.0 + np.abs(saved).max())
-        if not np.abs(own - saved).max() <= allowed:
-            raise _other("one with another density where the chains are")
-
-
-def _other(found: str) -> ArgumentError:
-    return ArgumentError(
-        f"Expected the program and the arguments that were fitted, found {found}. Pass those, or "
-        "none, for draws and verdict alone."
-    )
-
-
 def fit(
     problems: Callable[[], Iterator[Problem]],
     generator: np.random.Generator,
@@ -909,12 +671,29 @@ def fit(
     again: Again | None = None,
     known: Fit | None = None,
 ) -> Fit:
-    """Fit what ``problems`` makes of a program; see the packages' ``fit``.
+    """Fit a program: networks by their outputs, all others by the ladder.
 
-    ``has_engine`` tells whether the draws are to be those of the problems' own engine, and
-    ``clock`` by which seconds are counted, where several processes have to decide alike. What is
-    judged, and the rows that are held out, are those of the packages' ``fit``. ``again``
-    makes problems of other arguments, for ``Fit.refit``, which has a ``known`` fit.
+    Parameters
+    ----------
+    problems : callable
+        Makes the ways to write the program, as written first.
+    generator : numpy.random.Generator
+    seed : int
+    budget, seconds, target_ess, target_sd_error, exact, progress_bar, judge, held_out
+        As in the packages' ``fit``.
+    has_engine : bool
+        Whether the draws are to be those of the problems' own engine.
+    clock : callable
+        Seconds, by one clock where several processes have to decide alike.
+    again : callable, optional
+        An :data:`Again`, for the fit's ``refit``.
+    known : Fit, optional
+        A fit to other arguments, from which a refit starts.
+
+    Raises
+    ------
+    ArgumentError, ModelCheckError
+        As in the packages' ``fit``.
     """
     check_count("budget", budget, optional=True)
     check_number("seconds", seconds, optional=True)
@@ -930,13 +709,14 @@ def fit(
             "judged by chains, found them with one."
         )
     with tqdm(desc="fit", unit=" evaluations", disable=not progress_bar) as bar:
+        # Where the user sets no budget an engine, whose steps cost little, has the seconds alone.
         for_engines = math.inf if budget is None else budget
         meter = Meter(
             budget or BUDGET, seconds or SECONDS, bar, for_engines=for_engines, clock=clock
         )
-        wanted = policy.Wanted(float(target_ess), exact, meter.seconds, has_engine, target_sd_error)
+        wanted = facts.Wanted(float(target_ess), exact, meter.seconds, has_engine, target_sd_error)
         ways = problems()
-        with watched() as modules:
+        with watched() as modules:  # A model that draws a module's weights is a network.
             written = next(ways)
         written.observed.warn()
         why = "" if known is None else known._why_not()
@@ -982,7 +762,7 @@ def ends(bar: Any, verdict: Verdict) -> None:
 
 
 def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
-    """Draws of a problem's engine, judged by those of chains."""
+    """A fit with the draws of a problem's engine, judged by those of chains, the ``reference``."""
     assert problem.approximate is not None
     climbed = reference.climbed
     with staged(climbed.stages, meter, "engine") as notes:
@@ -992,7 +772,7 @@ def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
     shapes = {name: np.shape(value)[1:] for name, value in reference.draws.items()}
     theirs = flat_columns(climbed.ordered_draws, shapes, reference.num_chains)
     found = compared(flat_columns(climbed.ordered(draws), shapes), theirs, problem.dim)
-    level, reasons = policy.judge_engine(given.engine, climbed.verdict, found.wrong)
+    level, reasons = levels.judge_engine(given.engine, climbed.verdict, found.wrong)
     unsure = (found.unsure,) if level == "approximate" and found.unsure else ()
     labels = names_of(problem).labels
     verdict = Verdict(

@@ -194,7 +194,7 @@ def written_for_arrays(
     found = ways(*given)
     try:
         with swapped(warnings.catch_warnings()):
-            # What NumPy makes of a tensor has no gradient.
+            # NumPy functions of a tensor give arrays without gradients, and warn of it.
             warnings.filterwarnings("error", "__array_wrap__", DeprecationWarning)
             first = next(found)
     except (ForeignArgumentError, DeprecationWarning) as error:

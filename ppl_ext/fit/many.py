@@ -14,12 +14,12 @@ from ppl_ext.arguments import check_callable
 from ppl_ext.diagnostics.habits import no_attribute
 from ppl_ext.diagnostics.tables import Table, block, paragraph
 from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.after.evidence import LogEvidence
 from ppl_ext.fit.doors import UNASKED, Asked
-from ppl_ext.fit.evidence import LogEvidence
 from ppl_ext.fit.fit import Fit, fit
-from ppl_ext.fit.problem import Problem
-from ppl_ext.fit.programs import Programs
-from ppl_ext.fit.verdict import Verdict
+from ppl_ext.fit.problem.problem import Problem
+from ppl_ext.fit.problem.programs import Programs
+from ppl_ext.fit.verdict.verdict import Verdict
 from ppl_ext.options import check_choice, described, is_count
 from ppl_ext.target.observations import Observations
 

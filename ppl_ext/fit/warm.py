@@ -1,8 +1,8 @@
 """Warm chains: the metric and the first points that a start, a fit or draws give to chains.
 
 Chains in coordinates in which the density is near a standard Normal need neither a long warm-up
-nor long trajectories. What is known before gives those coordinates once and for all; the chains
-leave the density exactly as it is, however wrong that is, and only the step size is adapted.
+nor long trajectories. What is known before gives those coordinates, and only the step size is
+adapted. If it is wrong, chains are slower, and still leave the density exactly as it is.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from jaxtyping import Float
 from scipy.linalg import solve_triangular
 from scipy.special import fdtri
 
-from ppl_ext.chains.convergence import split_r_hat
 from ppl_ext.chains.hamiltonian import LENGTH, Chains, Factor, Positions, trajectory
 from ppl_ext.errors import ArgumentError, DoubtfulFitWarning
 from ppl_ext.fit.fit import Fit
-from ppl_ext.fit.problem import Problem
+from ppl_ext.fit.problem.problem import Problem
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.start.given import DrawnStart, Started, normal_of
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.start import Mode, Start
+from ppl_ext.statistics.convergence import split_r_hat
 
 #: Transitions that adapt the step size, unless told otherwise.
 WARMUP = 150
-#: How often first points are drawn again where the density or its score is not finite.
+#: How often first points are drawn at most, where the density or its score is not finite at some.
 TRIES = 20
-#: Gain of each correction of the step size.
+#: Gain of the corrections of the log step size, which falls with the root of their number.
 GAIN = 1.5
-#: R-hat from which on chains have not come to rest, and the probability of saying so by chance,
-#: over all coordinates: halves of a few chains of some hundred draws come to 1.03.
-R_HAT, LEVEL = 1.05, 1e-3
+#: R-hat from which on chains have not come to rest: halves of a few chains of some hundred draws
+#: come to 1.03 by chance.
+R_HAT = 1.05
+#: Probability of saying so by chance, over all coordinates.
+LEVEL = 1e-3
 #: Draws of half a chain below which nothing is said: ranks of fewer are not Normal.
 LEAST_HALF = 10
 
@@ -134,8 +136,8 @@ def of_fit(fit: Fit) -> Start:
     modes, sampled = climbed.evidence.modes, climbed.sampled
     if sampled is None or modes is None or modes.number == 1 or sampled.kernel.is_mixture:
         return DrawnStart((normal_of(flat),), 0, points=flat)
-    # Covariances about separate modes: that of all draws is of the distances between them. A
-    # mixture has none: its components are no modes.
+    # Where modes are separate the covariances are those around each of them: that of all draws
+    # would be of the distances between modes. The components of a mixture are no modes.
     kernel = sampled.kernel
     each = zip(kernel.proposal.modes, kernel.factors, np.log(kernel.weights), strict=True)
     normals = (Mode(mode.mean, factor, float(weight), 0.0) for mode, factor, weight in each)
@@ -328,7 +330,7 @@ class Tuned:
 
     def _adapt(self, chance: float) -> None:
         gain = GAIN / math.sqrt(self.transitions) * (chance - self._acceptance)
-        # Without bound: in coordinates that are too narrow one long step is a trajectory.
+        # The step size has no bound: in coordinates that are too narrow it may have to be long.
         self.step_size *= math.exp(gain)
         self._window.append(self.chains.positions)
         quarter = max(1, self._warmup // 4)
@@ -348,6 +350,7 @@ class Tuned:
             white = centred / self._factor
             return float(white.std(0).max())
         white = solve_triangular(self._factor, centred.T, lower=True)
-        # Where the largest eigenvalue of a sample's covariance ends; neighbours are alike.
+        # The largest eigenvalue of a sample's covariance is about so large by chance, where the
+        # density is a standard Normal; draws count half, as neighbours are alike.
         chance = 1.0 + math.sqrt(2.0 * len(white) / len(drawn))
         return float(np.linalg.norm(white, 2)) / math.sqrt(len(drawn)) / chance

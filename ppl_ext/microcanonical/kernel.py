@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float, Int
 
-from ppl_ext.chains.convergence import split_r_hat
 from ppl_ext.engines.judgement import Judgement
 from ppl_ext.errors import ArgumentError, DivergenceWarning
 from ppl_ext.microcanonical.chains import Microcanonical
@@ -27,6 +26,7 @@ from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.sgmcmc.energies import Energies
 from ppl_ext.sgmcmc.heat import judged_heat
 from ppl_ext.sgmcmc.kernels import StochasticGradientShell
+from ppl_ext.statistics.convergence import split_r_hat
 
 #: R-hat of the log density from which on chains do not agree, and draws of a chain from which on it
 #: tells: halves that are worth three draws each have an R-hat of 1.15 by chance.

@@ -1,1 +1,4 @@
-"""Statistics of draws: effective numbers, tails of importance ratios. Their oracle is ArviZ."""
+"""Statistics of draws: R-hat, effective numbers, and k-hat of importance ratios.
+
+Their oracle is ArviZ.
+"""

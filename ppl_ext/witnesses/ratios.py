@@ -21,7 +21,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtri
 
-from ppl_ext.diagnostics.importance import (
+from ppl_ext.statistics.effective import weighted_number
+from ppl_ext.statistics.khat import (
     LEAST_KHAT_SAMPLES,
     ParetoKHat,
     khat_in_words,
@@ -29,7 +30,6 @@ from ppl_ext.diagnostics.importance import (
     pareto_khat,
     smoothed_weights,
 )
-from ppl_ext.statistics.effective import weighted_number
 
 #: Probability of calling right moments wrong, over all coordinates.
 LEVEL = 2e-3

@@ -46,7 +46,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def hurried(sampled: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """And there is no time for more."""
-    monkeypatch.setattr("ppl_ext.fit.policy.ROW_EVALUATIONS", 10**12)
+    monkeypatch.setattr("ppl_ext.fit.verdict.policy.ROW_EVALUATIONS", 10**12)
 
 
 def check_right(backend: Any, fit: Any, draws: int, tolerance: float = 0.0) -> None:
@@ -141,7 +141,7 @@ def test_keywords_reach_every_evaluation_and_another_plate_does_not_count_rows(
     found = numbers(backend, fit)["w"]
     assert (np.abs(found.mean(0) - mean) < 4.5 * deviations / np.sqrt(400)).all()
     assert (np.abs(found.std(0) / deviations - 1.0) < 4.5 / np.sqrt(800)).all()
-    monkeypatch.setattr("ppl_ext.fit.policy.ROW_EVALUATIONS", 10**12)
+    monkeypatch.setattr("ppl_ext.fit.verdict.policy.ROW_EVALUATIONS", 10**12)
     fit = fit_of(backend, model, batches=loader, scale=2.0, seconds=1.5)
     assert "ProximalScoreVI" in fit.verdict.reasons[0]
 

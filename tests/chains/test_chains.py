@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ppl_ext.chains.convergence import convergence, split_r_hat
 from ppl_ext.chains.hamiltonian import LENGTH, Chains, trajectory
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import TAILS, Proposal
 from ppl_ext.chains.sampler import Kernel, Window, _bulk, _tune, go_on, sample
 from ppl_ext.start.paths import SpentError
 from ppl_ext.start.start import Mode
+from ppl_ext.statistics.convergence import convergence, split_r_hat
 from ppl_ext.statistics.effective import effective_number
 
 #: An asymmetric density whose moments are known: logarithms of Gamma(2) draws.

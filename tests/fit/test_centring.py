@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal, norm
 
-from ppl_ext.fit.centring import FAR, Centring, _told, centring_of, has_neck
-from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.fit.ladder.centring import FAR, Centring, _told, centring_of, has_neck
+from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.start.find import find
 from ppl_ext.start.start import Mode
 from ppl_ext.target.noncentred import Moves

@@ -21,11 +21,11 @@ from ppl_ext.check.check import Program, check
 from ppl_ext.check.own_chains import energy_fraction, own_chains
 from ppl_ext.check.source import Source, source_of
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.comparison import compared, flat_columns
 from ppl_ext.fit.fit import Fit
-from ppl_ext.fit.problem import Meter, Problem
-from ppl_ext.fit.verdict import SiteFigures, Verdict
-from ppl_ext.fit.written import best_written
+from ppl_ext.fit.ladder.written import best_written
+from ppl_ext.fit.problem.problem import Meter, Problem
+from ppl_ext.fit.verdict.comparison import compared, flat_columns
+from ppl_ext.fit.verdict.verdict import SiteFigures, Verdict
 from ppl_ext.start.search import InPieces
 from ppl_ext.witnesses.drift import drift
 from ppl_ext.witnesses.ratios import importance_ratios

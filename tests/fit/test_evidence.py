@@ -13,10 +13,10 @@ from scipy.stats import halfcauchy, multivariate_normal, norm
 
 from ppl_ext.chains.symmetry import Exchange, Symmetry
 from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.after.evidence import LogEvidence, _log_orders, bridge
 from ppl_ext.fit.compare import compare
-from ppl_ext.fit.evidence import LogEvidence, _log_orders, bridge
 from ppl_ext.fit.fit import Fit
-from ppl_ext.fit.verdict import Verdict
+from ppl_ext.fit.verdict.verdict import Verdict
 from tests.fit.test_fit import fit_of
 
 #: A program of a backend with its arguments, and its log evidence.

@@ -14,9 +14,9 @@ import pytest
 from scipy.stats import halfcauchy, halfnorm, multivariate_normal
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.chain_figures import flat_far_out
 from ppl_ext.fit.fit import Fit
-from ppl_ext.fit.verdict import Verdict
+from ppl_ext.fit.ladder.chain_figures import flat_far_out
+from ppl_ext.fit.verdict.verdict import Verdict
 from ppl_ext.start.search import InPieces
 from tests.backends import from_zoo
 from tests.engine_support import rewritten
@@ -364,7 +364,7 @@ def test_more_rows_than_there_is_time_for_are_fitted_by_an_engine(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ppl_ext.start.search.MOST_ROWS", 400)
-    monkeypatch.setattr("ppl_ext.fit.policy.ROW_EVALUATIONS", 10**12)
+    monkeypatch.setattr("ppl_ext.fit.verdict.policy.ROW_EVALUATIONS", 10**12)
     model, y, mean, deviation = rows_of_a_normal(backend)
     fit = fit_of(backend, model, y)
     assert fit.verdict.level == "approximate" and not fit.verdict.trusted
@@ -379,7 +379,7 @@ def test_more_rows_than_there_is_time_for_are_fitted_by_an_engine(
 def test_many_dimensions_are_fitted_by_an_engine(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ppl_ext.fit.policy.MOST_DIMENSIONS", 1)
+    monkeypatch.setattr("ppl_ext.fit.verdict.policy.MOST_DIMENSIONS", 1)
     model, args, _ = from_zoo(backend, "gaussian_two_sites")
     fit = fit_of(backend, model, *args)
     assert fit.verdict.level == "approximate"
@@ -391,7 +391,7 @@ def test_local_latents_of_many_rows_want_all_of_them(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ppl_ext.start.search.MOST_ROWS", 4)
-    monkeypatch.setattr("ppl_ext.fit.policy.ROW_EVALUATIONS", 10**12)
+    monkeypatch.setattr("ppl_ext.fit.verdict.policy.ROW_EVALUATIONS", 10**12)
     model, args, _ = from_zoo(backend, "local_latents")
     fit = fit_of(backend, model, *args, subsample_size=2)
     assert fit.verdict.level == "not trusted"

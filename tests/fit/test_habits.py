@@ -10,7 +10,7 @@ import pytest
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.habits import WORDS
-from ppl_ext.fit.policy import OWN_CHAINS
+from ppl_ext.fit.verdict.levels import OWN_CHAINS
 
 
 def normal(backend: Any) -> Any:

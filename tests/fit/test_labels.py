@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.labels import DRAWS, Orders, exchanged, orders
+from ppl_ext.fit.verdict.labels import DRAWS, Orders, exchanged, orders
 
 
 def mode(seed: int, **centres: Any) -> dict[str, np.ndarray]:

@@ -16,13 +16,13 @@ import xarray
 
 from ppl_ext.diagnostics.tables import Table
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.figures import site_figures
+from ppl_ext.fit.after.looks import KINDS
+from ppl_ext.fit.after.saved import names_as_tree, names_from_tree
 from ppl_ext.fit.fit import Fit, ends
-from ppl_ext.fit.looks import KINDS
-from ppl_ext.fit.naming import told_with_labels
-from ppl_ext.fit.saved import names_as_tree, names_from_tree
-from ppl_ext.fit.verdict import Stage, Verdict
-from ppl_ext.fit.views import Names
+from ppl_ext.fit.problem.naming import told_with_labels
+from ppl_ext.fit.problem.views import Names
+from ppl_ext.fit.verdict.figures import site_figures
+from ppl_ext.fit.verdict.verdict import Stage, Verdict
 from ppl_ext.running import state_files
 
 X = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0])

@@ -10,8 +10,8 @@ import pytest
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.many import Fits, calls_of
-from ppl_ext.fit.programs import Programs
-from ppl_ext.fit.verdict import Verdict
+from ppl_ext.fit.problem.programs import Programs
+from ppl_ext.fit.verdict.verdict import Verdict
 
 X = np.linspace(0.5, 2.0, 12)
 #: Three data sets of slopes -1, 0 and 2 as columns.

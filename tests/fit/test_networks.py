@@ -17,12 +17,13 @@ import xarray
 from scipy.stats import norm
 
 from ppl_ext.errors import ArgumentError, ModelCheckError
-from ppl_ext.fit import networks, outputs, policy
-from ppl_ext.fit.observed import Observed
-from ppl_ext.fit.problem import Meter, Problem
-from ppl_ext.fit.rows_seen import RowsSeen
-from ppl_ext.fit.verdict import Verdict
-from ppl_ext.fit.views import NO_NAMES, Views
+from ppl_ext.fit.networks import networks, outputs, pace, run
+from ppl_ext.fit.networks.rows_seen import RowsSeen
+from ppl_ext.fit.problem.observed import Observed
+from ppl_ext.fit.problem.problem import Meter, Problem
+from ppl_ext.fit.problem.views import NO_NAMES, Views
+from ppl_ext.fit.verdict import facts, policy
+from ppl_ext.fit.verdict.verdict import Verdict
 from ppl_ext.networks.random_module import watched
 from ppl_ext.start.rows import Minibatches
 from ppl_ext.start.search import InPieces
@@ -133,7 +134,7 @@ def sampled(
     rows = outputs.held_out_arguments(held_out)
     judged = outputs.outputs_of(of, None, rows, is_network=True, seconds=seconds)
     assert judged is not None
-    wanted = policy.Wanted(400.0, exact, 600.0)
+    wanted = facts.Wanted(400.0, exact, 600.0)
     found, verdict = networks.sampled(
         judged, np.random.default_rng(1), wanted, Meter(budget, 600.0)
     )
@@ -270,7 +271,7 @@ def test_verdicts_say_what_of_the_data_they_are_of(
     of = replace(problem(), observed=observed)
     judged = outputs.outputs_of(of, None, HELD_OUT_ROWS, is_network=True, seconds=600.0)
     assert judged is not None
-    wanted, meter = policy.Wanted(400.0, False, 600.0), Meter(100_000, 600.0)
+    wanted, meter = facts.Wanted(400.0, False, 600.0), Meter(100_000, 600.0)
     found, verdict = networks.sampled(judged, np.random.default_rng(1), wanted, meter)
     _, longer = networks.further(found, 5, Meter(100_000, 600.0))
     for each in (verdict, longer):
@@ -288,8 +289,8 @@ def test_a_budget_that_ends_in_a_second_warm_up_gives_back_the_draws_before_it()
 
 
 def test_memory_is_stated_of_so_many_weights() -> None:
-    assert networks.memory_of(602) == "16 chains of 602 weights take about 32 MB"
-    assert networks.kept_of(10_000_000) == networks.LEAST_KEPT
+    assert run.memory_of(602) == "16 chains of 602 weights take about 32 MB"
+    assert run.kept_of(10_000_000) == run.LEAST_KEPT
 
 
 def test_rows_that_are_fitted_do_not_confirm() -> None:
@@ -374,7 +375,7 @@ def test_programs_with_rows_that_are_too_many_go_by_minibatches(
 ) -> None:
     """And go on afterwards as they would have gone on by themselves."""
     monkeypatch.setattr(policy, "CHAIN_EVALUATIONS", 10**12)
-    monkeypatch.setattr(networks, "BY_MINIBATCHES", networks.Pace(300, 0.03, 700, 400))
+    monkeypatch.setattr(pace, "BY_MINIBATCHES", pace.Pace(300, 0.03, 700, 400))
     single = [[backend.array(each.astype(np.float32)) for each in of] for of in (TRAIN, HELD_OUT)]
     train, held_out = map(tuple, single)
     model, fit = model_of(backend, BATCH), backend.public.fit

@@ -8,31 +8,22 @@ from typing import Any
 import pytest
 
 from ppl_ext.chains.coupling import Coupled
-from ppl_ext.fit.labels import Orders
-from ppl_ext.fit.policy import (
-    Chained,
-    Correction,
-    Engine,
-    Evidence,
-    Modes,
-    Program,
-    Wanted,
+from ppl_ext.fit.after.saved import as_tree, from_tree
+from ppl_ext.fit.verdict.agreement import enough, is_bounded, is_doubtful
+from ppl_ext.fit.verdict.facts import Chained, Correction, Engine, Evidence, Modes, Program, Wanted
+from ppl_ext.fit.verdict.labels import Orders
+from ppl_ext.fit.verdict.levels import judge, words_of
+from ppl_ext.fit.verdict.policy import (
     chains_refused,
     covers,
-    enough,
     is_adapted,
     is_better,
-    is_bounded,
     is_close,
-    is_doubtful,
     is_good,
-    judge,
     may_adapt,
     may_bend,
     next_rung,
-    words_of,
 )
-from ppl_ext.fit.saved import as_tree, from_tree
 
 PROGRAM = Program(dim=10, is_whole=True, seconds_per_evaluation=1e-5, rounding=1e-9)
 WANTED = Wanted(target_ess=400.0, exact=True, seconds=600.0)

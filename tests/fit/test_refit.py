@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit import refit
+from ppl_ext.fit.after import refit
 from ppl_ext.statistics.effective import effective_number
 from tests.fit.test_fit import fit_of, numbers
 

@@ -12,7 +12,7 @@ import pytest
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.many import Fits
-from ppl_ext.fit.verdict import Verdict
+from ppl_ext.fit.verdict.verdict import Verdict
 
 X = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], np.float32)
 Y = np.array([0.7, 2.6, 4.4, 6.9, 8.3, 10.6], np.float32)

@@ -14,11 +14,12 @@ from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Kernel, Sampled, Window
-from ppl_ext.fit import by_chains, corrected, ladder, policy
-from ppl_ext.fit.climbed import Climbed
-from ppl_ext.fit.ladder import climb
-from ppl_ext.fit.modes import ENOUGH, Search, Watched, masses, unexplained
-from ppl_ext.fit.problem import Meter, Problem
+from ppl_ext.fit.ladder import by_chains, corrected, ladder
+from ppl_ext.fit.ladder.climbed import Climbed
+from ppl_ext.fit.ladder.ladder import climb
+from ppl_ext.fit.ladder.modes import ENOUGH, Search, Watched, masses, unexplained
+from ppl_ext.fit.problem.problem import Meter, Problem
+from ppl_ext.fit.verdict import agreement, facts, levels, policy
 from ppl_ext.start.find import explains, find, gain, more_modes
 from ppl_ext.start.search import InPieces, starting_points
 from ppl_ext.start.start import Mode
@@ -85,7 +86,7 @@ def searched(target: Mixture, seed: int = 0, **changes: Any) -> tuple[Search, in
 def climbed(target: Mixture, seed: int = 0, meter: Meter | None = None) -> Climbed:
     generator = np.random.default_rng(seed)
     nothing: Iterator[Problem] = iter(())
-    wanted, meter = policy.Wanted(400.0, True, math.inf), meter or Meter(100_000, math.inf)
+    wanted, meter = facts.Wanted(400.0, True, math.inf), meter or Meter(100_000, math.inf)
     return climb(problem_of(target, generator), nothing, generator, wanted, meter)
 
 
@@ -164,7 +165,7 @@ def test_a_further_search_waits_for_a_mixture(monkeypatch: pytest.MonkeyPatch) -
 
     def paths(normal: tuple[float, float], mixture_of: tuple[float, float]) -> int:
         for module, given in ((ladder, normal), (corrected, mixture_of)):
-            figures = policy.Correction(*given), np.full(policy.DRAWS, 1.0 / policy.DRAWS)
+            figures = facts.Correction(*given), np.full(policy.DRAWS, 1.0 / policy.DRAWS)
             monkeypatch.setattr(module, "correction_of", lambda *_, figures=figures: figures)
         modes = climbed(mixture(2, [1.0], [1.0], [1.0])).evidence.modes
         assert modes is not None
@@ -182,11 +183,11 @@ def test_jumps_are_looked_at_after_a_quarter_more(monkeypatch: pytest.MonkeyPatc
     """Half as many again would take up to half more than is needed."""
     looked: list[int] = []
 
-    def enough(found: policy.Chained, *_: Any, **__: Any) -> bool:
+    def enough(found: facts.Chained, *_: Any, **__: Any) -> bool:
         looked.append(found.draws)
         return found.draws >= 1_500
 
-    monkeypatch.setattr(policy, "enough", enough)
+    monkeypatch.setattr(agreement, "enough", enough)
     found = climbed(mixture(2, [1.0], [1.0], [1.0])).sampled
     assert found is not None and not found.kernel.has_trajectories
     assert 1_500 <= found.draws.shape[0] * found.draws.shape[1] < 1.26 * 1_500
@@ -204,11 +205,11 @@ def test_pairs_that_are_late_go_on_while_chains_do(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(policy, "is_good", lambda _: False)
     monkeypatch.setattr(policy, "may_adapt", lambda *_: False)
-    monkeypatch.setattr(policy, "SURE_R_HAT", 1.0)
+    monkeypatch.setattr(agreement, "SURE_R_HAT", 1.0)
     monkeypatch.setattr(by_chains, "Pairs", Late)
     found = climbed(target)
     assert len(rounds) == 3 and rounds[0] < rounds[1] < rounds[2]
-    assert found.evidence.coupled is not None and policy.is_bounded(found.evidence.coupled)
+    assert found.evidence.coupled is not None and agreement.is_bounded(found.evidence.coupled)
 
 
 @pytest.mark.parametrize("budget", [9_000, 9_007])
@@ -219,7 +220,7 @@ def test_pairs_that_never_meet_end_with_the_budget(
     never = lambda *_: Coupled(32, apart=32, slowest=9)  # noqa: E731
     monkeypatch.setattr(policy, "is_good", lambda _: False)
     monkeypatch.setattr(policy, "may_adapt", lambda *_: False)
-    monkeypatch.setattr(policy, "SURE_R_HAT", 1.0)
+    monkeypatch.setattr(agreement, "SURE_R_HAT", 1.0)
     monkeypatch.setattr(by_chains.Pairs, "go_on", never)
     found = climbed(mixture(2, [1.0], [1.0], [1.0]), meter=Meter(budget, 10.0))
     assert len(found.stages) < 20 and sum(stage.seconds for stage in found.stages) < 10.0
@@ -264,14 +265,14 @@ def test_pairs_that_are_late_may_meet_in_half_of_the_transitions(
     sampled = Sampled(window, 0, Chains.at(np.zeros((4, 2)), target.evaluate), kernel)
     meter.evaluations = 10**5
     _, found = by_chains._coupled(problem, start, sampled, generator, meter, 10**6)
-    assert policy.is_bounded(found) == is_known
+    assert agreement.is_bounded(found) == is_known
 
 
 def test_a_normal_is_searched_by_hundreds_of_paths_of_an_evaluation_each() -> None:
     search, evaluations = searched(mixture(5, [1.0], [2.0], [0.7], prior=50.0))
     assert len(search.modes) == 1 and ENOUGH <= evaluations < ENOUGH + 20
     assert search.paths > 200 and search.from_prior > 100
-    (said,) = policy.words_of_search(search.found)
+    (said,) = levels.words_of_search(search.found)
     assert said.startswith(f"Found one mode in {search.paths} searches, ")
     assert f"{search.from_prior} of them from draws of the prior" in said
 
@@ -305,7 +306,7 @@ def _fails(number: int, seed: int) -> np.ndarray:
 )
 def test_a_prior_without_draws_is_said(prior: Callable[..., np.ndarray] | None, said: str) -> None:
     search, _ = searched(mixture(2, [1.0], [0.0], [1.0]), prior=prior)
-    assert policy.words_of_search(search.found)[0].endswith(said)
+    assert levels.words_of_search(search.found)[0].endswith(said)
 
 
 def test_a_search_that_the_budget_ends_says_so() -> None:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.chains.convergence import convergence
 from ppl_ext.chains.sampler import Window
-from ppl_ext.fit import policy
-from ppl_ext.fit.chain_figures import chained_of
+from ppl_ext.fit.ladder.chain_figures import chained_of
+from ppl_ext.fit.verdict import agreement, facts
+from ppl_ext.statistics.convergence import convergence
 from tests.fit_support import WITHOUT_PROGRAM
 
 
-def judged(draws: np.ndarray, latents: Any = (), **sites: Any) -> policy.Chained:
+def judged(draws: np.ndarray, latents: Any = (), **sites: Any) -> facts.Chained:
     """Chains (N, M, D) with a coordinate for each site, whose values are functions of it."""
     problem: Any = SimpleNamespace(
         target=WITHOUT_PROGRAM,
@@ -56,7 +56,7 @@ def test_chains_that_differ_near_an_edge_alone_are_told_and_not_refused() -> Non
     draws[:, :8, 1] -= 30.0
     found = judged(draws, mean=lambda z: z, scale=lambda z: np.maximum(0.0, z + 100.0) * 0.0)
     # What does not vary has no figures.
-    assert found.worst_site == "mean" and found.r_hat < policy.R_HAT
+    assert found.worst_site == "mean" and found.r_hat < agreement.R_HAT
     assert found.coordinate_r_hat > 1.1 and found.coordinate_site == "scale"
 
 
@@ -65,4 +65,4 @@ def test_the_worst_site_is_named_with_its_other_form() -> None:
     draws[:, 0, 1] += 4.0
     found = judged(draws, mean=lambda z: z, scale=np.exp)
     assert found.worst_site == "scale" and found.has_other_form
-    assert found.r_hat > policy.MOST_R_HAT
+    assert found.r_hat > agreement.MOST_R_HAT

@@ -10,12 +10,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from ppl_ext.chains.convergence import convergence
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Kernel
 from ppl_ext.errors import DoubtfulFitWarning
 from ppl_ext.fit.warm import Tuned, covariance_of, of_fit, warn_unless_at_rest
 from ppl_ext.start.start import Mode, Start
+from ppl_ext.statistics.convergence import convergence
 from tests.fit.test_fit import fit_of
 
 #: Two sites against their alphabetical order, of very different widths and nearly in line.

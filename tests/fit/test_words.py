@@ -16,22 +16,13 @@ import pytest
 
 from ppl_ext.chains.coupling import Coupled
 from ppl_ext.check.check import _conclusion
-from ppl_ext.diagnostics.importance import ParetoKHat
-from ppl_ext.fit import policy
-from ppl_ext.fit.comparison import Comparison, Off
-from ppl_ext.fit.policy import (
-    Chained,
-    Correction,
-    Engine,
-    Evidence,
-    Modes,
-    Program,
-    Wanted,
-    judge,
-    judge_engine,
-)
-from ppl_ext.fit.verdict import STAGES, Verdict
-from ppl_ext.fit.written import modes_in_words
+from ppl_ext.fit.ladder.written import modes_in_words
+from ppl_ext.fit.verdict import levels
+from ppl_ext.fit.verdict.comparison import Comparison, Off
+from ppl_ext.fit.verdict.facts import Chained, Correction, Engine, Evidence, Modes, Program, Wanted
+from ppl_ext.fit.verdict.levels import judge, judge_engine
+from ppl_ext.fit.verdict.verdict import STAGES, Verdict
+from ppl_ext.statistics.khat import ParetoKHat
 from ppl_ext.witnesses.drift import Drift
 from ppl_ext.witnesses.ratios import Ratios
 from ppl_ext.witnesses.stein import Stein
@@ -137,10 +128,10 @@ SENTENCES: dict[str, Callable[[], str]] = {
         lambda: " ".join(judge_engine(STOPPED, Verdict("not trusted", ("Why.",)), 0)[1])
     ),
     "3 of 10 parameters differ from those of chains by more than chance explains.": (
-        lambda: policy.words_of_wrong(3, 10)
+        lambda: levels.words_of_wrong(3, 10)
     ),
     "1 parameter differs from those of chains by more than chance explains.": (
-        lambda: policy.words_of_wrong(1)
+        lambda: levels.words_of_wrong(1)
     ),
     "Compared with chains, 'theta[2]' differs most: its mean by 0.05 sd, its sd is 1.04 times "
     "theirs, 2.0% "

@@ -154,11 +154,17 @@ def circles() -> list[str]:
 
 
 def room_circles() -> list[str]:
-    """Groups of rooms of the neutral package that import each other: an arrow up in each."""
+    """Groups of rooms of the neutral package that import each other: an arrow up in each.
+
+    A room within a room is one of its own, and so are the files that lie beside it.
+    """
+    folders = {
+        module_name(path): module_name(path.parent / "__init__.py") for path in sources("ppl_ext")
+    }
     arrows: dict[str, set[str]] = defaultdict(set)
     for name, others in _arrows("ppl_ext").items():
         for other in others:
-            a, b = (".".join(each.split(".")[:2]) for each in (name, other))
+            a, b = folders[name], folders[other]
             if "ppl_ext" not in (a, b) and a != b:
                 arrows[a].add(b)
     return [" - ".join(sorted(group)) for group in _components(arrows) if len(group) > 1]

@@ -1285,7 +1285,7 @@ def _sgmcmc() -> Iterator[Mutation]:
     )
     yield from neutral(
         "necks are looked for within a tenth of a standard deviation",
-        "fit/centring.py",
+        "fit/ladder/centring.py",
         "ends = mode.mean + FAR * np.stack",
         "ends = mode.mean + 0.1 * np.stack",
         "test_centring",
@@ -1550,17 +1550,17 @@ def _diagnostics() -> Iterator[Mutation]:
     )
     yield from neutral(
         "importance ratios turned over",
-        "diagnostics/importance.py",
+        "statistics/khat.py",
         "ratios = log_p - log_q",
         "ratios = log_q - log_p",
-        "importance",
+        "khat importance",
     )
     yield from neutral(
         "k-hat of the left tail",
-        "diagnostics/importance.py",
+        "statistics/khat.py",
         "values, rounding = ratios",
         "values, rounding = -ratios.values, ratios.rounding",
-        "importance",
+        "khat importance",
     )
     yield from neutral(
         "Stein kernel: trace left out",
@@ -1735,7 +1735,7 @@ def _fit() -> Iterator[Mutation]:
     tests = "fit chains start check"
     yield from neutral(
         "draws withheld for the standard deviation of heavy tails",
-        "fit/comparison.py",
+        "fit/verdict/comparison.py",
         "    deviation_bound = math.inf\n",
         "    deviation_bound = math.expm1(off + quantile * error)\n",
         tests,
@@ -1771,49 +1771,49 @@ def _fit() -> Iterator[Mutation]:
     for name, file, old, new, own in (
         (
             "evidence of labels in one order taken for that of all",
-            "fit/evidence.py",
+            "fit/after/evidence.py",
             "value += _log_orders(symmetry)",
             "value += 0.0 * _log_orders(symmetry)",
             "evidence",
         ),
         (
             "draws of a bridge that all count as independent",
-            "fit/evidence.py",
+            "fit/after/evidence.py",
             "worth = float(effective_number(terms[:, :, None])[0])",
             "worth = float(terms.size)",
             "evidence",
         ),
         (
             "a bridge that forgets how many draws there are of each",
-            "fit/evidence.py",
+            "fit/after/evidence.py",
             "return float(one - other - odds)",
             "return float(one - other)",
             "evidence",
         ),
         (
             "evidence under a prior without a normaliser",
-            "fit/evidence.py",
+            "fit/after/evidence.py",
             "improper = target.layout.improper",
             "improper = ()",
             "evidence",
         ),
         (
             "draws reweighted by the new density alone",
-            "fit/refit.py",
+            "fit/after/refit.py",
             "ratios = np.where(np.isfinite(new), new - old, -np.inf)",
             "ratios = np.where(np.isfinite(new), new, -np.inf)",
             "refit",
         ),
         (
             "draws of an approximation weighted without its density",
-            "fit/refit.py",
+            "fit/after/refit.py",
             "ratios = proposal.log_ratios(positions, values)",
             "ratios = values",
             "refit",
         ),
         (
             "a refit that looks for no other modes",
-            "fit/refit.py",
+            "fit/after/refit.py",
             "return any(mode.log_mass > mass + math.log(LEAST_MASS) for mode in found)",
             "return False",
             "refit",
@@ -1829,7 +1829,7 @@ def _fit() -> Iterator[Mutation]:
         yield from neutral(name, file, old, new, own)
     yield from neutral(
         "a batch of rows taken for all of them",
-        "fit/problem.py",
+        "fit/problem/problem.py",
         "evaluate=self.of_all_rows,",
         "evaluate=self.evaluate,",
         tests,
@@ -1851,43 +1851,43 @@ def _fit() -> Iterator[Mutation]:
     for name, file, old, new in (
         (
             "entries of latent scale centred as if their data told all",
-            "fit/centring.py",
+            "fit/ladder/centring.py",
             "shares = (of_high - of_low) / (2.0 * np.maximum(high - low, STEP))",
             "shares = (of_high - of_low) / np.maximum(high - low, STEP)",
         ),
         (
             "the range of a scale without the entries' volume",
-            "fit/centring.py",
+            "fit/ladder/centring.py",
             "marginal = values - 0.5 * log_dets",
             "marginal = values - 0.0 * log_dets",
         ),
         (
             "the range of a scale from the mode's own entries",
-            "fit/centring.py",
+            "fit/ladder/centring.py",
             "moved[:, others] += shares[:, None] * along",
             "moved[:, others] += 0.0 * along",
         ),
         (
             "what data tell of an entry without the entries around it",
-            "fit/centring.py",
+            "fit/ladder/centring.py",
             "later = np.concatenate([here, later])",
             "later = here",
         ),
         (
             "chains whose widths follow a scale believed as others",
-            "fit/policy.py",
-            "return is_heavy or strain > STRAINED",
+            "fit/verdict/agreement.py",
+            "return is_heavy or strain > policy.STRAINED",
             "return is_heavy",
         ),
         (
             "a saved fit that forgets how far its entries are centred",
-            "fit/fit.py",
+            "fit/after/bound.py",
             "if centred and problem.partly is not None:",
             "if False:",
         ),
         (
             "a refit that forgets how far its entries are centred",
-            "fit/refit.py",
+            "fit/after/refit.py",
             "return problem.name == before.name or bool(before.centred and problem.partly)",
             "return problem.name == before.name",
         ),
@@ -1901,7 +1901,7 @@ def _fit() -> Iterator[Mutation]:
         yield from neutral(name, file, old, new, "centring policy in_between")
     yield from neutral(
         "another program taken for another way to write it",
-        "fit/written.py",
+        "fit/ladder/written.py",
         "if told := _difference(written, other, of_other.modes[0], meter):",
         "if told := '':",
         "reparameterise " + tests,
@@ -1915,35 +1915,35 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "missing orders of labels without the density",
-        "fit/labels.py",
+        "fit/verdict/labels.py",
         "ratios = np.exp(np.minimum(gain, LARGEST)) * np.asarray(new)",
         "ratios = 1.0 * np.asarray(new)",
         "labels " + tests,
     )
     yield from neutral(
         "missing orders of labels without the share of the usual one",
-        "fit/labels.py",
+        "fit/verdict/labels.py",
         "odds = len(usual) / len(own) * possible * float(ratios.mean())",
         "odds = possible * float(ratios.mean())",
         "labels " + tests,
     )
     yield from neutral(
         "chains judged by their coordinates in place of the sites",
-        "fit/chain_figures.py",
+        "fit/ladder/chain_figures.py",
         "found = convergence(columns)",
         "found = coordinates",
         tests,
     )
     yield from neutral(
         "R-hat of groups of chains divided by the square of their number",
-        "chains/convergence.py",
+        "statistics/convergence.py",
         "between * GROUPS / draws.shape[1])",
         "between * (GROUPS / draws.shape[1]) ** 2)",
         tests,
     )
     yield from neutral(
         "autocorrelations counted once",
-        "chains/convergence.py",
+        "statistics/convergence.py",
         "times = 1.0 + 2.0 * np.cumsum",
         "times = 1.0 + np.cumsum",
         tests,
@@ -2042,56 +2042,56 @@ def _fit() -> Iterator[Mutation]:
         ),
         (
             "bends where chains must find a neck",
-            "fit/policy.py",
+            "fit/verdict/policy.py",
             "return not has_labels and program.strain <= STRAINED",
             "return not has_labels",
             "policy",
         ),
         (
             "jumps alone to a mixture, however far Normals are",
-            "fit/policy.py",
+            "fit/verdict/policy.py",
             "return first.khat < FAR_KHAT and program.strain <= STRAINED",
             "return program.strain <= STRAINED",
             "policy",
         ),
         (
             "jumps alone where widths depend on scales",
-            "fit/policy.py",
+            "fit/verdict/policy.py",
             "return first.khat < FAR_KHAT and program.strain <= STRAINED",
             "return first.khat < FAR_KHAT",
             "policy",
         ),
         (
             "no further search where a mixture is no better",
-            "fit/ladder.py",
+            "fit/ladder/ladder.py",
             "if is_late and begun.correction.khat > DOUBTFUL:",
             "if is_late and begun.correction.khat > 10.0:",
             "test_search",
         ),
         (
             "a further search that waits for a mixture of unreliable weights",
-            "fit/ladder.py",
+            "fit/ladder/ladder.py",
             "may_adapt and correction.khat < SURE and len(start.modes) == 1",
             "may_adapt and len(start.modes) == 1",
             "test_search",
         ),
         (
             "jumps looked at after half more",
-            "fit/by_chains.py",
+            "fit/ladder/by_chains.py",
             "generator, meter, len(own.draws) // 4)",
             "generator, meter)",
             "test_search",
         ),
         (
             "transitions that were left out made again",
-            "fit/by_chains.py",
+            "fit/ladder/by_chains.py",
             "least=LEAST_TRANSITIONS - coupled.transitions",
             "least=LEAST_TRANSITIONS",
             "test_search",
         ),
         (
             "late pairs of chains given up after a quarter of the transitions",
-            "fit/by_chains.py",
+            "fit/ladder/by_chains.py",
             "FORGOTTEN = 0.5",
             "FORGOTTEN = 0.25",
             "test_search",
@@ -2107,21 +2107,21 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "outputs of what only fills a piece up",
-        "fit/outputs.py",
+        "fit/networks/outputs.py",
         "append(_some(values)[: len(own)])",
         "append(_some(values))",
         "test_networks",
     )
     yield from neutral(
         "rounds of pairs for which nothing is left",
-        "fit/by_chains.py",
+        "fit/ladder/by_chains.py",
         "before = meter.evaluations - before\n        if len(sampled.draws) == number:",
         "before = meter.evaluations - before\n        if False:",
         "test_search",
     )
     yield from neutral(
         "pairs that do not go on while chains do",
-        "fit/by_chains.py",
+        "fit/ladder/by_chains.py",
         "or pairs is None or _are(is_sure, sampled)",
         "or True or _are(is_sure, sampled)",
         "test_search",
@@ -2135,7 +2135,7 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "a bound on draws that are kept from before it holds",
-        "fit/by_chains.py",
+        "fit/ladder/by_chains.py",
         "sampled = sampled.after(coupled.transitions)",
         "sampled = sampled.after(0)",
         tests,
@@ -2163,10 +2163,10 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "the cutoff of smoothed weights inside the tail",
-        "diagnostics/importance.py",
+        "statistics/khat.py",
         "cutoff = weights[order[-tail - 1]]",
         "cutoff = weights[order[-tail]]",
-        "diagnostics/test_importance",
+        "statistics/test_khat",
     )
     yield from neutral(
         "labels exchanged where the density changes",
@@ -2265,14 +2265,14 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "modes with exchanged labels compared entry by entry",
-        "fit/labels.py",
+        "fit/verdict/labels.py",
         'np.argsort(each[0], kind="stable")',
         "np.arange(each.shape[1])",
         tests,
     )
     yield from neutral(
         "an engine that has not settled is approximate",
-        "fit/policy.py",
+        "fit/verdict/levels.py",
         'return "approximate" if is_near else "not trusted"',
         'return "approximate" if True else "not trusted"',
         tests,
@@ -2467,10 +2467,10 @@ def _fit() -> Iterator[Mutation]:
         ("levels of rounding called flat far out", "np.median(here) - volume", "-np.inf"),
         ("levels far out with their Jacobian", "level = 2.0 * one - two", "level = far"),
     ):
-        yield from neutral(name, "fit/chain_figures.py", old, new, "fit")
+        yield from neutral(name, "fit/ladder/chain_figures.py", old, new, "fit")
     yield from neutral(
         "chains that leave nothing for the look far out",
-        "fit/ladder.py",
+        "fit/ladder/ladder.py",
         "leaves=evidence.program.far_out",
         "leaves=0",
         "fit",
@@ -2487,7 +2487,7 @@ def _fit() -> Iterator[Mutation]:
         ),
         ("what lies beyond all draws is not missing", "+ missing**2)", ")"),
     ):
-        yield from neutral(name, "chains/convergence.py", old, new, "chains")
+        yield from neutral(name, "statistics/convergence.py", old, new, "chains")
     for name, old, new in (
         (
             "correlations that rise again count",
@@ -2547,7 +2547,7 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "the approximation chosen that leaves most draws, whatever its tails",
-        "fit/policy.py",
+        "fit/verdict/policy.py",
         "is_close(one), is_good(one), one.khat < FAR_KHAT, one.share",
         "is_close(one), is_good(one), one.share",
         "policy " + tests,
@@ -2568,14 +2568,14 @@ def _fit() -> Iterator[Mutation]:
     )
     yield from neutral(
         "searches that do not start from the prior",
-        "fit/modes.py",
+        "fit/ladder/modes.py",
         "return np.concatenate([prior, near, first.mean + moves]), len(prior)",
         "return np.concatenate([prior[:0], near, first.mean + moves]), len(prior)",
         "search " + tests,
     )
     yield from neutral(
         "masses of modes without the weights",
-        "fit/modes.py",
+        "fit/ladder/modes.py",
         "weights = np.exp(log_ratios - np.max(log_ratios))",
         "weights = np.ones(len(log_ratios))",
         "search " + tests,
@@ -2691,7 +2691,7 @@ def _neutral() -> Iterator[Mutation]:
         ),
         (
             "rows of a batch count as often as the batch is part of all",
-            "fit/observed.py",
+            "fit/problem/observed.py",
             "{each.size / each.subsample_size:.3g} times",
             "{each.subsample_size / each.size:.3g} times",
             "faults",
@@ -2749,7 +2749,7 @@ def _neutral() -> Iterator[Mutation]:
         yield from neutral(name, file, old, new, tests)
     yield from neutral(
         "a saved fit goes on with other random numbers",
-        "fit/fit.py",
+        "fit/load.py",
         'bit_generator.state = rest["generator"]',
         "bit_generator.advance(1)",
         "test_fit",
@@ -2770,7 +2770,7 @@ def _neutral() -> Iterator[Mutation]:
     )
     yield from neutral(
         "a fit spends a batch more than its budget",
-        "fit/problem.py",
+        "fit/problem/problem.py",
         "if self.left - number < leaves:",
         "if self.left < leaves:",
         "test_fit",
@@ -2784,7 +2784,7 @@ def _neutral() -> Iterator[Mutation]:
     )
     yield from neutral(
         "a saved fit's program is not compared with its density",
-        "fit/fit.py",
+        "fit/after/bound.py",
         "if not np.abs(own - saved).max() <= allowed:",
         "if not np.abs(own - saved).max() <= np.inf:",
         "test_fit",
@@ -2863,7 +2863,7 @@ def _networks() -> Iterator[Mutation]:
         ),
         (
             "a verdict of outputs without what is said of the data",
-            "networks.py",
+            "judged.py",
             "return outputs.problem.observed.judged(verdict)",
             "return verdict",
         ),
@@ -2910,7 +2910,7 @@ def _networks() -> Iterator[Mutation]:
             "pass",
         ),
     ):
-        yield from neutral(name, f"fit/{file}", old, new, "fit/test_networks")
+        yield from neutral(name, f"fit/networks/{file}", old, new, "fit/test_networks")
     yield from neutral(
         "minibatches that are never drawn anew",
         "start/rows.py",
@@ -3252,19 +3252,19 @@ def _batches() -> Iterator[Mutation]:
         ),
         (
             "labels along the axes begin with those of the draws",
-            "fit/naming.py",
+            "fit/problem/naming.py",
             "arrays[safe.given[name]][0][2:]",
             "arrays[safe.given[name]][0][1:]",
         ),
         (
             "every number of a site bears the first label",
-            "fit/naming.py",
+            "fit/problem/naming.py",
             "str(axis[int(each)])",
             "str(axis[0])",
         ),
         (
             "names that do not fit the program are left to whoever uses them",
-            "fit/naming.py",
+            "fit/problem/naming.py",
             "        if refuses:",
             "        if False:",
         ),
@@ -3345,21 +3345,21 @@ def _looks() -> Iterator[Mutation]:
     for name, file, old, new, tests in [
         (
             "the error of a mean in standard deviations",
-            "fit/figures.py",
+            "fit/verdict/figures.py",
             "float(deviations[k] * mean_errors[k])",
             "float(mean_errors[k])",
             "fit/test_looks",
         ),
         (
             "the error of a standard deviation without the fourth moment",
-            "fit/figures.py",
+            "fit/verdict/figures.py",
             "0.5 * np.sqrt(np.maximum(fourth - 1.0, 0.0) / ess)",
             "0.5 * np.sqrt(fourth / ess)",
             "fit/test_looks",
         ),
         (
             "of many numbers the best known is shown",
-            "fit/figures.py",
+            "fit/verdict/figures.py",
             "int(np.argmin(np.where(moves, ess, math.inf)))",
             "int(np.argmax(np.where(moves, ess, -math.inf)))",
             "fit/test_looks",
@@ -3387,7 +3387,7 @@ def _looks() -> Iterator[Mutation]:
         ),
         (
             "errors of draws that are not trusted",
-            "fit/verdict.py",
+            "fit/verdict/verdict.py",
             "if not self.trusted or math.isnan(figure):",
             "if math.isnan(figure):",
             "fit/test_looks",

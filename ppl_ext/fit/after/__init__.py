@@ -1,0 +1,1 @@
+"""What is made of a climb that has ended: its evidence, other arguments, files, tables."""

@@ -1,0 +1,1 @@
+"""From a start by corrected draws to chains that agree."""

@@ -1,0 +1,103 @@
+"""Draws of an approximation and their importance weights: what chains begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from ppl_ext.chains.adaptive import adapted
+from ppl_ext.chains.hamiltonian import Chains, Factor
+from ppl_ext.chains.proposal import Proposal
+from ppl_ext.chains.symmetry import Symmetry
+from ppl_ext.fit.ladder.modes import LEAST_WEIGHT
+from ppl_ext.fit.verdict import facts, policy
+from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.start import Start
+from ppl_ext.statistics.effective import weighted_number
+from ppl_ext.statistics.khat import LogRatios, pareto_khat
+
+
+@dataclass(frozen=True)
+class Approximation:
+    """What chains begin with: draws of a proposal (S,), with logs of their importance ratios.
+
+    The proposal is of Normals at the modes, or a mixture fitted to weighted draws, with a metric.
+    ``weighted`` is the same with what the weights say of the modes' shares, and ``first`` the
+    figures of Normals at the modes.
+    """
+
+    start: Start
+    weighted: Proposal
+    proposal: Proposal
+    drawn: Chains
+    log_ratios: Float[np.ndarray, " S"]
+    correction: facts.Correction
+    first: facts.Correction
+    weights: Float[np.ndarray, " S"]
+    metric: Factor | None = None
+
+
+def better_approximations(
+    evaluate: Evaluate,
+    begun: Approximation,
+    program: facts.Program,
+    generator: np.random.Generator,
+    symmetry: Symmetry | None,
+) -> Iterator[Approximation]:
+    """Better approximations in turn, by mixtures fitted to weighted draws."""
+    best = begun.correction
+    found = adapted(
+        *(evaluate, begun.proposal, begun.drawn, begun.log_ratios, generator, symmetry),
+        may_bend=policy.may_bend(program, has_labels=symmetry is not None),
+    )
+    for number, one in enumerate(found, 1):
+        correction, weights = correction_of(one.drawn, one.log_ratios, program.rounding)
+        if policy.is_better(correction, best):
+            best, same = correction, one.proposal
+            yield Approximation(
+                *(begun.start, same, same, one.drawn, one.log_ratios, correction, begun.first),
+                *(weights, one.metric),
+            )
+        if policy.is_adapted(best, number, jumps=policy.covers(program, begun.first)):
+            return
+
+
+def proposed_weights(shares: Float[np.ndarray, " modes"]) -> Float[np.ndarray, " modes"]:
+    """Weights of modes in a proposal: their shares of the mass, and some at least of each mode.
+
+    The shares are estimates, and a mode that is proposed too seldom gets very large ratios.
+    """
+    weights = np.maximum(shares, LEAST_WEIGHT)
+    found: Float[np.ndarray, " modes"] = weights / weights.sum()
+    return found
+
+
+def correction_of(
+    drawn: Chains, log_ratios: Float[np.ndarray, " S"], rounding: float
+) -> tuple[facts.Correction, Float[np.ndarray, " S"]]:
+    """Figures of importance ratios, and weights (S,) of sum 1, the largest of them truncated.
+
+    They are cut at their mean times the root of their number, where the variance of what they
+    average is finite and the bias vanishes with more draws: E. L. Ionides, "Truncated importance
+    sampling" (2008).
+    """
+    number, undefined = len(log_ratios), float(np.isnan(drawn.values).mean())
+    if np.isneginf(log_ratios).all():
+        return facts.Correction(np.inf, 0.0, undefined), np.full(number, 1.0 / number)
+    weights = np.exp(log_ratios - log_ratios.max())
+    khat = pareto_khat(LogRatios(log_ratios, rounding)).khat
+    share = weighted_number(weights) / number
+    weights = np.minimum(weights, weights.mean() * np.sqrt(number))
+    return facts.Correction(khat, share, undefined), weights / weights.sum()
+
+
+def resampled(
+    weights: Float[np.ndarray, " S"], number: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Rows in proportion to weights, as evenly as can be, in random order."""
+    points = (np.arange(number) + generator.uniform()) / number
+    rows = np.minimum(np.searchsorted(np.cumsum(weights), points), len(weights) - 1)
+    return generator.permutation(rows)

@@ -1,0 +1,274 @@
+"""The ladder of a fit: a start, corrected draws, then chains until they agree.
+
+Each rung costs more than the one before, and its draws can be trusted further. How far to climb is
+decided by :mod:`ppl_ext.fit.verdict.policy`; here the work is done. A mode that is found on the way
+sends the fit back to corrected draws, so that it is among those that are drawn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from jaxtyping import Float
+
+from ppl_ext.chains.coupling import Coupled
+from ppl_ext.chains.proposal import Proposal, drawn_from
+from ppl_ext.chains.sampler import Sampled
+from ppl_ext.fit.ladder.by_chains import run_chains
+from ppl_ext.fit.ladder.chain_figures import chained_of, endless, flat_far_out
+from ppl_ext.fit.ladder.climbed import Climbed, staged
+from ppl_ext.fit.ladder.corrected import (
+    Approximation,
+    better_approximations,
+    correction_of,
+    proposed_weights,
+    resampled,
+)
+from ppl_ext.fit.ladder.modes import MORE, Search, Watched, masses, unexplained
+from ppl_ext.fit.ladder.written import (
+    begin,
+    known_of,
+    look_at_slopes,
+    modes_in_words,
+    words_of_form,
+)
+from ppl_ext.fit.problem.problem import Meter, Problem
+from ppl_ext.fit.verdict import agreement, facts, labels, policy
+from ppl_ext.fit.verdict.verdict import Stage
+from ppl_ext.start.paths import Evaluate, SpentError
+from ppl_ext.start.search import MOST_SEARCHED
+from ppl_ext.start.start import Start
+from ppl_ext.statistics.convergence import convergence
+
+#: How often draws are corrected and chains run at most. They are again where they met a mode that
+#: none of them started from.
+TURNS = 3
+#: Pareto k-hat above which the search for modes goes on: the Normals may lack one.
+DOUBTFUL = 0.3
+#: Pareto k-hat below which importance weights are reliable enough to tell the masses of modes.
+SURE = 0.7
+
+
+@np.errstate(all="ignore")
+def climb(
+    written: Problem,
+    others: Iterator[Problem],
+    generator: np.random.Generator,
+    wanted: facts.Wanted,
+    meter: Meter,
+) -> Climbed:
+    """Fit a program as it is written, or in one of the other ways to write it.
+
+    Raises
+    ------
+    ArgumentError
+        The budget buys no start.
+    """
+    stages: list[Stage] = []
+
+    stage = partial(staged, stages, meter)
+    timely = partial(meter.of, timely=True)
+    problem, start, dropped = written, None, list[str]()
+    if problem.dim <= MOST_SEARCHED:
+        with stage("start") as notes:
+            look_at_slopes(problem, meter)
+            problem, start, program = begin(written, others, generator, meter, dropped)
+            notes.append(f"{words_of_form(problem)}{modes_in_words(len(start.modes))}")
+    else:
+        program = known_of(problem, None, meter)
+    evidence = facts.Evidence(program, wanted, dropped=tuple(dropped), left=meter.left)
+    if policy.next_rung(evidence) == "all rows":
+        assert start is not None
+        with stage("all rows") as notes:
+            problem, start, program = begin(
+                problem.with_all_rows(start.draw), iter(()), generator, meter, []
+            )
+            notes.append(modes_in_words(len(start.modes)))
+        evidence = replace(evidence, program=program, left=meter.left)
+    if policy.next_rung(evidence) == "engine":
+        assert problem.approximate is not None
+        with stage("engine") as notes:
+            found = problem.approximate(start, meter)
+            notes.append(found.name)
+        evidence = replace(evidence, engine=found.engine)
+        return Climbed(problem, found.positions[:, None], None, evidence, stages)
+    assert start is not None
+    if policy.next_rung(evidence) == "end":
+        alone = start.draw(policy.DRAWS, generator.integers(2**32, size=4).tolist())
+        return Climbed(problem, alone[:, None], None, evidence, stages)
+    evaluate = meter.of(problem.evaluate)
+    search: Search | None = None
+    if policy.chains_refused(evidence) is None:
+        with stage("modes") as notes:
+            counted = replace(problem, starting_points=meter.points(problem))
+            search = Search(counted, start.modes, generator)
+            left = policy.DRAWS + policy.LEAST_CHAINS
+            search.go_on(timely(problem.evaluate, left))
+            evidence = replace(evidence, modes=_modes(search, notes, generator))
+    sampled: Sampled | None = None
+    coupled: Coupled | None = None
+    for turn in range(TURNS):
+        symmetry = None if search is None else search.symmetry
+        start = start if search is None else search.start
+        with stage("corrected draws") as notes:
+            proposal = Proposal(start.modes, proposed_weights(start.weights))
+            drawn, log_ratios = drawn_from(proposal, policy.DRAWS, evaluate, generator, symmetry)
+            correction, weights = correction_of(drawn, log_ratios, evidence.program.rounding)
+            notes.append(
+                f"k-hat {correction.khat:.2f}, weights worth {correction.share:.0%} of the draws"
+            )
+            weighted = proposal
+            may_adapt = policy.may_adapt(correction, problem.dim)
+            # Where weights of a single Normal are reliable, a mixture tells first whether its shape
+            # alone is what k-hat is of.
+            is_late = may_adapt and correction.khat < SURE and len(start.modes) == 1
+            if search is not None:
+                limited = timely(problem.evaluate, policy.LEAST_CHAINS)
+                found_more = search.look(limited, unexplained(drawn.positions, log_ratios))
+                if correction.khat > DOUBTFUL and not is_late:
+                    found_more |= search.go_on(limited, MORE)
+                modes = _modes(search, notes, generator)
+                if not found_more and modes.number > 1 and correction.khat < SURE:
+                    shares, errors = masses(proposal, drawn.positions, log_ratios)
+                    weighted = replace(proposal, weights=proposed_weights(shares))
+                    modes = replace(
+                        modes,
+                        shares=tuple(map(float, shares)),
+                        share_errors=tuple(map(float, errors)),
+                    )
+                evidence = replace(evidence, modes=modes)
+                if found_more and turn < TURNS - 1:
+                    continue
+            begun = Approximation(
+                *(start, weighted, proposal, drawn, log_ratios, correction, correction, weights)
+            )
+        if may_adapt:
+            with stage("mixtures") as notes, suppress(SpentError):
+                limited = timely(problem.evaluate, policy.LEAST_CHAINS)
+                for better in better_approximations(
+                    limited, begun, evidence.program, generator, symmetry
+                ):
+                    begun = better
+                    notes[:] = [
+                        f"k-hat {begun.correction.khat:.2f}, weights worth "
+                        f"{begun.correction.share:.0%} of the draws"
+                    ]
+                if search is not None:
+                    points = unexplained(begun.drawn.positions, begun.log_ratios)
+                    found_more = search.look(limited, points)
+                    if is_late and begun.correction.khat > DOUBTFUL:
+                        found_more |= search.go_on(limited, MORE)
+                    if found_more or is_late:
+                        evidence = replace(evidence, modes=_modes(search, notes, generator))
+                    if found_more and turn < TURNS - 1:
+                        continue
+        evidence = replace(evidence, correction=begun.correction, left=meter.left)
+        if policy.next_rung(evidence) != "chains":
+            break
+        limited = meter.of(problem.evaluate, leaves=evidence.program.far_out)
+        watched = Watched.beside(limited, search, start.modes)
+        sampled, coupled = run_chains(
+            problem, evidence.program, begun, symmetry, watched, wanted, generator, meter, stage
+        )
+        if sampled is not None:
+            sampled.kernel.evaluate = evaluate
+        if search is None or evidence.modes is None:
+            break
+        left = watched.has_found()
+        evidence = replace(evidence, modes=replace(evidence.modes, left=left))
+        if not left:
+            break
+    if sampled is not None:
+        evidence = replace(evidence, coupled=coupled)
+        climbed = Climbed(problem, sampled.draws, sampled, evidence, stages, symmetry)
+        return with_chains(climbed, sampled)
+    evidence = replace(evidence, left=meter.left)
+    rows = begun.drawn.positions[resampled(begun.weights, policy.DRAWS, generator)][:, None]
+    if symmetry is not None:
+        rows = symmetry.shuffled(rows)
+    evidence = _far_out(evidence, problem, evaluate, rows)
+    return Climbed(problem, rows, None, evidence, stages, symmetry)
+
+
+def _modes(search: Search, notes: list[str], generator: np.random.Generator) -> facts.Modes:
+    """What a search found, noted as well, with sites whose labels change places between modes."""
+    found = search.found
+    notes.append(f"{modes_in_words(found.number)} after {found.paths} searches")
+    if found.number > 1 and search.symmetry is None:
+        return replace(found, exchanged=_labels(search.problem, search.start, generator))
+    return found
+
+
+def _far_out(
+    evidence: facts.Evidence,
+    problem: Problem,
+    evaluate: Evaluate,
+    draws: Float[np.ndarray, "N M D"],
+) -> facts.Evidence:
+    """The evidence with sites along which the density does not fall far out of the draws."""
+    with suppress(SpentError):  # What was found of an earlier set of draws then stands.
+        flat = flat_far_out(problem, evaluate, draws.reshape(-1, problem.dim))
+        evidence = replace(evidence, flat=flat)
+    return evidence
+
+
+def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
+    """The same climb with these chains as its draws, and with the chains' figures."""
+    problem, symmetry = climbed.problem, climbed.symmetry
+    positions = sampled.draws if symmetry is None else symmetry.shuffled(sampled.draws)
+    found = replace(climbed, positions=positions, sampled=sampled, stages=list(climbed.stages))
+    values = {name: np.asarray(value) for name, value in found.draws.items()}
+    figures = convergence(sampled.kernel.ordered(sampled.draws))
+    chained = chained_of(problem, sampled.window, figures, symmetry)
+    chained = replace(chained, endless=endless(values))
+    evidence = _far_out(climbed.evidence, problem, sampled.kernel.evaluate, sampled.draws)
+    modes = evidence.modes
+    if modes is not None and modes.exchanged:
+        places = dict(modes.exchanged)
+        try:
+            own = labels.orders(values, places, _density_of_sites(problem, sampled))
+        except SpentError:
+            own = labels.orders(values, places, None)
+        evidence = replace(evidence, modes=replace(modes, orders=own))
+    before = climbed.evidence.chains
+    rested = evidence.rested or (before is not None and agreement.enough(before, evidence.wanted))
+    found.evidence = replace(evidence, chains=chained, rested=rested)
+    return found
+
+
+def _density_of_sites(
+    problem: Problem, sampled: Sampled
+) -> Callable[[labels.Values], Float[np.ndarray, " S"]] | None:
+    """Log densities by values of the sites as written, whose labels can then be exchanged.
+
+    None where the program that is evaluated has other sites, some of which are non-centred.
+    """
+    if problem.maps is None or problem.latents:
+        return None
+    _, back = problem.maps
+
+    def log_density(values: labels.Values) -> Float[np.ndarray, " S"]:
+        positions = back(values)
+        finite = np.isfinite(positions).all(1)
+        found = np.full(len(positions), -np.inf)
+        if finite.any():
+            found[finite], _ = sampled.kernel.evaluate(positions[finite])
+        return found
+
+    return log_density
+
+
+def _labels(
+    problem: Problem, start: Start, generator: np.random.Generator
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Sites whose entries change places from one mode to another, and where."""
+    noise = generator.normal(size=(labels.DRAWS, problem.dim))
+    values = [problem.values(mode.at(noise)) for mode in start.modes]
+    found = labels.exchanged(
+        [{name: np.asarray(value) for name, value in each.items()} for each in values]
+    )
+    return tuple(found.items())

@@ -1,0 +1,120 @@
+"""``load_fit``: a saved fit is read, alone or with its program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from ppl_ext.fit.after.bound import check_density, way_of
+from ppl_ext.fit.after.saved import from_tree, names_from_tree
+from ppl_ext.fit.fit import Again, Fit
+from ppl_ext.fit.ladder.climbed import Climbed
+from ppl_ext.fit.problem.naming import Describe, named_ways, with_names
+from ppl_ext.fit.problem.views import NO_NAMES, Names
+from ppl_ext.fit.verdict.verdict import Verdict
+from ppl_ext.running import state_files
+
+#: Generators of random numbers that fits have, by their names in files.
+GENERATORS = {"PCG64": np.random.PCG64}
+
+LOAD_DOCUMENTATION = """
+    Draws and verdict come back without the program, the draws then as NumPy's arrays. With the
+    program and its arguments all comes back: ``more`` goes on to the last bit as the fit would
+    have that was saved.
+
+    Parameters
+    ----------
+    path : path
+    model : callable, optional
+        $host program that was fitted.
+    *args, **kwargs
+        Its arguments, as they were.
+    batches : iterable, optional
+        A loader with the same rows, where the fit had one.
+    dims, coords : mapping, optional
+        Names of axes and labels along them; see :func:`fit`.
+
+    Returns
+    -------
+    Fit
+
+    Raises
+    ------
+    ArgumentError
+        The file is no saved fit, or damaged; or the program or its arguments are others.
+    ModelCheckError
+        The model cannot be fitted.
+"""
+
+
+def load_fit(
+    path: str | os.PathLike[str],
+    ways: Again | None,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+    passes: Any = None,
+    names: Names = NO_NAMES,
+    describe: Describe | None = None,
+) -> Fit:
+    """See the packages' ``load_fit``; ``ways`` to write the program, or None without one.
+
+    Names of axes are those that were saved where none are given, and ``describe`` is that of
+    :func:`ppl_ext.fit.doors.fit_program`.
+    """
+    _, state = state_files.load(path, "fit", lambda array, _: array)
+    with state_files.reading(path):
+        verdict = Verdict.from_json(state["verdict"])
+        draws, rest, chains = dict(state["draws"]), state["rest"], int(state["num_chains"])
+        _check_draws(draws, state["gaps"], verdict)
+        if ways is None:
+            return Fit(draws, verdict, chains, unbound=rest)
+        bit_generator = GENERATORS[rest["generator"]["bit_generator"]]()
+        bit_generator.state = rest["generator"]
+        generator = np.random.Generator(bit_generator)
+        seed, centred = rest["seed"], dict(rest["centred"])
+        written = rest["way"], rest["arguments"]
+        if not names.given and "names" in rest:
+            names = names_from_tree(rest["names"])
+        evidence = from_tree(rest["evidence"], {})
+    # Not inside: the program runs, whose errors are no damage. Binding draws random numbers of its
+    # own.
+    first = np.random.default_rng(0)
+    ways = partial(ways, names=names)
+    found = ways(args, kwargs, seed, first, passes=passes)
+    if describe is not None:
+        found = named_ways(found, describe, refuses=True)
+        ways = with_names(ways, describe)
+    problem = way_of(found, *written, draws, centred)
+    again = ways if passes is None else None
+    with state_files.reading(path):
+        if evidence.program.is_whole and not problem.is_whole:
+            problem = problem.with_all_rows(problem.starting_points)
+        problem.evaluate.calls = rest["calls"]
+        given: dict[str, Any] = {"evaluate": problem.evaluate}
+        if problem.maps is not None:
+            given |= dict(zip(("constrain", "unconstrain"), problem.maps, strict=True))
+        sampled = from_tree(rest["sampled"], given)
+        symmetry = from_tree(rest["symmetry"], given)
+        if sampled is not None:
+            check_density(problem, sampled.chains)
+            problem.evaluate.calls = rest["calls"]
+        positions = rest["positions"] if sampled is None else sampled.draws
+        if sampled is not None and symmetry is not None:
+            positions = symmetry.shuffled(positions)
+        stages = from_tree(rest["stages"], {})
+        climbed = Climbed(problem, positions, sampled, evidence, stages, symmetry)
+        if sampled is None:
+            return Fit(draws, verdict, chains, climbed, generator, seed, again=again)
+        return Fit.of(climbed, generator, seed, again)
+
+
+def _check_draws(draws: Mapping[str, np.ndarray], gaps: Sequence[str], verdict: Verdict) -> None:
+    """See that draws that may be trusted are finite, but for sites that had ``gaps`` when saved."""
+    finite = {name: np.isfinite(each).all() for name, each in draws.items() if name not in gaps}
+    if verdict.trusted:
+        state_files.check_finite(finite)

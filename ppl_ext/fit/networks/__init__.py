@@ -1,0 +1,1 @@
+"""Networks, whose fits are judged by their outputs."""

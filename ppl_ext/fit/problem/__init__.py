@@ -1,0 +1,1 @@
+"""What a fit asks of a program, and what a package answers."""

@@ -1,0 +1,399 @@
+"""What a fit asks of a program: a density to evaluate, and the way back to its sites.
+
+A :class:`Problem` is the only thing that a climb knows of a program. It has no host's types in its
+way, so that everything beyond it is NumPy's. A :class:`Meter` counts what a climb spends.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from ppl_ext.fit.problem.observed import Observed
+from ppl_ext.fit.problem.views import Views
+from ppl_ext.fit.verdict import facts
+from ppl_ext.running.settling import Settling
+from ppl_ext.start.paths import Evaluate, SpentError
+from ppl_ext.start.rows import Minibatches, Rows
+from ppl_ext.start.search import WIDTH, InPieces, starting_points
+from ppl_ext.start.start import Start
+
+#: Positions that are mapped at once: fewer are filled up, so that one program is compiled for all.
+MAPPED = 128
+
+Positions = Float[np.ndarray, "P D"]
+
+
+@dataclass(frozen=True)
+class Approximated:
+    """What an engine gave.
+
+    Attributes
+    ----------
+    name : str
+        The engine, with what it fitted.
+    positions : array (S, D)
+        Equally weighted draws on the unconstrained space.
+    steps : int
+    settling : Settling
+        Whether its figures came to rest.
+    """
+
+    name: str
+    positions: Positions
+    steps: int
+    settling: Settling
+
+    @property
+    def engine(self) -> facts.Engine:
+        """What the verdict's rules ask of it."""
+        found = self.settling
+        moving = 0.0 if found.settled else max(found.drift, found.noise)
+        words = {"moving": "still moving"}.get(str(found), str(found))
+        return facts.Engine(self.name, self.steps, found.settled, moving, words)
+
+
+Approximate = Callable[["Start | None", "Meter"], Approximated]
+#: So many draws of the prior, by a seed.
+Prior = Callable[[int, int], Positions]
+#: From positions to values by site, and back.
+Maps = tuple[
+    Callable[[Positions], dict[str, np.ndarray]], Callable[[Mapping[str, np.ndarray]], Positions]
+]
+
+
+@dataclass
+class Problem:
+    """A program with its arguments, on the flat unconstrained space of D numbers.
+
+    Attributes
+    ----------
+    name : str
+        How the program is written, such as "as written" or "non-centred".
+    evaluate : InPieces
+        Log densities (P,) and scores (P, D) at positions (P, D).
+    dim : int
+    epsilon : float
+        Machine epsilon with which densities are computed.
+    starting_points : callable
+        Of a number: so many random positions with finite density and score.
+    coordinates : dict of str to slice
+        Range of the flat vector that each site takes.
+    values : callable
+        Of positions (P, D): the sites of the program as it was written, constrained, as arrays
+        whose first axis is the positions.
+    target : object
+        The host's target of the program as it was written.
+    own, data : object
+        That of the program as it is evaluated, and its arguments, those of the batch where
+        ``evaluate`` takes one from a loader.
+    digest : callable
+        A digest of the arguments.
+    of_all_rows : callable, optional
+        The same evaluations with all rows, where ``evaluate`` takes a batch of them.
+    times_all_rows : float
+        Rows of the data over those of the batch.
+    reading : float
+        Seconds that all rows take to be read, where they come from a loader.
+    rows_of_batch : int
+    parts : callable
+        The same evaluations with parts of the batch.
+    minibatches : Minibatches, optional
+        The same with rows that are drawn anew, where the program looks them up in its plates and
+        chains with all rows may take too long.
+    approximate : callable, optional
+        Of a start, or of None for the engine's own, and a meter: draws by an engine that takes
+        minibatches and many dimensions. None where no engine can.
+    maps : tuple of callable, optional
+        From positions (P, D) to the values of the sites that are evaluated, and back.
+    latents : mapping of str to str
+        By site that is non-centred, the latent site that stands for it.
+    centred : mapping of str to array
+        By site that is written in between, how far its entries are centred: see
+        :mod:`ppl_ext.fit.ladder.centring`.
+    strain : float
+        What is left of the dependence of these entries' widths on their scales, as a factor.
+    partly : callable, optional
+        Of such a mapping: the program with its sites written so.
+    other_forms : tuple of str
+        Sites that another way to write the program has in another form, such as non-centred.
+    observed : Observed
+        What of the data the program sees.
+    prior : callable, optional
+        Of a number and a seed: positions of so many draws of the prior. Raises
+        ``NotImplementedError`` where a site has none.
+    views : Views, optional
+        What a fit of it shows of the program.
+    """
+
+    name: str
+    evaluate: InPieces
+    dim: int
+    epsilon: float
+    starting_points: Callable[[int], Positions]
+    coordinates: Mapping[str, slice]
+    values: Callable[[Positions], dict[str, Any]]
+    target: Any
+    own: Any
+    data: Any
+    digest: Callable[[], str]
+    of_all_rows: InPieces | None = None
+    times_all_rows: float = 1.0
+    reading: float = 0.0
+    rows_of_batch: int = 0
+    parts: Callable[[], Sequence[Evaluate]] = tuple
+    minibatches: Minibatches | None = None
+    approximate: Approximate | None = None
+    maps: Maps | None = None
+    latents: Mapping[str, str] = field(default_factory=dict)
+    centred: Mapping[str, np.ndarray] = field(default_factory=dict)
+    strain: float = 1.0
+    partly: Callable[[Mapping[str, np.ndarray]], Problem] | None = None
+    other_forms: tuple[str, ...] = ()
+    observed: Observed = field(default_factory=Observed)
+    prior: Prior | None = None
+    views: Views | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every evaluation takes all rows."""
+        return self.of_all_rows is None
+
+    def of_prior(self, number: int, seed: int) -> tuple[Positions, str]:
+        """So many draws of the prior, not all of them finite; or none, and what the prior is."""
+        none = np.zeros((0, self.dim))
+        if self.prior is None:
+            return none, ""
+        try:
+            return self.prior(number, seed), ""
+        except NotImplementedError:
+            return none, "which is improper, or has no draws"
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the fit.
+            return none, f"whose draws failed ({type(error).__name__})"
+
+    def numbers(self, positions: Positions) -> dict[str, np.ndarray]:
+        """``values`` as NumPy's, in pieces of one size, for which one program is compiled."""
+        found = [self.values(each) for each in _pieces(positions)]
+        return {
+            name: np.concatenate([np.asarray(each[name], np.float64) for each in found])[
+                : len(positions)
+            ]
+            for name in found[0]
+        }
+
+    def positions_of(self, other: Problem, positions: Positions) -> Positions:
+        """Where positions of another way to write the program lie in this one, which has maps."""
+        assert self.maps is not None
+        return self.maps[1](other.numbers(positions))
+
+    def seconds_with_all_rows(self, each: float) -> float:
+        """Seconds that an evaluation with all rows takes, where one as they are takes ``each``.
+
+        Positions of a piece share a pass over a loader.
+        """
+        return each * self.times_all_rows + self.reading / WIDTH
+
+    def between(self, centred: Mapping[str, np.ndarray], strain: float = 1.0) -> Problem:
+        """The program with entries so far centred; ``partly`` is given."""
+        assert self.partly is not None
+        return replace(self.partly(centred), strain=strain, views=self.views)
+
+    def with_all_rows(self, points: Callable[[int], Positions]) -> Problem:
+        """The problem whose evaluations take all rows, and whose searches start from points."""
+        assert self.of_all_rows is not None
+        return replace(
+            self,
+            evaluate=self.of_all_rows,
+            starting_points=points,
+            of_all_rows=None,
+            times_all_rows=1.0,
+            reading=0.0,
+            parts=tuple,
+        )
+
+
+def problem_of(
+    name: str,
+    target: Any,
+    written: Any,
+    data: Any,
+    rows: Rows,
+    epsilon: float,
+    by_strategy: Callable[[int], Positions],
+    values: Callable[[Positions], dict[str, Any]],
+    digest: Callable[[], str],
+    generator: np.random.Generator,
+    constrain: Callable[[Positions], Mapping[str, Any]],
+    unconstrain: Callable[[Mapping[str, np.ndarray]], Any],
+    approximate: Approximate | None = None,
+    latents: Mapping[str, str] | None = None,
+    observed: Observed | None = None,
+    prior: Prior | None = None,
+) -> Problem:
+    """The problem of a target, which is ``written`` or another way to write the same."""
+    points = starting_points(rows.few, target.dim, generator, by_strategy, has_strategy=False)
+    return Problem(
+        name,
+        rows.few,
+        target.dim,
+        epsilon,
+        points,
+        target.layout.slices,
+        values,
+        written,
+        target,
+        data,
+        digest,
+        rows.every,
+        rows.times,
+        rows.reading,
+        rows.number,
+        rows.parts,
+        rows.minibatches,
+        approximate,
+        maps_of(target.layout.names, constrain, unconstrain),
+        latents=latents or {},
+        observed=observed or Observed(),
+        prior=prior,
+    )
+
+
+def maps_of(
+    names: Sequence[str],
+    constrain: Callable[[Positions], Mapping[str, Any]],
+    unconstrain: Callable[[Mapping[str, np.ndarray]], Any],
+) -> Maps:
+    """Maps of any number of positions, in pieces of one size, for which one is compiled."""
+
+    def there(positions: Positions) -> dict[str, np.ndarray]:
+        pieces = [constrain(each) for each in _pieces(positions)]
+        return {
+            name: np.concatenate([np.asarray(each[name], np.float64) for each in pieces])[
+                : len(positions)
+            ]
+            for name in names
+        }
+
+    def back(values: Mapping[str, np.ndarray]) -> Positions:
+        number = len(values[names[0]])
+        each = zip(*(_pieces(values[name]) for name in names), strict=True)
+        found = [unconstrain(dict(zip(names, piece, strict=True))) for piece in each]
+        return np.concatenate([np.asarray(piece, np.float64) for piece in found])[:number]
+
+    return there, back
+
+
+def _pieces(array: np.ndarray) -> list[np.ndarray]:
+    """An array in pieces of one length, the last filled up."""
+    filled = np.concatenate([array, np.repeat(array[-1:], -len(array) % MAPPED, axis=0)])
+    return np.split(filled, len(filled) // MAPPED)
+
+
+def timed(
+    evaluate: Evaluate,
+    position: Float[np.ndarray, " D"],
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[float, float]:
+    """Log density at a position, and the seconds that an evaluation takes by a clock."""
+    positions = position[None].repeat(WIDTH, 0)
+    evaluate(positions)
+    began = clock()  # the second compiles nothing
+    values, _ = evaluate(positions)
+    return float(values[0]), (clock() - began) / WIDTH
+
+
+@dataclass
+class Meter:
+    """Evaluations and seconds of a fit, against what it may spend.
+
+    ``for_engines`` are the evaluations that an engine may take: those that the user allows, or any.
+    """
+
+    budget: int
+    seconds: float
+    bar: Any = None
+    evaluations: int = 0
+    for_engines: float = math.inf
+    clock: Callable[[], float] = time.perf_counter
+    started: float = field(init=False)
+    _rest: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
+
+    def of(
+        self,
+        evaluate: Evaluate,
+        leaves: float = 0.0,
+        share: float = 1.0,
+        timely: bool = False,
+    ) -> Evaluate:
+        """The same evaluations, counted; they end where fewer than ``leaves`` would be left.
+
+        ``share`` is that of the rows that they take: so much each of them counts. Those that
+        are ``timely`` end with the seconds as well.
+        """
+
+        def counted(
+            positions: Positions,
+        ) -> tuple[Float[np.ndarray, " P"], Positions]:
+            if timely and self.elapsed > self.seconds:
+                raise SpentError
+            self._take(share * len(positions), leaves)
+            return evaluate(positions)
+
+        return counted
+
+    def points(self, problem: Problem) -> Callable[[int], Positions]:
+        """The same starting points, an evaluation each."""
+
+        def counted(number: int) -> Positions:
+            self._take(number)
+            return problem.starting_points(number)
+
+        return counted
+
+    def _take(self, count: float, leaves: float = 0.0) -> None:
+        number = int(count + self._rest)
+        if self.left - number < leaves:
+            raise SpentError
+        self._rest += count - number
+        self.evaluations += number
+        if self.bar is not None:
+            self.bar.update(number)
+
+    def shows(self, worth: float, wanted: float, seconds: float) -> None:
+        """Let the bar say what the draws are worth after so many seconds, and about when they end.
+
+        What independent draws are worth grows with time.
+        """
+        if self.bar is not None and worth > 0.0:
+            left = max(0.0, seconds * (wanted / worth - 1.0))
+            self.bar.set_postfix_str(
+                f"ESS {worth:.0f} of {wanted:.0f}, about {left:.0f} s left", refresh=False
+            )
+
+    @property
+    def left(self) -> int:
+        """Evaluations that may still be made."""
+        return self.budget - self.evaluations
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the fit began."""
+        return self.clock() - self.started
+
+    def allows(self, share: float = 1.0, of_engine: float | None = None) -> bool:
+        """Whether less than a share of the budget and of the seconds is spent.
+
+        ``of_engine`` are evaluations of an engine beside those that are counted.
+        """
+        spent = self.evaluations + (of_engine or 0.0)
+        budget = self.budget if of_engine is None else self.for_engines
+        return spent < share * budget and self.elapsed < share * self.seconds
