@@ -18,8 +18,9 @@ from ppl_ext.chains.sampler import Kernel, Sampled, Window
 from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.start.paths import Evaluate
 
-#: Transitions of each chain that are discarded, and those that one chain of a pair is ahead.
-FIRST, LAG = 10, 5
+#: Transitions of each chain that are discarded at most, for chains of pairs to meet; and those that
+#: one chain of a pair is ahead.
+MOST_DISCARDED, LAG = 10, 5
 #: Pairs that are to meet: where all of 64 do, five in a hundred may not, with 95 % confidence.
 PAIRS = 64
 #: Transitions of pairs at most, of those that have not met when the known draws end; and the share
@@ -34,6 +35,7 @@ def jump(
     drawn: Chains,
     log_ratios: Float[np.ndarray, " S"],
     chains: int,
+    discarded: int,
     generator: np.random.Generator,
     symmetry: Symmetry | None = None,
 ) -> Sampled:
@@ -50,6 +52,8 @@ def jump(
         Of density and proposal there; minus infinity where chains must not go.
     chains : int
         M, between which the draws are divided.
+    discarded : int
+        First transitions of each that are left out.
     generator : numpy.random.Generator
     symmetry : Symmetry, optional
         See :class:`~ppl_ext.chains.sampler.Kernel`.
@@ -63,8 +67,8 @@ def jump(
         here = np.where(generator.uniform(size=chains) < chance, proposed, here)
         states.append(here)
         chances.append(chance)
-    kept = np.stack(states)[FIRST:]
-    allowed = np.stack(chances)[FIRST:]
+    kept = np.stack(states)[discarded:]
+    allowed = np.stack(chances)[discarded:]
     window = Window(
         drawn.positions[kept], allowed, np.zeros(len(kept)), allowed, drawn.values[kept]
     )
@@ -74,7 +78,7 @@ def jump(
         symmetry=symmetry,
         has_trajectories=False,
     )
-    return Sampled(window, FIRST + 1, drawn.rows(here), kernel)
+    return Sampled(window, discarded + 1, drawn.rows(here), kernel)
 
 
 @np.errstate(all="ignore")
@@ -85,7 +89,10 @@ def jumps_from(
     log_ratios: Float[np.ndarray, " S"],
     generator: np.random.Generator,
 ) -> Coupled:
-    """Pairs of such chains that start elsewhere (P, D), and are proposed the same draws."""
+    """Pairs of such chains that start elsewhere (P, D), and are proposed the same draws.
+
+    The distance is bounded after as many transitions as the last pair takes to meet.
+    """
     pairs = len(starts[0])
     first, second = (proposal.log_ratios(each, evaluate(each)[0]) for each in starts)
     proposed = log_ratios[: len(log_ratios) // pairs * pairs].reshape(-1, pairs)
@@ -102,4 +109,5 @@ def jumps_from(
         uniforms = np.concatenate([uniforms[:, apart], further])
         times[apart] = meetings(first[apart], second[apart], proposed, uniforms, LAG)
         made = MOST_TRANSITIONS
-    return Coupled.of(times, LAG, FIRST, made)
+    slowest = float(times.max()) - LAG  # Infinite where a pair has not met.
+    return Coupled.of(times, LAG, int(np.clip(slowest, 1, MOST_DISCARDED)), made)

@@ -9,7 +9,7 @@ import pytest
 
 from ppl_ext.chains.coupling import Coupled, Pairs, meetings, upper_bound
 from ppl_ext.chains.hamiltonian import Chains
-from ppl_ext.chains.jumps import FIRST, jump, jumps_from
+from ppl_ext.chains.jumps import MOST_DISCARDED, jump, jumps_from
 from ppl_ext.chains.proposal import Proposal, drawn_from
 from ppl_ext.chains.sampler import Kernel, Known, go_on
 from ppl_ext.start.start import Mode
@@ -98,8 +98,8 @@ def test_jumps_to_known_draws_leave_the_density_as_it_is() -> None:
     ratios = drawn.values - proposal.log_density(drawn.positions)
     # Draws that must not be taken, as with labels out of order.
     ratios[:5] = -np.inf
-    found = jump(counted, proposal, drawn, ratios, 16, generator)
-    assert spent == 16_000 and found.draws.shape == (16_000 // 16 - 1 - FIRST, 16, 2)
+    found = jump(counted, proposal, drawn, ratios, 16, 7, generator)
+    assert spent == 16_000 and found.draws.shape == (16_000 // 16 - 1 - 7, 16, 2)
     assert 0.3 < found.window.jumped.mean() < 0.9
     worth = 0.3 * found.draws.shape[0] * 16
     white = (found.draws.reshape(-1, 2) - MEAN) / DEVIATION
@@ -129,6 +129,8 @@ def test_pairs_from_a_mode_that_the_proposal_lacks_do_not_meet() -> None:
     near = tuple(30.0 + 3.0 * generator.normal(size=(2, 64, 2)))
     met = jumps_from(near, two, proposal, ratios, generator)
     assert met.bound == pytest.approx(1.0 - 0.05 ** (1.0 / 64.0), abs=0.05)
+    # Chains forget where they started in as many transitions as the last pair takes.
+    assert met.transitions == max(1, min(met.slowest, MOST_DISCARDED))
     near[0][0] = -30.0
     apart = jumps_from(near, two, proposal, ratios, generator)
     assert apart.bound is None and apart.apart == 1

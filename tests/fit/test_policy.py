@@ -15,8 +15,10 @@ from ppl_ext.fit.verdict.labels import Orders
 from ppl_ext.fit.verdict.levels import judge, words_of
 from ppl_ext.fit.verdict.policy import (
     chains_refused,
+    covers,
     is_adapted,
     is_better,
+    is_close,
     is_good,
     may_adapt,
     may_bend,
@@ -262,28 +264,35 @@ def test_chains_go_on_for_what_does_not_speak_against_them() -> None:
     assert is_doubtful(heavy, FAIR) and not is_doubtful(heavy, GOOD)
 
 
-def test_jumps_alone_want_a_proposal_that_is_near_and_pairs_that_meet() -> None:
-    assert is_good(GOOD)
+def test_jumps_alone_want_a_close_proposal_and_pairs_that_meet() -> None:
+    assert is_good(GOOD) and is_close(GOOD)
     assert not is_good(replace(GOOD, khat=0.55)) and not is_good(replace(GOOD, share=0.25))
+    assert is_good(replace(GOOD, khat=0.35)) and not is_close(replace(GOOD, khat=0.35))
+    assert not is_close(replace(GOOD, share=0.25))
     assert is_bounded(Coupled(64, 0, 10, 3, 0.046))
     assert not is_bounded(Coupled(64, 0, 10, 3, 0.2)) and not is_bounded(Coupled(64, 1, 10, 60))
 
 
+def test_jumps_alone_to_a_mixture_want_normals_whose_weights_are_reliable() -> None:
+    assert covers(PROGRAM, replace(BAD, khat=0.69)) and not covers(PROGRAM, replace(BAD, khat=0.71))
+    assert not covers(replace(PROGRAM, strain=4.0), GOOD)
+
+
 def test_mixtures_are_fitted_until_one_is_near_or_none_comes_near() -> None:
     assert may_adapt(FAIR, 20) and not may_adapt(FAIR, 21) and not may_adapt(GOOD, 2)
-    # Good enough for jumps, and worth a better one all the same.
-    worse = Correction(0.45, 0.35)
+    # Good, and worth a closer one all the same, to which chains jump alone.
+    worse = Correction(0.45, 0.55)
     assert is_good(worse) and may_adapt(worse, 2)
-    assert not may_adapt(replace(worse, share=0.55), 2) and not may_adapt(
-        replace(worse, khat=0.2), 2
-    )
     assert is_better(worse, FAIR) and not is_better(FAIR, worse)
-    assert is_better(worse, Correction(0.6, 0.5)) and is_better(replace(FAIR, share=0.25), FAIR)
+    assert is_better(Correction(0.25, 0.45), worse)
+    assert is_better(worse, Correction(0.6, 0.6)) and is_better(replace(FAIR, share=0.25), FAIR)
     # Of those that are not good, weights tell up to a k-hat of 0.7.
     few = Correction(0.2, 0.12)
     assert is_better(Correction(0.6, 0.4), few) and not is_better(Correction(0.9, 0.4), few)
-    assert is_adapted(GOOD, 1) and not is_adapted(worse, 4) and is_adapted(worse, 5)
-    assert is_adapted(BAD, 3) and not is_adapted(BAD, 2)
+    assert is_adapted(GOOD, 1, jumps=True) and is_adapted(worse, 5, jumps=True)
+    assert not is_adapted(worse, 4, jumps=True) and is_adapted(worse, 4, jumps=False)
+    assert not is_adapted(replace(worse, share=0.45), 4, jumps=False)
+    assert is_adapted(BAD, 3, jumps=True) and not is_adapted(BAD, 2, jumps=False)
 
 
 def test_bends_are_left_where_they_could_draw_chains_away_from_a_neck() -> None:

@@ -14,7 +14,7 @@ from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Kernel, Sampled, Window
-from ppl_ext.fit.ladder import by_chains
+from ppl_ext.fit.ladder import by_chains, corrected, ladder
 from ppl_ext.fit.ladder.climbed import Climbed
 from ppl_ext.fit.ladder.ladder import climb
 from ppl_ext.fit.ladder.modes import ENOUGH, Search, Watched, masses, unexplained
@@ -155,8 +155,43 @@ def test_chains_are_kept_from_where_pairs_have_met(monkeypatch: pytest.MonkeyPat
     skipped = 3 * before.kernel.draws_of_each
     kept = before.draws[skipped:]
     np.testing.assert_array_equal(found.draws[: len(kept)], kept)
-    assert len(found.window.chances) >= len(before.window.chances) - 3
+    # They were enough before, and what was left out counts among the transitions at least.
+    assert len(found.window.chances) == len(before.window.chances) - 3
     assert len(found.window.values) == len(found.draws)
+
+
+def test_a_further_search_waits_for_a_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mixture of small k-hat tells that the first was of one Normal's shape alone."""
+
+    def paths(normal: tuple[float, float], mixture_of: tuple[float, float]) -> int:
+        for module, given in ((ladder, normal), (corrected, mixture_of)):
+            figures = facts.Correction(*given), np.full(policy.DRAWS, 1.0 / policy.DRAWS)
+            monkeypatch.setattr(module, "correction_of", lambda *_, figures=figures: figures)
+        modes = climbed(mixture(2, [1.0], [1.0], [1.0])).evidence.modes
+        assert modes is not None
+        return modes.paths
+
+    close = (0.1, 0.8)
+    few = paths(close, close)
+    assert paths((0.5, 0.6), close) == few
+    assert paths((0.5, 0.6), (0.4, 0.7)) > few + 400
+    # Weights that are not reliable tell a mixture nothing.
+    assert paths((0.8, 0.6), close) > few + 400
+
+
+def test_jumps_are_looked_at_after_a_quarter_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half as many again would take up to half more than is needed."""
+    looked: list[int] = []
+
+    def enough(found: facts.Chained, *_: Any, **__: Any) -> bool:
+        looked.append(found.draws)
+        return found.draws >= 1_500
+
+    monkeypatch.setattr(agreement, "enough", enough)
+    found = climbed(mixture(2, [1.0], [1.0], [1.0])).sampled
+    assert found is not None and not found.kernel.has_trajectories
+    assert 1_500 <= found.draws.shape[0] * found.draws.shape[1] < 1.26 * 1_500
+    assert looked[0] < 1_000
 
 
 def test_pairs_that_are_late_go_on_while_chains_do(monkeypatch: pytest.MonkeyPatch) -> None:

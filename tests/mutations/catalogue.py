@@ -1963,6 +1963,13 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "transitions left out of chains of jumps, however late pairs meet",
+        "chains/jumps.py",
+        "int(np.clip(slowest, 1, MOST_DISCARDED))",
+        "1",
+        tests,
+    )
+    yield from neutral(
         "jumps to known draws that forget where the chain is",
         "chains/jumps.py",
         "np.minimum(0.0, log_ratios[proposed] - log_ratios[here])",
@@ -2039,6 +2046,48 @@ def _fit() -> Iterator[Mutation]:
             "return not has_labels and program.strain <= STRAINED",
             "return not has_labels",
             "policy",
+        ),
+        (
+            "jumps alone to a mixture, however far Normals are",
+            "fit/verdict/policy.py",
+            "return first.khat < FAR_KHAT and program.strain <= STRAINED",
+            "return program.strain <= STRAINED",
+            "policy",
+        ),
+        (
+            "jumps alone where widths depend on scales",
+            "fit/verdict/policy.py",
+            "return first.khat < FAR_KHAT and program.strain <= STRAINED",
+            "return first.khat < FAR_KHAT",
+            "policy",
+        ),
+        (
+            "no further search where a mixture is no better",
+            "fit/ladder/ladder.py",
+            "if is_late and begun.correction.khat > DOUBTFUL:",
+            "if is_late and begun.correction.khat > 10.0:",
+            "test_search",
+        ),
+        (
+            "a further search that waits for a mixture of unreliable weights",
+            "fit/ladder/ladder.py",
+            "may_adapt and correction.khat < SURE and len(start.modes) == 1",
+            "may_adapt and len(start.modes) == 1",
+            "test_search",
+        ),
+        (
+            "jumps looked at after half more",
+            "fit/ladder/by_chains.py",
+            "generator, meter, len(own.draws) // 4)",
+            "generator, meter)",
+            "test_search",
+        ),
+        (
+            "transitions that were left out made again",
+            "fit/ladder/by_chains.py",
+            "least=LEAST_TRANSITIONS - coupled.transitions",
+            "least=LEAST_TRANSITIONS",
+            "test_search",
         ),
         (
             "late pairs of chains given up after a quarter of the transitions",
@@ -2499,8 +2548,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "the approximation chosen that leaves most draws, whatever its tails",
         "fit/verdict/policy.py",
-        "(is_good(each), each.khat < FAR_KHAT, each.share)",
-        "(is_good(each), each.share)",
+        "is_close(one), is_good(one), one.khat < FAR_KHAT, one.share",
+        "is_close(one), is_good(one), one.share",
         "policy " + tests,
     )
     yield from neutral(

@@ -21,6 +21,7 @@ from ppl_ext.fit.ladder.modes import Watched
 from ppl_ext.fit.problem.problem import Meter, Positions, Problem
 from ppl_ext.fit.verdict import agreement, facts, policy
 from ppl_ext.start.paths import SpentError
+from ppl_ext.start.search import RADIUS
 from ppl_ext.start.start import Start
 from ppl_ext.statistics.convergence import Convergence, convergence
 from ppl_ext.statistics.effective import weighted_number
@@ -68,16 +69,20 @@ def run_chains(
     sampled: Sampled | None = None
     coupled: Coupled | None = None
     drawn, log_ratios = begun.drawn, begun.log_ratios
-    if policy.is_good(begun.correction) and begun.metric is None:
+    if policy.is_close(begun.correction) and policy.covers(program, begun.first):
         with stage("jumps") as notes, suppress(SpentError):
-            own = jump(watched, begun.proposal, drawn, log_ratios, CHAINS, generator, symmetry)
-            points = meter.points(problem)
+            # Where the density is not finite the first jump is taken, so that any point will do.
+            points = partial(_anywhere, generator, problem.dim)
             starts = _apart(points, begun.start, JUMP_PAIRS, generator, symmetry)
             coupled = jumps_from(starts, watched, begun.proposal, log_ratios, generator)
             if agreement.is_bounded(coupled):
+                own = jump(
+                    *(watched, begun.proposal, drawn, log_ratios, CHAINS, coupled.transitions),
+                    *(generator, symmetry),
+                )
                 most = int(agreement.MOST_JUMPS * wanted.target_ess)
                 has_tails = partial(is_enough, tail_share=agreement.JUMPS_TAIL_SHARE)
-                own = _longer(own, has_tails, most, generator, meter)
+                own = _longer(own, has_tails, most, generator, meter, len(own.draws) // 4)
                 sampled = own if has_tails(convergence(own.draws), own.window) else None
             notes.append(coupled.note)
     if sampled is not None or not may_go_on():
@@ -122,6 +127,8 @@ def run_chains(
     number = len(sampled.draws)
     if coupled.bound is not None:
         sampled = sampled.after(coupled.transitions)
+        # What was left out has looked for parts that jumps do not propose as well.
+        is_sure = partial(is_sure, least=LEAST_TRANSITIONS - coupled.transitions)
     if not (watched.found or _are(is_sure, sampled)):
         # Chains that were enough before transitions were left out lack little more than those.
         missing = max(number - len(sampled.draws), number // 8) if is_bounded else None
@@ -153,9 +160,10 @@ def _is_enough(
     *,
     is_sure: bool = False,
     tail_share: float = agreement.TAIL_SHARE,
+    least: int = LEAST_TRANSITIONS,
 ) -> bool:
     """Whether chains have done what was asked, or all that is asked of those that do not meet."""
-    if window.transitions < LEAST_TRANSITIONS:
+    if window.transitions < least:
         return False
     chained = chained_of(problem, window, figures, symmetry)
     meter.shows(chained.ess_bulk, wanted.target_ess, time.perf_counter() - began)
@@ -218,6 +226,11 @@ def _coupled(
         max(1, int(FORGOTTEN * sampled.window.transitions)),
         lambda: meter.evaluations < most and meter.allows(),
     )
+
+
+def _anywhere(generator: np.random.Generator, dim: int, number: int) -> Positions:
+    """Points of the box in which searches start, with finite densities or not."""
+    return generator.uniform(-RADIUS, RADIUS, (number, dim))
 
 
 def _apart(

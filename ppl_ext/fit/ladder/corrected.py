@@ -25,7 +25,8 @@ class Approximation:
     """What chains begin with: draws of a proposal (S,), with logs of their importance ratios.
 
     The proposal is of Normals at the modes, or a mixture fitted to weighted draws, with a metric.
-    ``weighted`` is the same with what the weights say of the modes' shares.
+    ``weighted`` is the same with what the weights say of the modes' shares, and ``first`` the
+    figures of Normals at the modes.
     """
 
     start: Start
@@ -34,6 +35,7 @@ class Approximation:
     drawn: Chains
     log_ratios: Float[np.ndarray, " S"]
     correction: facts.Correction
+    first: facts.Correction
     weights: Float[np.ndarray, " S"]
     metric: Factor | None = None
 
@@ -56,10 +58,10 @@ def better_approximations(
         if policy.is_better(correction, best):
             best, same = correction, one.proposal
             yield Approximation(
-                *(begun.start, same, same, one.drawn, one.log_ratios, correction, weights),
-                metric=one.metric,
+                *(begun.start, same, same, one.drawn, one.log_ratios, correction, begun.first),
+                *(weights, one.metric),
             )
-        if policy.is_adapted(best, number):
+        if policy.is_adapted(best, number, jumps=policy.covers(program, begun.first)):
             return
 
 

@@ -122,10 +122,14 @@ def climb(
                 f"k-hat {correction.khat:.2f}, weights worth {correction.share:.0%} of the draws"
             )
             weighted = proposal
+            may_adapt = policy.may_adapt(correction, problem.dim)
+            # Where weights of a single Normal are reliable, a mixture tells first whether its shape
+            # alone is what k-hat is of.
+            is_late = may_adapt and correction.khat < SURE and len(start.modes) == 1
             if search is not None:
                 limited = timely(problem.evaluate, policy.LEAST_CHAINS)
                 found_more = search.look(limited, unexplained(drawn.positions, log_ratios))
-                if correction.khat > DOUBTFUL:
+                if correction.khat > DOUBTFUL and not is_late:
                     found_more |= search.go_on(limited, MORE)
                 modes = _modes(search, notes, generator)
                 if not found_more and modes.number > 1 and correction.khat < SURE:
@@ -139,8 +143,10 @@ def climb(
                 evidence = replace(evidence, modes=modes)
                 if found_more and turn < TURNS - 1:
                     continue
-            begun = Approximation(start, weighted, proposal, drawn, log_ratios, correction, weights)
-        if policy.may_adapt(correction, problem.dim):
+            begun = Approximation(
+                *(start, weighted, proposal, drawn, log_ratios, correction, correction, weights)
+            )
+        if may_adapt:
             with stage("mixtures") as notes, suppress(SpentError):
                 limited = timely(problem.evaluate, policy.LEAST_CHAINS)
                 for better in better_approximations(
@@ -151,11 +157,14 @@ def climb(
                         f"k-hat {begun.correction.khat:.2f}, weights worth "
                         f"{begun.correction.share:.0%} of the draws"
                     ]
-                if search is not None and search.look(
-                    limited, unexplained(begun.drawn.positions, begun.log_ratios)
-                ):
-                    evidence = replace(evidence, modes=_modes(search, notes, generator))
-                    if turn < TURNS - 1:
+                if search is not None:
+                    points = unexplained(begun.drawn.positions, begun.log_ratios)
+                    found_more = search.look(limited, points)
+                    if is_late and begun.correction.khat > DOUBTFUL:
+                        found_more |= search.go_on(limited, MORE)
+                    if found_more or is_late:
+                        evidence = replace(evidence, modes=_modes(search, notes, generator))
+                    if found_more and turn < TURNS - 1:
                         continue
         evidence = replace(evidence, correction=begun.correction, left=meter.left)
         if policy.next_rung(evidence) != "chains":

@@ -42,9 +42,9 @@ OPEN = 0.15
 #: Share of jumps that are taken, below which pairs of chains with trajectories are not tried: it is
 #: in jumps that they meet.
 LEAST_JUMPS = 0.05
-#: Draws that jumps may take for each effective one that is wanted: with more, 400 of them would
-#: cost what trajectories cost at least.
-MOST_JUMPS = 12.0
+#: Draws that jumps may take for each effective one that is wanted. For 400 of them, 850 of which
+#: are known, more would cost the 2,800 evaluations that trajectories take at least.
+MOST_JUMPS = 9.0
 #: Effective draws of the tails at least, as a share of those that are wanted, where chains jump
 #: alone. Independent draws have as many there as in the middle, and fewer tell that chains stay in
 #: a tail, where weights are large.

@@ -36,17 +36,19 @@ LOW_RANK = 1_000
 #: Pareto k-hat below which reweighted draws may be trusted: beyond a half the variance of the
 #: weights is infinite, and with it the error of what they average.
 BEST_KHAT = 0.5
-#: Share of the draws that the weights must leave as well, so that jumps to these draws are chains
-#: enough. It may be so low because a jump costs an evaluation, and a trajectory ten or more.
+#: Share of the draws that the weights must leave as well.
 BEST_SHARE = 0.3
+#: Pareto k-hat below which jumps to draws of an approximation are chains enough, and none nearer is
+#: looked for. A jump costs an evaluation, and a trajectory ten or more. Above, the tails of the
+#: approximation are thin, and chains that have few draws there look settled.
+CLOSE_KHAT = 0.3
 #: Pareto k-hat from which on no approximation is near: Vehtari and others (2024) find that smoothed
 #: weights are not reliable beyond.
 FAR_KHAT = 0.7
 #: Mixtures that are fitted to weighted draws at most, each to the draws of all before it.
 MIXTURES = 5
-#: Pareto k-hat below which an approximation is so near that no mixture need be fitted.
-NEAR_KHAT = 0.3
-#: Share of the draws that the weights leave, above which likewise none need be.
+#: Share of the draws that the weights leave, above which no more are fitted where jumps alone
+#: cannot be enough.
 NEAR_SHARE = 0.5
 #: The same share, below which no more are fitted after three: they have not come near.
 HOPELESS = 0.1
@@ -122,19 +124,28 @@ def chains_refused(evidence: Evidence) -> str | None:
 
 
 def is_good(correction: Correction) -> bool:
-    """Whether reweighted draws may be trusted, and jumps to draws are chains enough."""
+    """Whether reweighted draws may be trusted."""
     return correction.khat < BEST_KHAT and correction.share > BEST_SHARE
 
 
-def is_near(correction: Correction) -> bool:
-    """Whether an approximation is so good that no mixture need be fitted."""
-    is_better = correction.khat < NEAR_KHAT or correction.share > NEAR_SHARE
-    return is_good(correction) and is_better
+def is_close(correction: Correction) -> bool:
+    """Whether jumps to draws of an approximation are chains enough."""
+    return is_good(correction) and correction.khat < CLOSE_KHAT
+
+
+def covers(program: Program, first: Correction) -> bool:
+    """Whether Normals at the modes, with these ``first`` weights, have draws of all parts.
+
+    Then mixtures fitted to them have, and jumps alone may serve. Where the weights are not reliable
+    a mixture lacks what the Normals lack, such as the thin ends of a ring. Where widths depend on
+    scales jumps do not come to agree as closely as is asked there.
+    """
+    return first.khat < FAR_KHAT and program.strain <= STRAINED
 
 
 def may_adapt(correction: Correction, dim: int) -> bool:
     """Whether a mixture fitted to weighted draws may be a better approximation."""
-    return not is_near(correction) and dim <= MIXTURE_DIMENSIONS
+    return not is_close(correction) and dim <= MIXTURE_DIMENSIONS
 
 
 def may_bend(program: Program, *, has_labels: bool) -> bool:
@@ -149,17 +160,21 @@ def may_bend(program: Program, *, has_labels: bool) -> bool:
 def is_better(correction: Correction, than: Correction) -> bool:
     """Whether one approximation is nearer than another.
 
-    A good one is; of two that are alike in this, one whose weights are reliable; and of two that
-    are alike in both, one whose weights leave more of the draws.
+    A close one is; of two that are alike in this, a good one; then one whose weights are reliable;
+    and of two that are alike in all, one whose weights leave more of the draws.
     """
-    one, other = ((is_good(each), each.khat < FAR_KHAT, each.share) for each in (correction, than))
-    return one > other
+
+    def rank(one: Correction) -> tuple[bool | float, ...]:
+        return is_close(one), is_good(one), one.khat < FAR_KHAT, one.share
+
+    return rank(correction) > rank(than)
 
 
-def is_adapted(best: Correction, number: int) -> bool:
-    """Whether so many mixtures are enough, of which this is the best."""
+def is_adapted(best: Correction, number: int, *, jumps: bool) -> bool:
+    """Whether so many mixtures are enough, of which this is the best; ``jumps`` alone may serve."""
+    is_enough = is_close(best) or (not jumps and is_good(best) and best.share > NEAR_SHARE)
     is_hopeless = number > 2 and best.share < HOPELESS
-    return is_near(best) or is_hopeless or number >= MIXTURES
+    return is_enough or is_hopeless or number >= MIXTURES
 
 
 def lacks_approximation(correction: Correction | None) -> bool:
