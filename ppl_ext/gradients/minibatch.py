@@ -62,17 +62,17 @@ class Minibatch(GradientEstimator):
     def _check_plates(self, target: Any) -> None:
         if not target.plates and not target.observed_sites:
             raise ArgumentError(
-                "Minibatch draws rows of the observed sites. Expected a model that has some, found "
+                "Expected a model with observed sites, of whose rows minibatches are drawn, found "
                 "none: its density is in one piece, as that of a Stan program is, and cannot be "
                 "divided by rows. Use Full(), the exact score."
             )
         if not target.plates:
             found = "batches that are passed as arguments" if target.batch_arguments else "none"
             raise ArgumentError(
-                "Minibatch draws the rows of subsampled plates. Expected a model that looks them "
-                "up by a plate's indices, 'with plate(name, N, subsample_size=B) as i: ... y[i]', "
-                f"found {found}. Use Full(), which evaluates the arguments as they are, and pass "
-                "batches as arguments if you want minibatches."
+                "Expected a model that looks up the rows of a subsampled plate by its indices, "
+                "'with plate(name, N, subsample_size=B) as i: ... y[i]', so that minibatches can "
+                f"be drawn, found {found}. Use Full(), which evaluates the arguments as they are, "
+                "and pass batches as arguments if you want minibatches."
             )
 
     @abstractmethod
