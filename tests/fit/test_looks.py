@@ -477,6 +477,11 @@ def test_the_bar_says_how_a_fit_ended() -> None:
 def test_a_verdict_says_what_was_found_and_what_to_do_apart() -> None:
     assert VERDICT.findings == ("Least certain is 'b'.", "All <is> well.")
     assert VERDICT.advice == ("Give more seconds.",)
+    more = (
+        "Chains were not run. Give a larger budget=.",
+        "R-hat 1.2. Give a larger budget= or seconds=.",
+    )
+    assert replace(VERDICT, reasons=more).advice == ("Give a larger budget= or seconds=.",)
     lines = str(VERDICT).splitlines()
     assert lines[0] == "exact: 4 chains agree" and lines[3:5] == [
         "What to do:",

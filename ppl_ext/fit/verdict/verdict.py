@@ -237,8 +237,17 @@ class Verdict:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What to do, each once: the sentences of the reasons that begin with a verb."""
-        return tuple(dict.fromkeys(each for _, more in map(_parted, self.reasons) for each in more))
+        """What to do, each once: the sentences of the reasons that begin with a verb.
+
+        One that another begins with is left out, such as "Give a larger budget=." where seconds
+        are missing as well.
+        """
+        every = dict.fromkeys(each for _, more in map(_parted, self.reasons) for each in more)
+
+        def is_part(one: str) -> bool:
+            return any(other != one and other.startswith(one.rstrip(".")) for other in every)
+
+        return tuple(one for one in every if not is_part(one))
 
     @property
     def worst(self) -> Value | None:
