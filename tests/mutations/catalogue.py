@@ -777,6 +777,13 @@ def _stein() -> Iterator[Mutation]:
         "newton damping",
     )
     yield from neutral(
+        "trust radius of a move without a length",
+        "stein/damping.py",
+        "xp.where(proposal.lengths > 0.0, NARROWING",
+        "xp.where(proposal.lengths >= 0.0, NARROWING",
+        "newton damping",
+    )
+    yield from neutral(
         "old density of a Newton step without its temperature",
         "stein/damping.py",
         "old = own.log_density(target.likelihood_temperature)",
