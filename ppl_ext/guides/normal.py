@@ -138,21 +138,28 @@ class LowRankFormulas(FlatDensityShell):
         identity = self.arrays.identity(factor.shape[-1], factor)
         return self.arrays.xp.linalg.cholesky(identity + factor.T @ factor)
 
-    def log_prob(self, parameters: Any, theta: Any) -> Any:
+    def _solved(self, parameters: Any, theta: Any) -> tuple[Any, Any, Any]:
+        """Of z = S^{-1} (theta - loc): z - W c and c, where c = (I + W^T W)^{-1} W^T z; and the
+        Cholesky factor of I + W^T W."""
         loc, scale, factor = self.parts(parameters)
         standard, capacitance = (theta - loc) / scale, self._capacitance(factor)
         inner = self.arrays.solve_lower(capacitance, standard @ factor)
-        square = (standard**2).sum(-1) - (inner**2).sum(-1)
+        inner = self.arrays.solve_lower(capacitance, inner, transpose=True)
+        return standard - inner @ factor.T, inner, capacitance
+
+    def log_prob(self, parameters: Any, theta: Any) -> Any:
+        _, scale, _ = self.parts(parameters)
+        left, inner, capacitance = self._solved(parameters, theta)
+        # z^T (I + W W^T)^{-1} z as a sum: |z|^2 less what W explains of it cancels where W is large.
+        square = (left**2).sum(-1) + (inner**2).sum(-1)
         log = self.arrays.xp.log
         log_determinant = log(scale).sum() + log(capacitance.diagonal()).sum()
         return -0.5 * (square + self.dim * LOG_TWO_PI) - log_determinant
 
     def score(self, parameters: Any, theta: Any) -> Any:
-        loc, scale, factor = self.parts(parameters)
-        standard, capacitance = (theta - loc) / scale, self._capacitance(factor)
-        inner = self.arrays.solve_lower(capacitance, standard @ factor)
-        inner = self.arrays.solve_lower(capacitance, inner, transpose=True)
-        return (inner @ factor.T - standard) / scale
+        _, scale, _ = self.parts(parameters)
+        left, _, _ = self._solved(parameters, theta)
+        return -left / scale
 
     def moments(self, parameters: Any) -> Moments:
         loc, scale, factor = self.parts(parameters)

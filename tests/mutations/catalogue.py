@@ -1062,9 +1062,23 @@ def _guides() -> Iterator[Mutation]:
     yield from neutral(
         "low-rank guide: factor left out of the score",
         "guides/normal.py",
-        "return (inner @ factor.T - standard) / scale",
-        "return (0.0 * inner @ factor.T - standard) / scale",
+        "return standard - inner @ factor.T, inner",
+        "return standard - 0.0 * inner @ factor.T, inner",
         "flat_density",
+    )
+    yield from neutral(
+        "low-rank guide: what W explains left out of the square",
+        "guides/normal.py",
+        "square = (left**2).sum(-1) + (inner**2).sum(-1)",
+        "square = (left**2).sum(-1)",
+        "flat_density",
+    )
+    yield from neutral(
+        "guide of low-rank layers: the difference of squares",
+        "guides/layer_low_rank.py",
+        "square = (left**2).sum(-1) + (inner**2).sum((-2, -1))",
+        "square = (left * (value - self.loc) / self.scale).sum(-1)",
+        "layer_low_rank",
     )
     yield from neutral(
         "matrix Normal: log determinant with rows and columns swapped",
