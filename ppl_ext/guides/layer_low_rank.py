@@ -66,7 +66,7 @@ class LayerFormulas:
     def log_prob(self, value: Any) -> Any:
         log, root = self.arrays.xp.log, self._roots()
         left, inner = self._left(value, root)
-        # z^T (I + W W^T)^{-1} z as a sum: |z|^2 less what W explains of it cancels where W is large.
+        # z^T (I + W W^T)^{-1} z as a sum: |z|^2 less what W explains cancels where W is large.
         square = (left**2).sum(-1) + (inner**2).sum((-2, -1))
         # det(S (I + W W') S) = det(S)^2 det(I + W' W), by the roots.
         log_determinant = log(self.scale).sum() + log(self.arrays.diagonal(root)).sum()

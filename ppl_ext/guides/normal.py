@@ -150,7 +150,7 @@ class LowRankFormulas(FlatDensityShell):
     def log_prob(self, parameters: Any, theta: Any) -> Any:
         _, scale, _ = self.parts(parameters)
         left, inner, capacitance = self._solved(parameters, theta)
-        # z^T (I + W W^T)^{-1} z as a sum: |z|^2 less what W explains of it cancels where W is large.
+        # z^T (I + W W^T)^{-1} z as a sum: |z|^2 less what W explains cancels where W is large.
         square = (left**2).sum(-1) + (inner**2).sum(-1)
         log = self.arrays.xp.log
         log_determinant = log(scale).sum() + log(capacitance.diagonal()).sum()
