@@ -128,7 +128,9 @@ class LowRankFormulas(FlatDensityShell):
         scale, found = start.modes[0].low_rank(factor.shape[-1])
         # Columns that are zero would stay zero: the score depends on W through W W^T.
         present = np.asarray(self.arrays.detached(factor))
-        small = LEAST_COLUMN * present / np.linalg.norm(present, axis=0)
+        lengths = np.linalg.norm(present, axis=0)
+        # One that the guide itself has at zero stays there, as it does without a start.
+        small = LEAST_COLUMN * present / np.where(lengths > 0.0, lengths, 1.0)
         found = np.where(found.any(axis=0), found, small)
         arrays = (self.arrays.as_array(each, loc) for each in (start.mean, scale, found))
         return self.set_parts(*arrays)

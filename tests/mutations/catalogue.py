@@ -1067,6 +1067,13 @@ def _guides() -> Iterator[Mutation]:
         "flat_density",
     )
     yield from neutral(
+        "low-rank guide: a column of zeros over its length",
+        "guides/normal.py",
+        "np.where(lengths > 0.0, lengths, 1.0)",
+        "lengths",
+        "start/test_guides",
+    )
+    yield from neutral(
         "low-rank guide: what W explains left out of the square",
         "guides/normal.py",
         "square = (left**2).sum(-1) + (inner**2).sum(-1)",
