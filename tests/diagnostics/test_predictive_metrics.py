@@ -223,6 +223,10 @@ def test_original_units() -> None:
     rmse = predictive_metrics(found)["rmse"]
     np.testing.assert_allclose(rmse, np.sqrt(np.square(error).mean()))
     assert uncertainty_score(pairs).dims == ("row",)
+    # A variance that is not known makes its row's unknown, as that of a single output does.
+    pairs["variance"][:, 3, 1] = np.nan
+    unknown = np.isnan(uncertainty_score(pairs))
+    assert unknown[3] and unknown.sum() == 1
     single = to_original_units(pairs, 0.0, np.array([2.0]))
     np.testing.assert_allclose(single["log_likelihood"], log_density - 2.0 * np.log(2.0))
     for location, scale in ((0.0, np.ones(3)), (np.zeros((2, 1)), 1.0)):

@@ -1705,6 +1705,13 @@ def _diagnostics() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "an unknown variance that counts as none",
+        "diagnostics/uncertainty.py",
+        'values.sum("output", skipna=False)',
+        'values.sum("output")',
+        tests,
+    )
+    yield from neutral(
         "total variance without that of the means",
         "diagnostics/uncertainty.py",
         "total += (variance + apart) / len(means)",
