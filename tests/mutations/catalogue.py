@@ -3010,6 +3010,12 @@ def _settling() -> Iterator[Mutation]:
             "2 * missed > taken",
             "missed > 2 * taken",
         ),
+        (
+            "every other look from the first",
+            "running/settling.py",
+            "self._looks[::-2][::-1]",
+            "self._looks[::2]",
+        ),
         ("means in wrong units", "running/settling.py", "= np.exp(looks[", "= np.exp(-looks["),
         (
             "settled at the first pass",
