@@ -1436,6 +1436,12 @@ def _microcanonical() -> Iterator[Mutation]:
             "(variance + rounding)",
         ),
         (
+            "the energy's variance without its spare coordinate",
+            "kernel.py",
+            "squares / moves / max(2, self.target.dim)",
+            "squares / moves / self.target.dim",
+        ),
+        (
             "autocorrelations without their other side",
             "tuning.py",
             "2.0 * (positive * sums).sum() - sums[0]",
