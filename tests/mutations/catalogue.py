@@ -2802,6 +2802,20 @@ def _neutral() -> Iterator[Mutation]:
         "return None",
         "faults",
     )
+    yield from pyro(
+        "discrete sites that arguments bring are drawn",
+        "density/bound_model.py",
+        "if self.enumerated else NoneNew()",
+        "if self.enumerated else nullcontext()",
+        "density/test_discrete",
+    )
+    yield from numpyro(
+        "discrete sites that arguments bring are drawn",
+        "density/bound_model.py",
+        "run_trace(NoneNew(model), data",
+        "run_trace(model, data",
+        "density/test_discrete",
+    )
     yield from neutral(
         "arguments with other discrete sites are followed",
         "target/bound_model.py",
