@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -274,8 +274,7 @@ def test_partials_that_do_not_fit_are_told(backend: Any) -> None:
     def model(link: Any = None) -> None:
         raise AssertionError("the model runs")
 
-    # mypy sees that these cannot be called.
-    wrong: Any = partial(cast(Any, model), unknown=1.0)
+    wrong = partial(model, unknown=1.0)
     for what, program, args in (
         ("the model", wrong, ()),
         ("argument 'link'", model, (wrong,)),
