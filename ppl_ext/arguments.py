@@ -217,13 +217,12 @@ def check_call(
                 f"The arguments do not fit the model: {error}. Expected model{signature}, found "
                 f"{len(args)} positional arguments and keywords {sorted(kwargs)}."
             ) from None
-    for name, value in named.items():
-        if isinstance(value, Iterator):
-            raise ArgumentError(
-                f"Expected arguments that are the same whenever the model is run, found "
-                f"{described(value)} in argument '{name}', which its first run uses up. Pass a "
-                "list, or the batches of a loader by batches=."
-            )
+    for name, value in _iterators_in(named):
+        raise ArgumentError(
+            f"Expected arguments that are the same whenever the model is run, found "
+            f"{described(value)} in argument '{name}', which its first run uses up. Pass a "
+            "list, or the batches of a loader by batches=."
+        )
     for name, array in _arrays_in(named, lists=True):
         if isinstance(array, _Column):
             # The model takes them out by itself, and may compute with them before the host does.
@@ -322,7 +321,14 @@ def _held_by(model: Any, named: Mapping[str, Any]) -> dict[str, Any]:
             while isinstance(each, partial):
                 signature, given = _signature(each.func), _by_position(each.args, each.keywords)
                 if signature is not None:
-                    given = signature.bind_partial(*each.args, **each.keywords).arguments
+                    try:
+                        given = signature.bind_partial(*each.args, **each.keywords).arguments
+                    except TypeError as error:
+                        what = f"argument '{name}'" if name else "the model"
+                        raise ArgumentError(
+                            f"Expected {what} to bind what its function takes, found a "
+                            f"functools.partial that does not fit it: {error}."
+                        ) from None
                 held |= {f"{prefix}{key}": value for key, value in given.items()}
                 each = each.func
         elif name and callable(each) and not is_dataclass(each):
@@ -678,6 +684,18 @@ def argument_names(model: Any, args: tuple[Any, ...]) -> list[str]:
 
 def _by_position(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**{f"args[{number}]": each for number, each in enumerate(args)}, **kwargs}
+
+
+def _iterators_in(named: Mapping[str, Any]) -> Iterator[tuple[str, Iterator[Any]]]:
+    """Iterators among values and inside of their containers; none is used up."""
+    waiting, seen = deque(named.items()), set[int]()
+    while waiting and len(seen) < _CONTAINERS:
+        name, value = waiting.popleft()
+        if isinstance(value, Iterator):
+            yield name, value
+        elif isinstance(value, _PARTS) and id(value) not in seen:
+            seen.add(id(value))
+            waiting.extend(_inside(name, value))
 
 
 def _arrays_in(

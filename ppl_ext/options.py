@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import math
@@ -199,12 +200,17 @@ def describe(value: Any) -> str:
     """An option in words that are the same in every process, for saved states.
 
     Dataclasses, such as kernels and estimators, are described by those fields that are shown and
-    compared, functions by their names, objects that do not describe themselves by their classes.
+    compared, functions by their names, those of ``functools.partial`` with what is bound to them,
+    objects that do not describe themselves by their classes.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         shown = [field.name for field in dataclasses.fields(value) if field.repr and field.compare]
         pairs = [f"{name}={describe(getattr(value, name))}" for name in shown]
         return f"{type(value).__name__}({', '.join(pairs)})"
+    if isinstance(value, functools.partial):
+        bound = [describe(each) for each in (value.func, *value.args)]
+        bound += sorted(f"{name}={describe(each)}" for name, each in value.keywords.items())
+        return f"partial({', '.join(bound)})"
     if isinstance(value, tuple | list):
         return f"({', '.join(describe(item) for item in value)})"
     if isinstance(value, set | frozenset):

@@ -44,6 +44,11 @@ class Face:
     def arrays(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self.array(value) for name, value in values.items()}
 
+    def single(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Arrays by name, in single precision."""
+        array = self.backend.array
+        return {name: array(self.numpy(each), "float32") for name, each in values.items()}
+
     def zeros(self, *shape: int) -> Any:
         return self.array(np.zeros(shape))
 
@@ -525,3 +530,17 @@ def check_svi_goes_on(face: Any, density: Any, parameters: Any, model: Any, *arg
     assert after.keys() == before.keys()
     for name, value in after.items():
         assert 0 < np.abs(value - before[name]).max() < 1.1 * RATE, name
+
+
+def check_single_precision(face: Face, density: Any, rank: int) -> None:
+    """W W' of a million times the diagonal: |z|^2 less what W explains of it was off by nats."""
+    dim = density.dim
+    # Numbers that single precision holds.
+    factor = (1e3 * normal(0, dim, rank)).astype(np.float32)
+    values = {"loc": np.zeros(dim), "scale": np.ones(dim), "cov_factor": factor.astype(float)}
+    parameters = face.constrained(density, values)
+    theta = (normal(1, 30, rank) @ factor.T + normal(2, 30, dim)).astype(np.float32)
+    expected = face.call(density.log_prob, parameters, theta.astype(float))
+    found = face.call(density.log_prob, face.single(parameters), theta)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=0.02)

@@ -80,6 +80,8 @@ def test_descriptions_are_the_same_in_every_process(package: str) -> None:
     assert describe(np.arange(3)) == "[0, 1, 2]"
     assert describe(np.zeros(99)) != describe(np.ones(99))
     assert " at 0x" not in describe(functools.partial(len))
+    bound = functools.partial(sorted, Plain(), reverse=True, key=len)
+    assert describe(bound) == "partial(sorted, Plain, key=len, reverse=True)"
 
 
 @pytest.mark.parametrize("package", PACKAGES)

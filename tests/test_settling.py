@@ -217,6 +217,25 @@ def test_looks_are_few_and_of_few_coordinates() -> None:
     assert watch._looks[0].shape == (2 * MOST_COORDINATES,)
 
 
+def test_a_look_that_is_left_out_keeps_its_place() -> None:
+    """Of looks whose mean is their step: once halved, those that are left are evenly spaced."""
+    position, skipped = 0, 0
+    watch = SettlingWatch(
+        Settled(), 0, lambda: float(position) + np.array([[-1.0], [1.0]]), {"x": slice(0, 1)}
+    )
+    while position < 3 * MOST_LOOKS:
+        position = watch.next_look(position)
+        # All steps between two looks, at a place that halving leaves out, and at one that it keeps.
+        skipped += watch._interval * (position in (31, 512))
+        watch.look(position, skipped)
+    seen = np.array([each[0] for each in watch._looks])
+    kept = np.isfinite(seen)
+    assert watch._interval == 4
+    np.testing.assert_array_equal(np.flatnonzero(~kept), [512 // 4 - 1])
+    np.testing.assert_array_equal(seen[kept], 4.0 * (1.0 + np.flatnonzero(kept)))
+    assert watch.found.looks == kept.sum()
+
+
 def test_single_answers_count_in_their_sites_size() -> None:
     draws = np.random.default_rng(5)
     sites = {"large": slice(0, 2), "zero": slice(2, 3)}

@@ -13,7 +13,7 @@ from jax import Array
 from jaxtyping import Float, Int
 from numpyro import handlers
 
-from numpyro_ext.density.enumeration import enumerated_trace, log_marginal, summed_sites
+from numpyro_ext.density.enumeration import NoneNew, enumerated_trace, log_marginal, summed_sites
 from numpyro_ext.density.handlers import (
     FixedKey,
     PlateControl,
@@ -122,10 +122,16 @@ class BoundModel(BoundModelShell[Array]):
         return any(found)
 
     def run(self, model: Callable[..., Any], data: Data) -> Trace:
-        """The trace of this model under handlers, discrete latent sites with all their values."""
+        """The trace of this model under handlers, discrete latent sites with all their values.
+
+        Raises
+        ------
+        ModelCheckError
+            There were no discrete latent sites in the first run, and now there are.
+        """
         if self.enumerated:
             return enumerated_trace(model, data.args, data.kwargs, self.nesting)
-        return run_trace(model, data.args, data.kwargs)
+        return run_trace(NoneNew(model), data.args, data.kwargs)
 
     def unconstrained(self, trace: Trace) -> Float[Array, " D"]:
         """The flat position of a trace.

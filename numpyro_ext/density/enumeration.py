@@ -36,6 +36,7 @@ from ppl_ext.target.discrete import (
     RowTerms,
     check_places,
     joined_name,
+    new_site_error,
     shared_rows_error,
     support_error,
 )
@@ -71,6 +72,15 @@ def enumerated_trace(
         every = enum(_InParallel(model), first_available_dim=-nesting - 1)
         found: Trace = trace(_OwnValues(every)).get_trace(*args, **kwargs)
     return found
+
+
+class NoneNew(Messenger):
+    """Refuses discrete latent sites, whose values would be drawn."""
+
+    def process_message(self, msg: Site) -> None:
+        """Refuse a site."""
+        if msg["type"] == "sample" and msg["value"] is None and is_enumerated(msg):
+            raise new_site_error(msg["name"])
 
 
 class _InParallel(Messenger):

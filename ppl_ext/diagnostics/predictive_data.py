@@ -49,7 +49,7 @@ from ppl_ext.options import check_choice, described
 from ppl_ext.target.discrete import Run, dependents
 
 if TYPE_CHECKING:
-    from xarray import Dataset
+    from xarray import DataArray, Dataset
 
 Array = NDArray[Any]
 
@@ -734,7 +734,8 @@ def to_original_units(
     Raises
     ------
     ArgumentError
-        The dataset holds classes, the scale is not positive, or the location not finite.
+        The dataset holds classes, the scale is not positive, the location not finite, or one of
+        them an array that is not one number for each output.
 
     Examples
     --------
@@ -758,9 +759,22 @@ def to_original_units(
     import xarray
 
     outputs = predictive.sizes.get("output", 1)
-    dims = ["output"] if np.ndim(scale) or np.ndim(location) else []
-    shift = xarray.DataArray(np.broadcast_to(location, (outputs,) if dims else ()), dims=dims)
-    factor = xarray.DataArray(np.broadcast_to(scale, (outputs,) if dims else ()), dims=dims)
+
+    def by_output(name: str, value: float | Float[Array, " ..."]) -> DataArray:
+        if np.shape(value) not in ((), (1,), (outputs,)):
+            raise ArgumentError(
+                f"Expected {name} to be a number, or one for each of {outputs} outputs, found an "
+                f"array of shape {np.shape(value)}."
+            )
+        numbers = np.broadcast_to(value, (outputs,))
+        has_outputs = "output" in predictive.sizes
+        return (
+            xarray.DataArray(numbers, dims=["output"])
+            if has_outputs
+            else xarray.DataArray(numbers[0])
+        )
+
+    shift, factor = by_output("location", location), by_output("scale", scale)
     result = predictive.copy()
     result["mean"] = predictive["mean"] * factor + shift
     result["variance"] = predictive["variance"] * factor**2
@@ -768,7 +782,7 @@ def to_original_units(
         result["observed"] = predictive["observed"] * factor + shift
         # The log-determinant of y to scale * y + location, over the elements that the log density
         # adds up.
-        lost = float(np.log(np.broadcast_to(scale, (outputs,))).sum())
+        lost = float(np.log(factor).sum())
         if "log_likelihood" in predictive:
             result["log_likelihood"] = predictive["log_likelihood"] - lost
     return result

@@ -123,7 +123,7 @@ def uncertainty_score(predictive: Dataset, measure: str = "total") -> DataArray:
     measure : {"total", "aleatoric", "epistemic", "max_probability"}
         A part of ``uncertainty_split``: of classes the predictive entropy, the draws' entropy, or
         the mutual information; of numbers variances. "max_probability" is one less the largest
-        class probability. Several outputs of one row are added up.
+        class probability. Several outputs of one row are added up; the sum is NaN where one is.
 
     Raises
     ------
@@ -159,7 +159,8 @@ def uncertainty_score(predictive: Dataset, measure: str = "total") -> DataArray:
             "Expected class probabilities for measure='max_probability', found means. Use one of "
             f"{MEASURES[:3]}."
         )
-    return values.sum("output") if "output" in values.dims else values
+    # By default xarray leaves out what is not a number: an unknown variance would count as none.
+    return values.sum("output", skipna=False) if "output" in values.dims else values
 
 
 def selective_prediction_curve(predictive: Dataset, *, measure: str = "total") -> Dataset:

@@ -56,21 +56,26 @@ class LayerFormulas:
         """Draws (..., D) from standard Normal numbers (..., D) and (..., layers, r)."""
         return self.loc + self.scale * (noise + self._lifted(inner))
 
-    def log_prob(self, value: Any) -> Any:
-        log = self.arrays.xp.log
-        standard, root = (value - self.loc) / self.scale, self._roots()
+    def _left(self, value: Any, root: Any) -> tuple[Any, Any]:
+        """Of z = S^{-1} (value - loc): z - W c (..., D) and c = (I + W^T W)^{-1} W^T z."""
+        standard = (value - self.loc) / self.scale
         inner = self._solved(root, self._projected(standard))
-        square = (standard**2).sum(-1) - (inner**2).sum((-2, -1))
+        inner = self._solved(root, inner, transpose=True)
+        return standard - self._lifted(inner), inner
+
+    def log_prob(self, value: Any) -> Any:
+        log, root = self.arrays.xp.log, self._roots()
+        left, inner = self._left(value, root)
+        # z^T (I + W W^T)^{-1} z as a sum: |z|^2 less what W explains cancels where W is large.
+        square = (left**2).sum(-1) + (inner**2).sum((-2, -1))
         # det(S (I + W W') S) = det(S)^2 det(I + W' W), by the roots.
         log_determinant = log(self.scale).sum() + log(self.arrays.diagonal(root)).sum()
         return -0.5 * (square + len(self.scale) * LOG_TWO_PI) - log_determinant
 
     def score(self, value: Any) -> Any:
         """Gradient of the log density, (..., D)."""
-        standard, root = (value - self.loc) / self.scale, self._roots()
-        inner = self._solved(root, self._projected(standard))
-        inner = self._solved(root, inner, transpose=True)
-        return (self._lifted(inner) - standard) / self.scale
+        left, _ = self._left(value, self._roots())
+        return -left / self.scale
 
     @property
     def mean(self) -> Any:

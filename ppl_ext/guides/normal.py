@@ -128,7 +128,9 @@ class LowRankFormulas(FlatDensityShell):
         scale, found = start.modes[0].low_rank(factor.shape[-1])
         # Columns that are zero would stay zero: the score depends on W through W W^T.
         present = np.asarray(self.arrays.detached(factor))
-        small = LEAST_COLUMN * present / np.linalg.norm(present, axis=0)
+        lengths = np.linalg.norm(present, axis=0)
+        # One that the guide itself has at zero stays there, as it does without a start.
+        small = LEAST_COLUMN * present / np.where(lengths > 0.0, lengths, 1.0)
         found = np.where(found.any(axis=0), found, small)
         arrays = (self.arrays.as_array(each, loc) for each in (start.mean, scale, found))
         return self.set_parts(*arrays)
@@ -138,21 +140,28 @@ class LowRankFormulas(FlatDensityShell):
         identity = self.arrays.identity(factor.shape[-1], factor)
         return self.arrays.xp.linalg.cholesky(identity + factor.T @ factor)
 
-    def log_prob(self, parameters: Any, theta: Any) -> Any:
+    def _solved(self, parameters: Any, theta: Any) -> tuple[Any, Any, Any]:
+        """Of z = S^{-1} (theta - loc): z - W c and c, where c = (I + W^T W)^{-1} W^T z; and the
+        Cholesky factor of I + W^T W."""
         loc, scale, factor = self.parts(parameters)
         standard, capacitance = (theta - loc) / scale, self._capacitance(factor)
         inner = self.arrays.solve_lower(capacitance, standard @ factor)
-        square = (standard**2).sum(-1) - (inner**2).sum(-1)
+        inner = self.arrays.solve_lower(capacitance, inner, transpose=True)
+        return standard - inner @ factor.T, inner, capacitance
+
+    def log_prob(self, parameters: Any, theta: Any) -> Any:
+        _, scale, _ = self.parts(parameters)
+        left, inner, capacitance = self._solved(parameters, theta)
+        # z^T (I + W W^T)^{-1} z as a sum: |z|^2 less what W explains cancels where W is large.
+        square = (left**2).sum(-1) + (inner**2).sum(-1)
         log = self.arrays.xp.log
         log_determinant = log(scale).sum() + log(capacitance.diagonal()).sum()
         return -0.5 * (square + self.dim * LOG_TWO_PI) - log_determinant
 
     def score(self, parameters: Any, theta: Any) -> Any:
-        loc, scale, factor = self.parts(parameters)
-        standard, capacitance = (theta - loc) / scale, self._capacitance(factor)
-        inner = self.arrays.solve_lower(capacitance, standard @ factor)
-        inner = self.arrays.solve_lower(capacitance, inner, transpose=True)
-        return (inner @ factor.T - standard) / scale
+        _, scale, _ = self.parts(parameters)
+        left, _, _ = self._solved(parameters, theta)
+        return -left / scale
 
     def moments(self, parameters: Any) -> Moments:
         loc, scale, factor = self.parts(parameters)

@@ -29,7 +29,7 @@ class Preconditioned(Kernel):
     kernel : Kernel
         Kernel k in the coordinates u. Kernels that treat sites apart have none there.
     metric : str, array or callable, default "covariance"
-        W; see :mod:`ppl_ext.kernels.rules`.
+        W; see :mod:`ppl_ext.kernels.rules`. Not ``"curvature"``, of which no root A is known.
 
     Raises
     ------
@@ -49,6 +49,12 @@ class Preconditioned(Kernel):
         self.check(self.kernel, " to precondition")
         if self.metric is None:
             raise ArgumentError("Expected a metric to precondition with, found None.")
+        if isinstance(self.metric, str) and self.metric == "curvature":
+            raise ArgumentError(
+                "Expected a metric W whose root A is known, found 'curvature', of which SVN alone "
+                "has products. Use 'covariance' or 'variance', an array or a function of the "
+                "particles; or SVN, whose steps are Newton's already, with RBF(metric='curvature')."
+            )
         check_metric(self.metric)
 
     def init(self, particles: Float[Any, "P D"]) -> KernelState:

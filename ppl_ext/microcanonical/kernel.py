@@ -271,7 +271,8 @@ class MCLMCShell(StochasticGradientShell):
             else:
                 told.append(f"{line}.")
         else:
-            variance = squares / moves / self.target.dim
+            # By as many coordinates as steps are tuned to: a single one has a spare beside it.
+            variance = squares / moves / max(2, self.target.dim)
             line = (
                 "The energy's error in a step has a variance of up to "
                 f"{variance.max():.2g} for each dimension in a chain ({self.energy_variance:.2g} "

@@ -256,7 +256,7 @@ class SettlingWatch:
         if due:
             self._keep(position, skipped)
         # Looks times their distance are steps; the state after the last step may be none.
-        count = len(self._looks)
+        count = len(self._usable())
         length = count * self._interval
         if count >= LEAST_LOOKS and (length >= self._next_test or last):
             self._next_test = GROWTH * length
@@ -270,19 +270,21 @@ class SettlingWatch:
         taken = position - self._since
         missed = skipped - self._skipped if self._skipped >= 0 else 0
         self._since, self._skipped = position, skipped
-        if 2 * missed > taken:
-            # A state that stays because its steps were skipped has not settled.
-            return
         figures = self._figures_now()
-        if not np.isfinite(figures).all():
-            return
+        # A state that stays because its steps were skipped has not settled. Its look keeps its
+        # place, so that looks are at equal distances also once they are halved.
+        if 2 * missed > taken or not np.isfinite(figures).all():
+            figures = np.full_like(figures, math.nan)
         self._looks.append(figures)
         if len(self._looks) == self._most_looks:
-            # The last is kept.
             # Every other look from the last: the next one, at twice the distance, is as far from
             # it.
             self._looks = self._looks[::-2][::-1]
             self._interval *= 2
+
+    def _usable(self) -> list[np.ndarray]:
+        """Looks that were not left out, whose figures are not all NaN."""
+        return [each for each in self._looks if not math.isnan(each[0])]
 
     def _figures_now(self) -> np.ndarray:
         positions = np.asarray(self._positions())
@@ -302,7 +304,7 @@ class SettlingWatch:
         return positions.ravel() if self._apart else figures_of(positions)
 
     def _test(self, position: int) -> None:
-        looks = np.stack(self._looks)
+        looks = np.stack(self._usable())
         # Of draws the means come first and then the deviations, both in the order of the sites.
         sites = np.resize(self._sites_looked_at(), looks.shape[1])
         unit = np.ones(looks.shape[1])

@@ -177,7 +177,10 @@ class StanDensity:
         return values.reshape(lead)
 
     def hessian_product(self, z: ArrayLike, vectors: ArrayLike) -> Floats:
-        """Second derivatives at positions (..., D) times vectors (..., D); zero where rejected."""
+        """Second derivatives at positions (..., D) times vectors (..., D).
+
+        Zero where the density is, or is not a number.
+        """
         rows, lead = self._rows(z)
         directions, _ = self._rows(vectors)
         products = np.zeros_like(rows)
@@ -186,11 +189,14 @@ class StanDensity:
             if not directions[row].any():
                 return
             try:
-                self._model.log_density_hessian_vector_product(
+                value, _ = self._model.log_density_hessian_vector_product(
                     rows[row], directions[row], out=products[row]
                 )
             except RuntimeError as error:
-                self.rejection, products[row] = _said(error, self.name), 0.0
+                self.rejection, value = _said(error, self.name), -np.inf
+            # As the gradient is there.
+            if not value > -np.inf:
+                products[row] = 0.0
 
         self._for_each(len(rows), work)
         return products.reshape((*lead, self.dim))

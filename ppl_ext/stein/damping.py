@@ -128,8 +128,10 @@ def judge(
         # Only a radius that has shortened a move can have been too small.
         wider = proposal.shortened & (disagreement <= BELIEVED)
         kept = xp.where(wider, WIDENING * radius, radius)
-        # Below the length that failed; the radius itself may lie far above that.
-        judged = xp.where(believed, kept, NARROWING * proposal.lengths)
+        # Below the length that failed; the radius itself may lie far above that. A move along which
+        # there is no curvature has no length, and is damping's alone: a radius of 0 would stay so.
+        narrowed = xp.where(proposal.lengths > 0.0, NARROWING * proposal.lengths, radius)
+        judged = xp.where(believed, kept, narrowed)
         # The moves of a system that was not solved are zeros, whose lengths say nothing of the
         # radius.
         radius = xp.where(xp.ones_like(believed) & solved, judged, radius)

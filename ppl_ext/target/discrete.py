@@ -85,6 +85,15 @@ def joint_values_error(site: str) -> ModelCheckError:
     )
 
 
+def new_site_error(site: str) -> ModelCheckError:
+    """A discrete site that arguments bring to a target without any."""
+    return ModelCheckError(
+        f"Expected no discrete latent sites, as in the first run of the model, found '{site}', "
+        "which these arguments bring: its values would be drawn, and not summed out. Make a "
+        "LogDensity with these arguments."
+    )
+
+
 def only_discrete_error(model: str, sites: Iterable[str]) -> ModelCheckError:
     """All latent sites are summed out, and none is left to infer.
 

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ppl_ext.target.bound_model import BoundModelShell
-from pyro_ext.density.enumeration import enumerating
+from pyro_ext.density.enumeration import NoneNew, enumerating
 from pyro_ext.density.handlers import SiteHandler, plate_shape_error, running
 from pyro_ext.density.layout import Indices, Layout, with_own_containers
 
@@ -44,10 +44,16 @@ class BoundModel(BoundModelShell[Tensor]):
 
         Discrete latent sites have all their values, or are drawn where not ``enumerated``.
         Returns the size of each subsampled plate, and the number of rows that it asks for.
+
+        Raises
+        ------
+        ModelCheckError
+            There were no discrete latent sites in the first run, and now there are.
         """
         # A model that appends to a list of its arguments would find it longer in the next run.
         args, kwargs = with_own_containers(*arguments[:2])
-        every = enumerating(self.nesting) if self.enumerated and enumerated else nullcontext()
+        known = enumerating(self.nesting) if self.enumerated else NoneNew()
+        every = known if enumerated else nullcontext()
         with running(self.held, arguments[2]) as control, every, handler:
             try:
                 self.model(*args, **kwargs)

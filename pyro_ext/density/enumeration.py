@@ -28,7 +28,13 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from ppl_ext.target.discrete import RowTerms, check_places, joined_name, shared_rows_error
+from ppl_ext.target.discrete import (
+    RowTerms,
+    check_places,
+    joined_name,
+    new_site_error,
+    shared_rows_error,
+)
 from ppl_ext.target.families import is_made_of
 from pyro_ext.density.elimination import FEW, without_most
 from pyro_ext.density.log_einsum import picking
@@ -57,6 +63,14 @@ class _InParallel(Messenger):
             infer = {**(msg["infer"] or {}), "enumerate": "parallel", "expand": False}
             infer.pop("num_samples", None)
             msg["infer"] = infer
+
+
+class NoneNew(Messenger):
+    """Refuses discrete latent sites, whose values would be drawn."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["value"] is None and is_enumerated(msg):
+            raise new_site_error(msg["name"])
 
 
 @contextmanager

@@ -253,3 +253,32 @@ def test_modules_that_a_model_holds_are_not_looked_into(backend: Any) -> None:
     for each in (model, partial(model, library=torch.classes), Program()):
         target, _ = backend.target(each, (backend.array(np.ones(3, np.float32)),))
         assert target.dim == 1
+
+
+def test_iterators_are_refused_wherever_they_are(backend: Any) -> None:
+    def model(data: Any = None, *more: Any, **named: Any) -> None:
+        raise AssertionError("the model runs")
+
+    cases: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+        (r"'data\['rows'\]'", ({"rows": iter([1.0])},), {}),
+        (r"'data\[0\]\[1\]'", ([(1.0, map(float, [1.0]))],), {}),
+        (r"'more\[0\]'", (None, iter([1.0])), {}),
+        (r"'named\['rows'\]'", (), {"rows": iter([1.0])}),
+    ]
+    for name, args, kwargs in cases:
+        with pytest.raises(backend.public.ArgumentError, match=f"found .* in argument {name}"):
+            backend.target(model, args, kwargs)
+
+
+def test_partials_that_do_not_fit_are_told(backend: Any) -> None:
+    def model(link: Any = None) -> None:
+        raise AssertionError("the model runs")
+
+    wrong = partial(model, unknown=1.0)
+    for what, program, args in (
+        ("the model", wrong, ()),
+        ("argument 'link'", model, (wrong,)),
+    ):
+        words = f"Expected {what} to bind what its function takes, found .* 'unknown'"
+        with pytest.raises(backend.public.ArgumentError, match=words):
+            backend.target(program, args)

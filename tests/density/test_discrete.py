@@ -209,6 +209,10 @@ def test_arguments_with_another_discrete_site_are_not_followed(backend: Any) -> 
     ]:
         one, two = (backend.target(model, args)[0].bound for args in (known, later))
         assert one.has_structure(two) is follows
+    # A target that is asked by itself would draw the site's values, other ones in every run.
+    target, _ = backend.target(model, (y, 0))
+    with pytest.raises(backend.public.ModelCheckError, match="found 'k0', which these arguments"):
+        target.full_log_density(backend.array(np.zeros((1, 1))), target.bind(y, 1))
 
 
 def test_a_sum_over_all_assignments_of_two_sites(backend: Any) -> None:

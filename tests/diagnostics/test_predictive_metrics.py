@@ -206,6 +206,10 @@ def test_original_units() -> None:
         np.testing.assert_allclose(found[variable], direct[variable], rtol=1e-10, atol=1e-12)
     assert float(found["log_likelihood"][0, 0]) < float(predictive["log_likelihood"][0, 0])
 
+    # A scaler of one column gives arrays of one number: rows without outputs stay so.
+    same = to_original_units(predictive, np.array([-7.0]), np.array([3.0]))
+    assert same.identical(found)
+
     # Two outputs with units of their own: the log density of a row loses both logarithms.
     mean, truth = mean.reshape(5, 30, 2), truth.reshape(30, 2)
     terms = {"mean": mean, "variance": np.ones_like(mean)}
@@ -219,6 +223,15 @@ def test_original_units() -> None:
     rmse = predictive_metrics(found)["rmse"]
     np.testing.assert_allclose(rmse, np.sqrt(np.square(error).mean()))
     assert uncertainty_score(pairs).dims == ("row",)
+    # A variance that is not known makes its row's unknown, as that of a single output does.
+    pairs["variance"][:, 3, 1] = np.nan
+    unknown = np.isnan(uncertainty_score(pairs))
+    assert unknown[3] and unknown.sum() == 1
+    single = to_original_units(pairs, 0.0, np.array([2.0]))
+    np.testing.assert_allclose(single["log_likelihood"], log_density - 2.0 * np.log(2.0))
+    for location, scale in ((0.0, np.ones(3)), (np.zeros((2, 1)), 1.0)):
+        with pytest.raises(ArgumentError, match="or one for each of 2 outputs, found an array of"):
+            to_original_units(pairs, location, scale)
 
 
 def test_selective_prediction_by_hand() -> None:

@@ -64,6 +64,13 @@ def test_log_prob_and_score_agree_with_the_host(face: Any, name: str) -> None:
     np.testing.assert_allclose(found, of_points, rtol=1e-8)
 
 
+def test_single_precision_of_a_large_factor(face: Any) -> None:
+    guide = face.autoguide.AutoLowRankMultivariateNormal(model_of(face.name))
+    density = face.density(guide, layout=layout_of(face, SHAPES))
+    rank = density.parts(density.initial_parameters())[2].shape[-1]
+    guides_support.check_single_precision(face, density, rank)
+
+
 @pytest.mark.parametrize("name", EVALUABLE)
 def test_residual_gradient_agrees_with_double_differentiation(face: Any, name: str) -> None:
     density = density_of(face.name, name)

@@ -162,6 +162,11 @@ def test_log_prob_and_score_are_those_of_the_dense_normal(face: Any) -> None:
     guides_support.check_log_prob_and_score(face, *fitted(face.name), MEAN, COVARIANCE)
 
 
+def test_single_precision_of_a_large_factor(face: Any) -> None:
+    density = face.density(face.guides.AutoLayerLowRankNormal(model_of(face.name), rank=RANK))
+    guides_support.check_single_precision(face, density, RANK)
+
+
 def test_residual_gradient_agrees_with_double_differentiation(face: Any) -> None:
     guides_support.check_residual_gradient(face, *fitted(face.name))
 

@@ -160,6 +160,8 @@ class TestPreconditioned:
         RBF, Preconditioned = kernels.RBF, kernels.Preconditioned
         with pytest.raises(ArgumentError, match="found None"):
             Preconditioned(RBF(), None)
+        with pytest.raises(ArgumentError, match="found 'curvature'.*Use 'covariance'"):
+            Preconditioned(RBF(), "curvature")
         with pytest.raises(ArgumentError, match="to precondition, found str"):
             Preconditioned(NO_KERNEL)
         with pytest.raises(ArgumentError, match="values are matrices"):

@@ -286,6 +286,16 @@ def test_steps_that_are_too_long_are_told(chains: Any) -> None:
     assert run.draws["z"].std() > 1.1
 
 
+def test_the_energys_variance_of_one_number_is_that_of_two(chains: Any) -> None:
+    """A spare coordinate moves with it: so steps are tuned, and so is it told."""
+    kernel = chains.public.MCLMC(chains.normal(np.zeros(1, np.float32), np.ones(1, np.float32)))
+    run = chains.sample(kernel, num_samples=200, warmup=200, num_chains=4)
+    dynamics = state_of(chains, run).dynamics
+    squares = np.asarray(chains.backend.numpy(dynamics.squares), float)
+    figure = squares.max() / float(dynamics.moves) / 2
+    assert f"a variance of up to {figure:.2g} for each" in str(judgement_of(chains, run))
+
+
 def test_chains_that_stand_still_are_told(chains: Any) -> None:
     """Far from the mass scores are so noisy that the bound on noise leaves no step."""
     host, dist, array = chains.backend.host, chains.backend.dist, chains.backend.array

@@ -777,6 +777,13 @@ def _stein() -> Iterator[Mutation]:
         "newton damping",
     )
     yield from neutral(
+        "trust radius of a move without a length",
+        "stein/damping.py",
+        "xp.where(proposal.lengths > 0.0, NARROWING",
+        "xp.where(proposal.lengths >= 0.0, NARROWING",
+        "newton damping",
+    )
+    yield from neutral(
         "old density of a Newton step without its temperature",
         "stein/damping.py",
         "old = own.log_density(target.likelihood_temperature)",
@@ -1055,9 +1062,30 @@ def _guides() -> Iterator[Mutation]:
     yield from neutral(
         "low-rank guide: factor left out of the score",
         "guides/normal.py",
-        "return (inner @ factor.T - standard) / scale",
-        "return (0.0 * inner @ factor.T - standard) / scale",
+        "return standard - inner @ factor.T, inner",
+        "return standard - 0.0 * inner @ factor.T, inner",
         "flat_density",
+    )
+    yield from neutral(
+        "low-rank guide: a column of zeros over its length",
+        "guides/normal.py",
+        "np.where(lengths > 0.0, lengths, 1.0)",
+        "lengths",
+        "start/test_guides",
+    )
+    yield from neutral(
+        "low-rank guide: what W explains left out of the square",
+        "guides/normal.py",
+        "square = (left**2).sum(-1) + (inner**2).sum(-1)",
+        "square = (left**2).sum(-1)",
+        "flat_density",
+    )
+    yield from neutral(
+        "guide of low-rank layers: the difference of squares",
+        "guides/layer_low_rank.py",
+        "square = (left**2).sum(-1) + (inner**2).sum((-2, -1))",
+        "square = (left * (value - self.loc) / self.scale).sum(-1)",
+        "layer_low_rank",
     )
     yield from neutral(
         "matrix Normal: log determinant with rows and columns swapped",
@@ -1408,6 +1436,12 @@ def _microcanonical() -> Iterator[Mutation]:
             "(variance + rounding)",
         ),
         (
+            "the energy's variance without its spare coordinate",
+            "kernel.py",
+            "squares / moves / max(2, self.target.dim)",
+            "squares / moves / self.target.dim",
+        ),
+        (
             "autocorrelations without their other side",
             "tuning.py",
             "2.0 * (positive * sums).sum() - sums[0]",
@@ -1674,6 +1708,13 @@ def _diagnostics() -> Iterator[Mutation]:
         "diagnostics/uncertainty.py",
         "epistemic += (own * (log_own - log_mixture)).sum(-1)",
         "epistemic -= (own * (log_own - log_mixture)).sum(-1)",
+        tests,
+    )
+    yield from neutral(
+        "an unknown variance that counts as none",
+        "diagnostics/uncertainty.py",
+        'values.sum("output", skipna=False)',
+        'values.sum("output")',
         tests,
     )
     yield from neutral(
@@ -2810,6 +2851,20 @@ def _neutral() -> Iterator[Mutation]:
         "return None",
         "faults",
     )
+    yield from pyro(
+        "discrete sites that arguments bring are drawn",
+        "density/bound_model.py",
+        "if self.enumerated else NoneNew()",
+        "if self.enumerated else nullcontext()",
+        "density/test_discrete",
+    )
+    yield from numpyro(
+        "discrete sites that arguments bring are drawn",
+        "density/bound_model.py",
+        "run_trace(NoneNew(model), data",
+        "run_trace(model, data",
+        "density/test_discrete",
+    )
     yield from neutral(
         "arguments with other discrete sites are followed",
         "target/bound_model.py",
@@ -3023,6 +3078,12 @@ def _settling() -> Iterator[Mutation]:
             "running/settling.py",
             "2 * missed > taken",
             "missed > 2 * taken",
+        ),
+        (
+            "every other look from the first",
+            "running/settling.py",
+            "self._looks[::-2][::-1]",
+            "self._looks[::2]",
         ),
         ("means in wrong units", "running/settling.py", "= np.exp(looks[", "= np.exp(-looks["),
         (

@@ -411,14 +411,22 @@ def test_rejected_positions_without_stan() -> None:
 
     density = object.__new__(stan_density.StanDensity)
     density.dim, density.name, density.threads, density.rejection = 2, "one", 1, None
+
+    def hessian_product(z: np.ndarray, v: np.ndarray, out: np.ndarray) -> tuple[float, np.ndarray]:
+        out[:] = v
+        return log_density(z), out
+
     density._model = SimpleNamespace(
-        log_density=log_density, log_density_gradient=log_density_gradient
+        log_density=log_density,
+        log_density_gradient=log_density_gradient,
+        log_density_hessian_vector_product=hessian_product,
     )
     z = [[1.0, 2.0], [-1.0, 2.0], [10.0, 2.0]]
     value, gradient = density.value_and_gradient(z)
     for found in (value, density.value(z)):
         np.testing.assert_array_equal(found, [3.0, -np.inf, -np.inf])
-    np.testing.assert_array_equal(gradient, [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]])
+    for found in (gradient, density.hessian_product(z, np.ones((3, 2)))):
+        np.testing.assert_array_equal(found, [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]])
     assert density.rejection == "scale is negative"
 
 

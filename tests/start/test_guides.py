@@ -88,6 +88,17 @@ def test_low_rank_guides_take_what_their_rank_holds(backend: Any) -> None:
     assert (ratio >= 1.0).all() and ratio.max() < 1.01 and ratio.max() > 1.0
 
 
+def test_a_column_that_a_guide_has_at_zero_stays_there(backend: Any) -> None:
+    guide = backend.autoguide.AutoLowRankMultivariateNormal(model_of(backend), rank=2)
+    density = guide_density(backend, guide)
+    before = density.initial_parameters()
+    (name,) = (each for each in before if each.endswith("cov_factor"))
+    factor = backend.numpy(before[name]) * [0.0, 1.0]
+    found = density.set_start({**before, name: backend.array(factor)}, LONG)
+    lengths = np.linalg.norm(backend.numpy(found[name]), axis=0)
+    np.testing.assert_allclose(lengths, [0.0, 0.1], rtol=1e-6)
+
+
 def test_matrix_guides_take_levels_of_rows_and_columns(backend: Any) -> None:
     public = backend.public
     guide = public.AutoMatrixNormal(model_of(backend))

@@ -357,10 +357,17 @@ def test_what_has_no_curvature_is_refused(backend: Any, rooms: Any) -> None:
 # -- damping ----------------------------------------------------------------------------------
 
 
-def judged(backend: Any, rooms: Any, after: Any, solved: bool = True, shortened: Any = None) -> Any:
+def judged(
+    backend: Any,
+    rooms: Any,
+    after: Any,
+    solved: bool = True,
+    shortened: Any = None,
+    lengths: tuple[float, float] = (1.0, 1.0),
+) -> Any:
     """The judgement of two moves that promise a gain of 2 - 1, at damping and radius 1."""
     flags = np.zeros(2, bool) if shortened is None else np.asarray(shortened)
-    moves, lengths = backend.array([[1.0, 1.0], [1.0, 1.0]]), backend.array([1.0, 1.0])
+    moves, lengths = backend.array([[1.0, 1.0], [1.0, 1.0]]), backend.array(lengths)
     proposal = Proposal(moves, lengths, backend.array(flags))
     given = (1.0, backend.array([1.0, 1.0]), solved)
     if backend.name == "numpyro":
@@ -401,6 +408,10 @@ def test_the_radius_follows_the_model(backend: Any, rooms: Any) -> None:
     # More than was foretold is no reason to go back, nor to go further.
     np.testing.assert_array_equal(radius([9.0, 9.0], [True, False]), [1.0, 1.0])
     np.testing.assert_array_equal(radius([1.0, -4.0], [True, True], solved=False), [1.0, 1.0])
+    # Along no curvature a move has no length: a radius of 0 would never widen again.
+    flat = judged(backend, rooms, [-4.0, np.nan], lengths=(0.0, 0.0))
+    assert not flat.accepted.any()
+    np.testing.assert_array_equal(flat.radius, [1.0, 1.0])
 
 
 def test_a_density_that_rose_is_no_reason_to_take_a_move(backend: Any, rooms: Any) -> None:
