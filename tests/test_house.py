@@ -19,6 +19,8 @@ CALLS = 60
 FRAMES = 13, 8
 #: Files of ``ppl_ext`` that stand in no room.
 LOOSE = 6
+#: Lines of code of all packages, docstrings apart, to the next hundred; and comments a line.
+LINES, COMMENTS = 54_000, 0.06
 #: Lines that same-named files of both packages have in common: all, and those of bodies.
 SAME, SAME_IN_BODIES = 2_185, 708
 
@@ -48,6 +50,13 @@ def test_nothing_imports_in_a_circle() -> None:
 
 def test_files_stand_in_rooms() -> None:
     assert source.loose_files() <= LOOSE
+
+
+def test_the_house_stays_as_small_as_it_is_and_says_why() -> None:
+    sizes = source.size().values()
+    lines = sum(each["code"] for each in sizes)
+    assert lines <= LINES
+    assert sum(each["comments"] for each in sizes) >= COMMENTS * lines
 
 
 def test_what_both_packages_say_alike_stands_once() -> None:
