@@ -38,6 +38,8 @@ def jump(
     discarded: int,
     generator: np.random.Generator,
     symmetry: Symmetry | None = None,
+    *,
+    is_mixture: bool = False,
 ) -> Sampled:
     """Chains whose proposals are draws (S,) that were evaluated already, each used once.
 
@@ -56,6 +58,7 @@ def jump(
         First transitions of each that are left out.
     generator : numpy.random.Generator
     symmetry : Symmetry, optional
+    is_mixture : bool
         See :class:`~ppl_ext.chains.sampler.Kernel`.
     """
     # They start at draws where they may be; those before would not have been taken.
@@ -77,6 +80,7 @@ def jump(
         *(evaluate, proposal, factors, proposal.weights, dim**-0.25),
         symmetry=symmetry,
         has_trajectories=False,
+        is_mixture=is_mixture,
     )
     return Sampled(window, discarded + 1, drawn.rows(here), kernel)
 
