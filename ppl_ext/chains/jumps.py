@@ -95,7 +95,8 @@ def jumps_from(
 ) -> Coupled:
     """Pairs of such chains that start elsewhere (P, D), and are proposed the same draws.
 
-    The distance is bounded after as many transitions as the last pair takes to meet.
+    The distance is bounded after as many transitions as the last pair takes to meet, or after as
+    many as are discarded at most.
     """
     pairs = len(starts[0])
     first, second = (proposal.log_ratios(each, evaluate(each)[0]) for each in starts)
