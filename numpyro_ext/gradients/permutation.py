@@ -123,8 +123,8 @@ def _shifted(coordinate: Array, other: Array, key: Array, extent: int) -> Array:
 
 def _hash(value: Array, key: Array) -> Array:
     """32 bits that look random: the last step of MurmurHash3, after a key."""
-    # 2^32 divided by the golden ratio, as in Knuth's multiplicative hashing; the other two are
-    # MurmurHash3's.
+    # A prime near 2^32 divided by the golden ratio, as in Knuth's multiplicative hashing; the other
+    # two are MurmurHash3's.
     mixed = (value ^ key) * jnp.uint32(0x9E3779B1)
     mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(0x85EBCA6B)
     mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE35)

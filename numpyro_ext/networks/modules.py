@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from ppl_ext.errors import ArgumentError
 from ppl_ext.networks.modules import refuse_batch_statistics, refuse_random_layers
@@ -92,26 +93,49 @@ def _nnx(module: Any) -> Apart:
             ]
         )
 
+        def copied() -> Any:
+            # So that nothing that a call writes stays. Random numbers that it takes come again in
+            # every call, such as one mask of dropout for good.
+            return nnx.merge(graph, state, rest, copy=True)
+
         def call(*args: Any, **kwargs: Any) -> Any:
-            # A copy, so that nothing that a call writes stays. Random numbers that it takes come
-            # again in every call, such as one mask of dropout for good.
-            made = nnx.merge(graph, state, rest, copy=True)
+            made = copied()
             before = counts(made)
             result = made(*args, **kwargs)
-            drawn = [path for path, count in counts(made).items() if count is not before[path]]
-            refuse_random_layers(drawn, _EVALUATE["nnx"])
+            after = counts(made)
+            if any(after[path] is not before.get(path) for path in after):
+                refuse_random_layers(streams(copied, args, kwargs), _EVALUATE["nnx"])
             return result
 
         return call
 
     def counts(made: Any) -> dict[str, Any]:
         """How often each stream of random numbers was asked, by where the stream is."""
+        return {path: node.get_value() for path, node in held(made, nnx.RngCount).items()}
+
+    def held(made: Any, kind: type) -> dict[str, Any]:
+        """Counts or keys of streams of random numbers, by where the stream is."""
         nodes: Any = nnx.iter_graph(made)
-        return {
-            _dotted(path[:-1]): node.get_value()
-            for path, node in nodes
-            if isinstance(node, nnx.RngCount)
-        }
+        return {_dotted(path[:-1]): node for path, node in nodes if isinstance(node, kind)}
+
+    def streams(copied: Callable[[], Any], args: Any, kwargs: Any) -> list[str]:
+        """Streams of random numbers on which the results of a call depend.
+
+        That counts are others does not tell: recurrent layers ask for numbers which they do not
+        use, and transforms such as ``nnx.remat`` write all counts anew.
+        """
+        keys = {path: node.get_value() for path, node in held(copied(), nnx.RngKey).items()}
+
+        def results(keys: dict[str, Any]) -> list[Any]:
+            made = copied()
+            for path, node in held(made, nnx.RngKey).items():
+                node.set_value(keys[path])
+            found = jax.tree.leaves(made(*args, **kwargs))
+            return [leaf for leaf in found if isinstance(leaf, jax.Array)]
+
+        program = jax.make_jaxpr(results)(keys).jaxpr
+        _, used = dce_jaxpr(program, [True] * len(program.outvars))
+        return [path for path, is_used in zip(sorted(keys), used, strict=True) if is_used]
 
     return found, with_values
 

@@ -38,6 +38,8 @@ def jump(
     discarded: int,
     generator: np.random.Generator,
     symmetry: Symmetry | None = None,
+    *,
+    is_mixture: bool = False,
 ) -> Sampled:
     """Chains whose proposals are draws (S,) that were evaluated already, each used once.
 
@@ -56,6 +58,7 @@ def jump(
         First transitions of each that are left out.
     generator : numpy.random.Generator
     symmetry : Symmetry, optional
+    is_mixture : bool
         See :class:`~ppl_ext.chains.sampler.Kernel`.
     """
     # They start at draws where they may be; those before would not have been taken.
@@ -77,6 +80,7 @@ def jump(
         *(evaluate, proposal, factors, proposal.weights, dim**-0.25),
         symmetry=symmetry,
         has_trajectories=False,
+        is_mixture=is_mixture,
     )
     return Sampled(window, discarded + 1, drawn.rows(here), kernel)
 
@@ -91,7 +95,8 @@ def jumps_from(
 ) -> Coupled:
     """Pairs of such chains that start elsewhere (P, D), and are proposed the same draws.
 
-    The distance is bounded after as many transitions as the last pair takes to meet.
+    The distance is bounded after as many transitions as the last pair takes to meet, or after as
+    many as are discarded at most.
     """
     pairs = len(starts[0])
     first, second = (proposal.log_ratios(each, evaluate(each)[0]) for each in starts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from jaxtyping import Float, Int
@@ -156,5 +157,9 @@ class BatchArguments(GradientEstimator):
 
     def evaluations_per_step(self, target: Any) -> float:
         """Share of the rows in one batch."""
-        batches = tuple(self.batches)
-        return self._num_rows(batches[0]) / sum(map(self._num_rows, batches))
+        return self._num_rows(next(iter(self.batches))) / self._all_rows
+
+    @cached_property
+    def _all_rows(self) -> int:
+        """Rows of all batches, which are looked through once."""
+        return sum(map(self._num_rows, self.batches))

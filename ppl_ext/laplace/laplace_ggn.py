@@ -427,7 +427,7 @@ def structure_for(
         math.prod(each.shape) for out in outputs().values() for each in out.parameters.values()
     )
     rows = of_batch * math.prod(each.size / each.subsample_size for each in plates.values())
-    # As many numbers as a matrix of the largest dimension has.
+    # At most as many numbers as a matrix has in ``FULL_UP_TO`` dimensions.
     return GaussNewton("full" if rows * dim <= FULL_UP_TO**2 else "kfac")
 
 

@@ -107,14 +107,13 @@ class BatchArguments(minibatch.BatchArguments, GradientEstimator):
         self, target: LogDensity, chosen: Int[Tensor, "*P"], z: Float[Tensor, "P D"], data: Data
     ) -> Score:
         batches = list(self.batches)
-        total = sum(map(num_rows, batches))
 
         def of_batch(z: Tensor, number: Tensor) -> Score:
             batch = batches[int(number)]
             bound = target.bind(*batch, **data.kwargs)
             # Each batch comes up once a round, and the plate scales a small one, such as the last,
             # up as it does the others: its rows would count for more.
-            share = len(batches) * num_rows(batch) / total
+            share = len(batches) * num_rows(batch) / self._all_rows
             if share == 1.0:
                 return target.score(z, bound)
             prior, likelihood, log_prior, log_likelihood = target.score_parts(z, bound)

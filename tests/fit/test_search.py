@@ -179,6 +179,35 @@ def test_a_further_search_waits_for_a_mixture(monkeypatch: pytest.MonkeyPatch) -
     assert paths((0.8, 0.6), close) > few + 400
 
 
+def test_jumps_alone_know_whether_they_are_to_a_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its components are no modes, and give warm chains no metrics."""
+    for khat in (0.5, 0.1):
+        figures = facts.Correction(khat, 0.8), np.full(policy.DRAWS, 1.0 / policy.DRAWS)
+        monkeypatch.setattr(ladder, "correction_of", lambda *_, figures=figures: figures)
+        found = climbed(mixture(2, [0.5, 0.5], [-5.0, 5.0], [1.0, 1.0])).sampled
+        assert found is not None and not found.kernel.has_trajectories
+        assert found.kernel.is_mixture == (khat == 0.5)
+        assert (len(found.kernel.proposal.modes) > 2) == (khat == 0.5)
+
+
+def test_jumps_alone_leave_out_what_pairs_took_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is on the distance after so many transitions, and costs an evaluation a start."""
+    known = Coupled(64, transitions=7, slowest=7, bound=0.05)
+    monkeypatch.setattr(by_chains, "jumps_from", lambda *_: known)
+    found = climbed(mixture(2, [1.0], [1.0], [1.0]))
+    assert found.sampled is not None and not found.sampled.kernel.has_trajectories
+    assert found.sampled.discarded == 7 + 1
+    assert found.stages[-1].evaluations == 0
+
+
+def test_chains_do_not_jump_alone_where_the_normals_lack_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(policy, "covers", lambda *_: False)
+    found = climbed(mixture(2, [1.0], [1.0], [1.0])).sampled
+    assert found is not None and found.kernel.has_trajectories
+
+
 def test_jumps_are_looked_at_after_a_quarter_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half as many again would take up to half more than is needed."""
     looked: list[int] = []

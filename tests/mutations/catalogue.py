@@ -2124,6 +2124,20 @@ def _fit() -> Iterator[Mutation]:
             "test_search",
         ),
         (
+            "one transition left out of jumps whose pairs take more to meet",
+            "fit/ladder/by_chains.py",
+            "CHAINS, coupled.transitions)",
+            "CHAINS, 1)",
+            "test_search",
+        ),
+        (
+            "jumps alone also where the Normals lack parts",
+            "fit/ladder/by_chains.py",
+            " and policy.covers(program, begun.first):",
+            ":",
+            "test_search",
+        ),
+        (
             "transitions that were left out made again",
             "fit/ladder/by_chains.py",
             "least=LEAST_TRANSITIONS - coupled.transitions",

@@ -162,6 +162,24 @@ def test_attention_that_drops_out_is_refused() -> None:
             network(x)
 
 
+def test_layers_that_ask_for_random_numbers_without_a_use_are_taken() -> None:
+    """The first state of a recurrent layer is zero, and `nnx.remat` writes counts anew."""
+    from flax import nnx
+
+    class Remade(nnx.Module):
+        def __init__(self) -> None:
+            self.dropout = nnx.Dropout(0.5, deterministic=True, rngs=nnx.Rngs(0))
+
+        @nnx.remat
+        def __call__(self, x: Any) -> Any:
+            return self.dropout(x)
+
+    take_apart = backend_of("numpyro").room("networks.modules").take_apart
+    x = np.ones((5, 3, 2), np.float32)
+    for module in (nnx.RNN(nnx.LSTMCell(2, 4, rngs=nnx.Rngs(0))), Remade()):
+        np.testing.assert_allclose(take_apart(module, None, None)[1]({})(x), module(x), rtol=1e-6)
+
+
 def layers(backend: Any) -> dict[str, Parameter]:
     """Parameters of a module that has a layer of each kind."""
     take_apart = backend.room("networks.modules").take_apart

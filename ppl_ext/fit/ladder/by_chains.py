@@ -79,6 +79,7 @@ def run_chains(
                 own = jump(
                     *(watched, begun.proposal, drawn, log_ratios, CHAINS, coupled.transitions),
                     *(generator, symmetry),
+                    is_mixture=begun.metric is not None,
                 )
                 most = int(agreement.MOST_JUMPS * wanted.target_ess)
                 has_tails = partial(is_enough, tail_share=agreement.JUMPS_TAIL_SHARE)

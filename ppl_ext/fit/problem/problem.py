@@ -118,7 +118,7 @@ class Problem:
         By site that is written in between, how far its entries are centred: see
         :mod:`ppl_ext.fit.ladder.centring`.
     strain : float
-        What is left of the dependence of these entries' widths on their scales, as a factor.
+        What is left of the dependence of these entries' precisions on their scales, as a factor.
     partly : callable, optional
         Of such a mapping: the program with its sites written so.
     other_forms : tuple of str

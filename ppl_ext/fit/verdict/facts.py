@@ -31,8 +31,8 @@ class Program:
     has_engine : bool
         Whether an engine can fit it by minibatches.
     strain : float
-        Factor by which widths of sites of latent scale still change with their scales, where they
-        are written partly non-centred.
+        Factor by which the curvature of sites of latent scale still changes with their scales,
+        where they are written partly non-centred.
     far_out : int
         Evaluations that tell whether the density falls far out, where a prior is improper.
     """
