@@ -249,6 +249,15 @@ def test_chains_that_cannot_be_afforded_are_refused_in_words() -> None:
     assert chains_refused(EVIDENCE) is None
 
 
+def test_chains_want_evaluations_for_the_search_before_them() -> None:
+    """Without a search there are none, whatever is left."""
+    before = replace(EVIDENCE, modes=None, correction=None)
+    assert "6,108 at least" in str(chains_refused(replace(before, left=6_000)))
+    assert chains_refused(replace(before, left=6_200)) is None
+    assert chains_refused(replace(before, correction=GOOD, left=5_000)) is not None
+    assert chains_refused(replace(EVIDENCE, modes=MODES, correction=GOOD, left=4_700)) is None
+
+
 def test_chains_go_on_for_what_does_not_speak_against_them() -> None:
     assert enough(RESTED, WANTED)
     assert not enough(replace(RESTED, r_hat=1.025), WANTED)

@@ -21,6 +21,7 @@ from ppl_ext.fit.ladder.modes import ENOUGH, Search, Watched, masses, unexplaine
 from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.fit.verdict import agreement, facts, levels, policy
 from ppl_ext.start.find import explains, find, gain, more_modes
+from ppl_ext.start.paths import SpentError
 from ppl_ext.start.search import InPieces, starting_points
 from ppl_ext.start.start import Mode
 from tests.fit.test_fit import fit_of, numbers
@@ -160,6 +161,14 @@ def test_chains_are_kept_from_where_pairs_have_met(monkeypatch: pytest.MonkeyPat
     assert len(found.window.values) == len(found.draws)
 
 
+@pytest.mark.parametrize("budget", [3_000, 5_000, 6_000, 8_000])
+def test_a_larger_budget_makes_no_verdict_worse(budget: int) -> None:
+    """What buys no search for chains is not begun: it would be cut, and count against the draws."""
+    found = climbed(mixture(2, [1.0], [1.0], [1.0]), meter=Meter(budget, math.inf))
+    level, _ = levels.judge(found.evidence)
+    assert level == ("exact" if budget > 7_000 else "corrected")
+
+
 def test_a_further_search_waits_for_a_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mixture of small k-hat tells that the first was of one Normal's shape alone."""
 
@@ -177,6 +186,14 @@ def test_a_further_search_waits_for_a_mixture(monkeypatch: pytest.MonkeyPatch) -
     assert paths((0.5, 0.6), (0.4, 0.7)) > few + 400
     # Weights that are not reliable tell a mixture nothing.
     assert paths((0.8, 0.6), close) > few + 400
+
+    def spent(*_: Any, **__: Any) -> Iterator[corrected.Approximation]:
+        yield from ()
+        raise SpentError
+
+    # Nor is the search left out where mixtures took what was left for them.
+    monkeypatch.setattr(ladder, "better_approximations", spent)
+    assert paths((0.5, 0.6), close) > few + 400
 
 
 def test_jumps_alone_know_whether_they_are_to_a_mixture(monkeypatch: pytest.MonkeyPatch) -> None:

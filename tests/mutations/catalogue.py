@@ -543,7 +543,7 @@ def _gradients() -> Iterator[Mutation]:
     yield from pyro(
         "a batch with fewer rows counts as much as the others",
         "gradients/minibatch.py",
-        "share = len(batches) * num_rows(batch) / total",
+        "share = len(batches) * num_rows(batch) / self._all_rows",
         "share = 1.0",
         "gradients test_full_data",
     )
@@ -2101,6 +2101,13 @@ def _fit() -> Iterator[Mutation]:
             "return first.khat < FAR_KHAT and program.strain <= STRAINED",
             "return first.khat < FAR_KHAT",
             "policy",
+        ),
+        (
+            "a search begun that the budget does not buy",
+            "fit/verdict/policy.py",
+            "+ LEAST_SEARCH * (evidence.modes is None)",
+            "",
+            "policy test_search",
         ),
         (
             "no further search where a mixture is no better",

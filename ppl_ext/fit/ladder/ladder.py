@@ -147,16 +147,18 @@ def climb(
                 *(start, weighted, proposal, drawn, log_ratios, correction, correction, weights)
             )
         if may_adapt:
-            with stage("mixtures") as notes, suppress(SpentError):
+            with stage("mixtures") as notes:
                 limited = timely(problem.evaluate, policy.LEAST_CHAINS)
-                for better in better_approximations(
-                    limited, begun, evidence.program, generator, symmetry
-                ):
-                    begun = better
-                    notes[:] = [
-                        f"k-hat {begun.correction.khat:.2f}, weights worth "
-                        f"{begun.correction.share:.0%} of the draws"
-                    ]
+                with suppress(SpentError):
+                    for better in better_approximations(
+                        limited, begun, evidence.program, generator, symmetry
+                    ):
+                        begun = better
+                        notes[:] = [
+                            f"k-hat {begun.correction.khat:.2f}, weights worth "
+                            f"{begun.correction.share:.0%} of the draws"
+                        ]
+                # Also where mixtures took what was left: then the search says that it was cut.
                 if search is not None:
                     points = unexplained(begun.drawn.positions, begun.log_ratios)
                     found_more = search.look(limited, points)

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.symmetry import Symmetry, find_symmetry
 from ppl_ext.fit.problem.problem import Positions, Problem
-from ppl_ext.fit.verdict import facts
+from ppl_ext.fit.verdict import facts, policy
 from ppl_ext.start.find import EXCESS, PATHS, Counted, is_near, more_modes
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.search import WIDTH
@@ -38,9 +38,8 @@ FAR = (2.0, 5.0, 10.0, 20.0, 50.0)
 #: Paths in a row, for each mode, that have to find nothing new for the search to end. Of eight
 #: modes that paths lead to alike one is missed in one search of fifty or so.
 PATHS_PER_MODE = 4
-#: Evaluations before which no search ends. Beside a Normal 375 paths start at draws of the prior
-#: then: of 40 searches 39 have one that leads to where one ascent of a hundred ends.
-ENOUGH = 500
+#: Evaluations before which no search ends.
+ENOUGH = policy.LEAST_SEARCH
 #: The same where the modes' Normals are no good approximation, so that chains have to run.
 MORE = 1_000
 #: Mass, as a share of that of the first mode, below which modes are left out.
