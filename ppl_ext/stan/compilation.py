@@ -47,8 +47,9 @@ _FAULT = re.compile(
     r"^(?P<kind>\w+ error) in '(?P<file>[^']*)', (?P<where>[^\n]*?):?$", re.MULTILINE
 )
 
-#: A line that takes in another file.
+#: A line that takes in another file, and comments of several lines, in which it does not.
 _INCLUDES = re.compile(r"^[ \t]*#include\b", re.MULTILINE)
+_COMMENTS = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 class ToolchainError(RuntimeError):
@@ -115,7 +116,7 @@ def compiled(
         The package ``bridgestan`` is not installed.
     """
     # The name of a library tells nothing of other files, which may change meanwhile.
-    if _INCLUDES.search(text):
+    if _INCLUDES.search(_COMMENTS.sub("", text)):
         raise ArgumentError(
             f"Expected a Stan program of one file, found #include in '{name}'. Put the text of "
             "the other file in its place: a compiled program is found again by its text alone."

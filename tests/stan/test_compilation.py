@@ -110,6 +110,7 @@ def test_a_program_of_several_files_is_refused(compiler: Compiler) -> None:
         compilation.compiled("functions {\n  #include f.stan\n}", "one", ["--include-paths=."])
     assert not compiler.sources
     compilation.compiled("// as by #include\nmodel {}", "one")
+    compilation.compiled("/* as by\n#include f.stan\n*/\nmodel {}", "one")
 
 
 @pytest.mark.parametrize("name", ["with a space", "$(shell x)", "a;b", "link"])
