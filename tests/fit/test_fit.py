@@ -505,8 +505,8 @@ def test_a_budget_bounds_what_is_spent(backend: Any) -> None:
         fit_of(backend, model, *args, budget=10)
     for budget, level, words in (
         (600, "not trusted", "The budget ended early"),
-        (3_000, "corrected", "which take 4,608 at least. Give a larger budget="),
-        (6_200, None, "R-hat"),
+        (3_000, "corrected", "a search and for them, which take 5,108 at least. Give a larger"),
+        (6_400, None, "R-hat"),
     ):
         verdict = fit_of(backend, model, *args, budget=budget).verdict
         assert verdict.evaluations <= budget
