@@ -693,6 +693,8 @@ def _iterators_in(named: Mapping[str, Any]) -> Iterator[tuple[str, Iterator[Any]
         name, value = waiting.popleft()
         if isinstance(value, Iterator):
             yield name, value
+        elif isinstance(value, tuple | list) and _are_numbers(value):
+            continue  # often long, and nothing is in them
         elif isinstance(value, _PARTS) and id(value) not in seen:
             seen.add(id(value))
             waiting.extend(_inside(name, value))
