@@ -88,7 +88,7 @@ class BatchArguments(minibatch.BatchArguments, GradientEstimator):
         if len(shapes) > 1:
             raise ArgumentError(
                 "Expected batches of one shape, since one compiled program serves all, found "
-                f"{sorted(shapes)}."
+                f"{sorted(shapes)}. Take a size that divides the rows."
             )
 
     def _stacked(self) -> tuple[Any, ...]:
