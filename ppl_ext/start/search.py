@@ -236,6 +236,11 @@ def begin(
     return Started(start, space.evaluate)
 
 
+def near_zero(generator: np.random.Generator, number: int, dim: int) -> Float[np.ndarray, "P D"]:
+    """Random points of the box in which searches start, with finite densities or not."""
+    return generator.uniform(-RADIUS, RADIUS, (number, dim))
+
+
 def starting_points(
     evaluate: Evaluate,
     dim: int,
@@ -251,7 +256,7 @@ def starting_points(
             return by_strategy(number)
         found = np.zeros((0, dim))
         for _ in range(TRIES):
-            drawn = generator.uniform(-RADIUS, RADIUS, (number, dim))
+            drawn = near_zero(generator, number, dim)
             values, scores = evaluate(drawn)
             finite = np.isfinite(values) & np.isfinite(scores).all(-1)
             found = np.concatenate([found, drawn[finite]])[:number]

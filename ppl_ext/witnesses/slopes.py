@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from ppl_ext.errors import ModelCheckError
 from ppl_ext.start.paths import Evaluate
-from ppl_ext.start.search import RADIUS, WIDTH
+from ppl_ext.start.search import WIDTH, near_zero
 
 #: What is said of a density whose scores are not its slopes: where it was looked at, by how much
 #: they miss, and what follows.
@@ -106,7 +106,7 @@ def check_slopes(evaluate: Evaluate, dim: int, epsilon: float) -> None:
         They are not.
     """
     generator = np.random.default_rng(0)
-    z = generator.uniform(-RADIUS, RADIUS, (WIDTH, dim))
+    z = near_zero(generator, WIDTH, dim)
     given = z, *evaluate(z), epsilon, generator
     missed = false_slopes(evaluate, *given, NEAR_STEPS, NEAR_SHARE, STEADY)
     if missed is not None:

@@ -2119,7 +2119,7 @@ def _fit() -> Iterator[Mutation]:
         (
             "a further search that waits for a mixture of unreliable weights",
             "fit/ladder/ladder.py",
-            "may_adapt and correction.khat < SURE and len(start.modes) == 1",
+            "may_adapt and correction.khat < policy.FAR_KHAT and len(start.modes) == 1",
             "may_adapt and len(start.modes) == 1",
             "test_search",
         ),

@@ -21,7 +21,7 @@ from ppl_ext.fit.ladder.modes import Watched
 from ppl_ext.fit.problem.problem import Meter, Positions, Problem
 from ppl_ext.fit.verdict import agreement, facts, policy
 from ppl_ext.start.paths import SpentError
-from ppl_ext.start.search import RADIUS
+from ppl_ext.start.search import near_zero
 from ppl_ext.start.start import Start
 from ppl_ext.statistics.convergence import Convergence, convergence
 from ppl_ext.statistics.effective import weighted_number
@@ -72,7 +72,7 @@ def run_chains(
     if policy.is_close(begun.correction) and policy.covers(program, begun.first):
         with stage("jumps") as notes, suppress(SpentError):
             # Where the density is not finite the first jump is taken, so that any point will do.
-            points = partial(_anywhere, generator, problem.dim)
+            points = partial(near_zero, generator, dim=problem.dim)
             starts = _apart(points, begun.start, JUMP_PAIRS, generator, symmetry)
             coupled = jumps_from(starts, watched, begun.proposal, log_ratios, generator)
             if agreement.is_bounded(coupled):
@@ -227,11 +227,6 @@ def _coupled(
         max(1, int(FORGOTTEN * sampled.window.transitions)),
         lambda: meter.evaluations < most and meter.allows(),
     )
-
-
-def _anywhere(generator: np.random.Generator, dim: int, number: int) -> Positions:
-    """Points of the box in which searches start, with finite densities or not."""
-    return generator.uniform(-RADIUS, RADIUS, (number, dim))
 
 
 def _apart(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
@@ -56,10 +56,16 @@ def better_approximations(
     for number, one in enumerate(found, 1):
         correction, weights = correction_of(one.drawn, one.log_ratios, program.rounding)
         if policy.is_better(correction, best):
-            best, same = correction, one.proposal
-            yield Approximation(
-                *(begun.start, same, same, one.drawn, one.log_ratios, correction, begun.first),
-                *(weights, one.metric),
+            best = correction
+            yield replace(
+                begun,
+                weighted=one.proposal,
+                proposal=one.proposal,
+                drawn=one.drawn,
+                log_ratios=one.log_ratios,
+                correction=correction,
+                weights=weights,
+                metric=one.metric,
             )
         if policy.is_adapted(best, number, jumps=policy.covers(program, begun.first)):
             return

@@ -49,8 +49,6 @@ from ppl_ext.statistics.convergence import convergence
 TURNS = 3
 #: Pareto k-hat above which the search for modes goes on: the Normals may lack one.
 DOUBTFUL = 0.3
-#: Pareto k-hat below which importance weights are reliable enough to tell the masses of modes.
-SURE = 0.7
 
 
 @np.errstate(all="ignore")
@@ -118,21 +116,19 @@ def climb(
             proposal = Proposal(start.modes, proposed_weights(start.weights))
             drawn, log_ratios = drawn_from(proposal, policy.DRAWS, evaluate, generator, symmetry)
             correction, weights = correction_of(drawn, log_ratios, evidence.program.rounding)
-            notes.append(
-                f"k-hat {correction.khat:.2f}, weights worth {correction.share:.0%} of the draws"
-            )
+            notes.append(_told_of_weights(correction))
             weighted = proposal
             may_adapt = policy.may_adapt(correction, problem.dim)
             # Where weights of a single Normal are reliable, a mixture tells first whether its shape
             # alone is what k-hat is of.
-            is_late = may_adapt and correction.khat < SURE and len(start.modes) == 1
+            is_late = may_adapt and correction.khat < policy.FAR_KHAT and len(start.modes) == 1
             if search is not None:
                 limited = timely(problem.evaluate, policy.LEAST_CHAINS)
                 found_more = search.look(limited, unexplained(drawn.positions, log_ratios))
                 if correction.khat > DOUBTFUL and not is_late:
                     found_more |= search.go_on(limited, MORE)
                 modes = _modes(search, notes, generator)
-                if not found_more and modes.number > 1 and correction.khat < SURE:
+                if not found_more and modes.number > 1 and correction.khat < policy.FAR_KHAT:
                     shares, errors = masses(proposal, drawn.positions, log_ratios)
                     weighted = replace(proposal, weights=proposed_weights(shares))
                     modes = replace(
@@ -154,10 +150,7 @@ def climb(
                         limited, begun, evidence.program, generator, symmetry
                     ):
                         begun = better
-                        notes[:] = [
-                            f"k-hat {begun.correction.khat:.2f}, weights worth "
-                            f"{begun.correction.share:.0%} of the draws"
-                        ]
+                        notes[:] = [_told_of_weights(begun.correction)]
                 # Also where mixtures took what was left: then the search says that it was cut.
                 if search is not None:
                     points = unexplained(begun.drawn.positions, begun.log_ratios)
@@ -194,6 +187,10 @@ def climb(
         rows = symmetry.shuffled(rows)
     evidence = _far_out(evidence, problem, evaluate, rows)
     return Climbed(problem, rows, None, evidence, stages, symmetry)
+
+
+def _told_of_weights(correction: facts.Correction) -> str:
+    return f"k-hat {correction.khat:.2f}, weights worth {correction.share:.0%} of the draws"
 
 
 def _modes(search: Search, notes: list[str], generator: np.random.Generator) -> facts.Modes:
