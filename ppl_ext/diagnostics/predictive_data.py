@@ -767,12 +767,9 @@ def to_original_units(
                 f"array of shape {np.shape(value)}."
             )
         numbers = np.broadcast_to(value, (outputs,))
-        has_outputs = "output" in predictive.sizes
-        return (
-            xarray.DataArray(numbers, dims=["output"])
-            if has_outputs
-            else xarray.DataArray(numbers[0])
-        )
+        if "output" in predictive.sizes:
+            return xarray.DataArray(numbers, dims=["output"])
+        return xarray.DataArray(numbers[0])
 
     shift, factor = by_output("location", location), by_output("scale", scale)
     result = predictive.copy()
