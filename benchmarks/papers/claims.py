@@ -215,8 +215,10 @@ def shown(values: Iterable[float]) -> str:
 
 def _mean_and_error(values: np.ndarray) -> tuple[float, float]:
     if not np.isfinite(values).all():
-        # A rival that fails in some runs is beaten where it is beaten in all others.
-        return (math.inf if values.min() > 0.0 else -math.inf), 0.0
+        # A method that fails in some runs is beaten where it is beaten in all others too; else
+        # neither is.
+        signs = set(np.sign(values))
+        return (math.inf * float(signs.pop()) if len(signs) == 1 else math.nan), 0.0
     error = float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
     return float(values.mean()), error
 

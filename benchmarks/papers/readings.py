@@ -70,7 +70,8 @@ def _tuned(runs: Runs, figure: str) -> list[Record]:
         by_rate.setdefault(run.settings["rate"], []).append(run)
 
     def mean(rate: Any) -> float:
-        return float(np.mean([run.figures.get(figure, math.inf) for run in by_rate[rate]]))
+        found = float(np.mean([run.figures.get(figure, math.inf) for run in by_rate[rate]]))
+        return math.inf if math.isnan(found) else found
 
     return by_rate[min(by_rate, key=mean)] if by_rate else []
 
@@ -148,8 +149,7 @@ def regression(
 
 
 def _networks(runs: Runs, model: str, method: str, particles: int) -> list[Record]:
-    own = _own(runs, "bnn", model, method, particles=particles)
-    return [run for run in bnn_report.chosen(own) if not run.failed]
+    return bnn_report.chosen(_own(runs, "bnn", model, method, particles=particles))
 
 
 def bnn(

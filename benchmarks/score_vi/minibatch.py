@@ -86,7 +86,7 @@ def _run(
 #: Methods as the page names them.
 NAMES = {
     "ours": "`ProximalScoreVI`, default",
-    "ours, gradient": "`ProximalScoreVI`, gradient, one draw",
+    "ours, gradient": "`ProximalScoreVI`, gradient",
     "natural gradient": "natural gradient, tuned",
     "ADVI": "ADVI, tuned",
 }
@@ -191,7 +191,8 @@ def _tuned(runs: Sequence[Record], name: str) -> list[Record]:
 
     def mean(candidates: list[Record]) -> float:
         # A rate at which one run fails is worse than any at which none does.
-        return float(np.mean([run.figures.get(name, np.inf) for run in candidates]))
+        found = float(np.mean([run.figures.get(name, np.inf) for run in candidates]))
+        return np.inf if np.isnan(found) else found
 
     return [run for group in groups.values() for run in min(group.values(), key=mean)]
 

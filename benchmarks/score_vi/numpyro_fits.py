@@ -94,15 +94,19 @@ def _annealed_advi(model: Any, guide: Any, rate: float, steps: int, seed: int, *
     return svi.get_params(run(state, data[:2]))
 
 
-def _engine(method: str, model: Any, guide: Any) -> tuple[Any, int]:
-    """The engine and the scores that it takes a step."""
-    if method == "GSM":
-        return nx.GSM(model, guide, num_samples=2), 2
-    if method == "BaM":
-        return nx.BaM(model, guide, num_samples=2), 2
-    if method == "ours, gradient":
-        return nx.ProximalScoreVI(model, guide, solver="gradient"), 8
-    return nx.ProximalScoreVI(model, guide), 2
+def _run(method: str, model: Any, guide: Any, scores: int, seed: int, *data: Any) -> Any:
+    """An engine, and its run of so many scores, of which it takes one for each draw of a step."""
+    engine: Any
+    if method in ("GSM", "BaM"):
+        engine = getattr(nx, method)(model, guide, num_samples=2)
+    else:
+        solver: Any = "gradient" if method == "ours, gradient" else None
+        engine = nx.ProximalScoreVI(model, guide, solver=solver)
+    key = jax.random.key(seed)
+    # The draws of a step depend on the guide, which an engine knows when it has met the model.
+    engine.init(key, *data)
+    steps = scores // engine.plan.num_samples
+    return engine, engine.run(key, steps, *data, progress_bar=False)
 
 
 def fit_logistic(
@@ -116,8 +120,7 @@ def fit_logistic(
         params = _advi(logistic_model, guide, rate, scores, seed, *data)
         mean, scale_tril = params["auto_loc"], params["auto_scale_tril"]
     else:
-        engine, per_step = _engine(method, logistic_model, guide)
-        run = engine.run(jax.random.key(seed), scores // per_step, *data, progress_bar=False)
+        engine, run = _run(method, logistic_model, guide, scores, seed, *data)
         mean, scale_tril = engine.density.moments(run.state.algorithm.parameters)
     scale_tril = np.asarray(scale_tril, dtype=np.float64)
     return np.asarray(mean, dtype=np.float64), scale_tril @ scale_tril.T
@@ -140,7 +143,6 @@ def fit_network(
         params = fit(network_model, guide, rate, scores, seed, *data)
         draws = guide.sample_posterior(key, params, sample_shape=(200,))
     else:
-        engine, per_step = _engine(method, network_model, guide)
-        run = engine.run(jax.random.key(seed), scores // per_step, *data, progress_bar=False)
+        engine, run = _run(method, network_model, guide, scores, seed, *data)
         draws = engine.get_samples(run.state, key, 200)
     return {name: np.asarray(value, dtype=np.float64) for name, value in draws.items()}

@@ -81,15 +81,17 @@ def _advi(
         optimizer.step()
 
 
-def _engine(method: str, model: Any, guide: Any, seed: int) -> tuple[Any, int]:
-    """The engine and the scores that it takes a step."""
-    if method == "GSM":
-        return px.GSM(model, guide, num_samples=2, seed=seed), 2
-    if method == "BaM":
-        return px.BaM(model, guide, num_samples=2, seed=seed), 2
-    if method == "ours, gradient":
-        return px.ProximalScoreVI(model, guide, solver="gradient", seed=seed), 8
-    return px.ProximalScoreVI(model, guide, seed=seed), 2
+def _run(method: str, model: Any, guide: Any, scores: int, seed: int, *data: Any) -> Any:
+    """An engine, and its run of so many scores, of which it takes one for each draw of a step."""
+    engine: Any
+    if method in ("GSM", "BaM"):
+        engine = getattr(px, method)(model, guide, num_samples=2, seed=seed)
+    else:
+        solver: Any = "gradient" if method == "ours, gradient" else None
+        engine = px.ProximalScoreVI(model, guide, solver=solver, seed=seed)
+    # The draws of a step depend on the guide, which an engine knows when it has met the model.
+    engine.setup(*data)
+    return engine, engine.run(scores // engine.plan.num_samples, *data, progress_bar=False)
 
 
 def fit_logistic(
@@ -104,8 +106,7 @@ def fit_logistic(
         assert rate is not None
         _advi(logistic_model, guide, rate, scores, seed, *data)
     else:
-        engine, per_step = _engine(method, logistic_model, guide, seed)
-        engine.run(scores // per_step, *data, progress_bar=False)
+        _run(method, logistic_model, guide, scores, seed, *data)
     with torch.no_grad():
         posterior = guide.get_posterior()
         return posterior.mean.double().numpy(), posterior.covariance_matrix.double().numpy()
@@ -124,8 +125,7 @@ def fit_network(
         assert rate is not None
         _advi(network_model, guide, rate, scores, seed, *data, annealed=method == ANNEALED)
     else:
-        engine, per_step = _engine(method, network_model, guide, seed)
-        engine.run(scores // per_step, *data, progress_bar=False)
+        _run(method, network_model, guide, scores, seed, *data)
     with torch.no_grad():
         draws = [guide(*data) for _ in range(200)]
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ def reading(method: str) -> Reading:
 
 
 LOWER = Claim("Table 0", "ours is lower", "", Beats(reading("ours"), (reading("a"), reading("b"))))
+BAD = float("nan")
 OURS, NEAR, FAR = (1.0, 1.1, 1.2), (1.05, 1.0, 1.3), (2.0, 2.2, 2.1)
 
 
@@ -60,8 +62,11 @@ OURS, NEAR, FAR = (1.0, 1.1, 1.2), (1.05, 1.0, 1.3), (2.0, 2.2, 2.1)
         ((OURS[:2], FAR[:2], FAR[:2]), None, "not tried", "Too few runs in NumPyro and Pyro."),
         # Each rival has to have runs, and a run that failed is worse than any other.
         ((OURS, FAR, ()), None, "not tried", "Too few runs in NumPyro and Pyro."),
-        (((1.0, float("nan"), 1.0), FAR, FAR), None, "does not hold", "in NumPyro"),
-        ((OURS, (2.0, float("nan"), 2.0), FAR), None, "holds in part", "So in NumPyro."),
+        (((1.0, BAD, 1.0), FAR, FAR), None, "does not hold", "in NumPyro"),
+        ((OURS, (2.0, BAD, 2.0), FAR), None, "holds in part", "So in NumPyro."),
+        # Each fails once: neither is beaten.
+        (((9.0, 1.0, 1.0), (2.0, BAD, 2.0), (3.0, BAD, 3.0)), None, "does not hold", "Not told"),
+        (((9.0, BAD, 9.0), FAR, FAR), None, "does not hold", "The reverse in NumPyro."),
         (None, None, "not tried", "Too few runs in NumPyro and Pyro."),
     ],
 )
@@ -97,6 +102,29 @@ def test_other_tests_of_a_claim() -> None:
     for log, expected in ((True, "holds"), (False, "does not hold")):
         claim = Claim("Table 0", "", "", Beats(reading("ours"), (reading("a"),), log=log))
         assert verdict(claim, runs) == expected
+
+
+def test_networks_that_fail_count_in_their_claim() -> None:
+    """Of three splits one fails: it is worse than any other, and not left out."""
+    runs = []
+    for split in range(3):
+        run = Record("bnn", "SVN", "NumPyro", "yacht", seed=split)
+        run.settings = {"split": split, "candidate": 0, "particles": 5}
+        run.figures = {"validation": 1.0, "at best": {"test NLL": 0.5}}
+        runs.append(run)
+    runs[2].error = "DivergedError: at step 3"
+    found = readings.bnn("yacht", "SVN").of(runs)
+    assert [found[split] for split in (0, 1)] == [0.5, 0.5]
+    assert math.isnan(found[2])
+
+
+def test_a_rate_with_a_figure_that_is_no_number_is_not_the_best() -> None:
+    runs = []
+    for rate, error in ((0.1, BAD), (0.01, 1.0)):
+        run = Record("score-vi uci", "ADVI", "NumPyro", "yacht", seed=4, settings={"rate": rate})
+        run.figures = {"NLL": error}
+        runs.append(run)
+    assert readings.score_vi("yacht", "ADVI", "NLL").of(runs) == {4: 1.0}
 
 
 def test_means_have_the_decimals_of_their_errors() -> None:

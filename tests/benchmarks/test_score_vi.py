@@ -114,6 +114,25 @@ def test_the_tuned_rate_is_the_best_on_average_and_never_one_that_fails() -> Non
     assert found == [("ours", 2.0), ("ADVI", 1.5)]
 
 
+def test_a_rate_with_a_figure_that_is_no_number_is_not_the_best() -> None:
+    runs = [_run("ADVI", 0, 0.1, math.nan), _run("ADVI", 0, 0.01, 1.0)]
+    assert [run.settings["rate"] for run in minibatch._tuned(runs, "NLL")] == [0.01]
+
+
+@pytest.mark.parametrize(
+    ("guide", "draws"), [("AutoDiagonalNormal", 1), ("AutoMultivariateNormal", 8)]
+)
+def test_the_gradient_solver_takes_all_its_scores(backend: Any, guide: str, draws: int) -> None:
+    """As many as the other methods, whatever the draws of a step, which depend on the guide."""
+    module = importlib.import_module(f"benchmarks.score_vi.{backend.host.__name__}_fits")
+    data = backend.array(LOGISTIC.x), backend.array(LOGISTIC.y), 20
+    model = module.logistic_model
+    own = getattr(module, guide)(model)
+    engine, run = module._run("ours, gradient", model, own, 16, 0, *data)
+    assert engine.plan.num_samples == draws
+    assert len(run.losses) * draws == 16
+
+
 def test_annealed_advi_tempers_the_entropy_alone(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
