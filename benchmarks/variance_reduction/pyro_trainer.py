@@ -30,7 +30,9 @@ class _ResetSVGD(px.SVGD):
             and self.num_steps_taken
             and not self.num_steps_taken % self.reset_every
         ):
-            state = state._replace(optimizer=self._new_optimizer(state.particles))
+            # Its moments alone: the step size goes on falling.
+            for optimizer in state.optimizer._optimizers:
+                optimizer.state.clear()
         return super()._update(plan, state, data)
 
 

@@ -26,7 +26,7 @@ def test_both_networks_are_the_same_model(backend: str) -> None:
     x, y = _rows(30)
     schedule = Schedule(30, 10, 8, 3, falling_over=8)
     module = importlib.import_module(f"benchmarks.regression.{backend}_network")
-    trainer = module.Trainer((x, y), 5, schedule, Method(reduced=True), 1e-3, 0)
+    trainer = module.Trainer((x, y), 5, schedule, Method(reduced=True, reset=True), 1e-3, 0)
     shapes = {name: value.shape for name, value in trainer.draws().items()}
     expected = {"w1": (3, 2, 5), "b1": (3, 5), "w2": (3, 5), "b2": (3,), "noise": (3,)}
     assert {name: shapes[name] for name in expected} == expected
@@ -34,7 +34,7 @@ def test_both_networks_are_the_same_model(backend: str) -> None:
     np.testing.assert_allclose(trainer.draws()["b1"], 0.0, atol=1e-7)
     trainer.advance(8)
     moved = trainer.draws()
-    # The step size has fallen to nothing.
+    # The step size has fallen to nothing, and stays there where the optimizer starts anew.
     trainer.advance(1)
     np.testing.assert_allclose(trainer.draws()["w1"], moved["w1"], atol=1e-6)
     assert np.abs(moved["b1"]).max() > 1e-3
