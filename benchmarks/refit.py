@@ -276,15 +276,12 @@ def _figures(fit: Any) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def table(found: Sequence[Record]) -> str:
-    """By kind: how many are as fresh fits, and what they take of these."""
+    """By kind: how many are as fresh fits, and what they take of these; one that failed is none."""
     rows = []
     for backend in BACKENDS:
         for kind in KINDS:
-            own = [
-                each.figures
-                for each in found
-                if (each.backend, each.method) == (backend, kind) and not each.failed
-            ]
+            runs = [each for each in found if (each.backend, each.method) == (backend, kind)]
+            own = [each.figures for each in runs if not each.failed]
             if not own:
                 continue
             shares = [each["evaluations"] / each["evaluations of a fresh fit"] for each in own]
@@ -292,7 +289,7 @@ def table(found: Sequence[Record]) -> str:
                 {
                     "package": records.LABELS[backend],
                     "other arguments": kind,
-                    "refits": len(own),
+                    "refits": len(runs),
                     "trusted": sum(each["trusted"] for each in own),
                     "as a fresh fit": sum(each["apart"] <= 1.0 for each in own),
                     "from anew": sum(each["anew"] for each in own),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,9 +56,10 @@ def test_refits_by_kind() -> None:
         return Record("refit", kind, "pyro", "mean", 0, {}, figures=figures)
 
     kind = "a narrower prior"
-    text = refit.table([run(kind, 100, 0.5, False), run(kind, 300, 1.5, True)])
+    failed = Record("refit", kind, "pyro", "mean", 1, error="RuntimeError: no")
+    text = refit.table([run(kind, 100, 0.5, False), run(kind, 300, 1.5, True), failed])
     cells = [each.strip() for each in text.splitlines()[2].split("|")[1:-1]]
-    assert cells == ["Pyro", kind, "2", "2", "1", "1", "200", "0.20"]
+    assert cells == ["Pyro", kind, "3", "2", "1", "1", "200", "0.20"]
 
 
 def test_shares_of_right_draws_are_uniform_and_of_others_not() -> None:
@@ -70,6 +72,31 @@ def test_shares_of_right_draws_are_uniform_and_of_others_not() -> None:
     narrow = {"x": fit_many.shares(0.7 * right, truths, 0)}
     off = {"x": fit_many.shares(right + 0.3, truths, 0)}
     assert max(fit_many.least_p([{"shares": each}]) for each in (narrow, off)) < 1e-6
+
+
+def test_imports_are_not_of_a_fits_time_and_failed_blocks_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+    imports = SimpleNamespace(import_module=order.append)
+    clock = SimpleNamespace(process_time=partial(order.append, "clock"))
+    host = SimpleNamespace(array=np.asarray)
+    for name, value in {"importlib": imports, "time": clock, "host_of": lambda _: host}.items():
+        monkeypatch.setattr(fit_many, name, value)
+    monkeypatch.setattr(fit_many, "fitted", lambda *_, **__: order.append("fit"))
+    with pytest.raises(TypeError):
+        fit_many.measured("fit", "pyro", 1, 0)
+    assert order == ["pyro_ext", "clock", "fit", "clock"]
+
+    def block(number: int, error: str | None) -> Record:
+        sizes = {"data sets": 50, "processor seconds": 100.0, "evaluations": 50, "trusted": 49}
+        figures = {} if error else {**sizes, "shares": {"mean": np.linspace(0.01, 0.99, 50)}}
+        given = {"data sets": 50}
+        return Record("fit-many", "fit_many", "pyro", "groups", number, given, figures, error=error)
+
+    row = fit_many.table([block(0, None), block(1, "RuntimeError: no")]).splitlines()[2]
+    cells = [each.strip() for each in row.split("|")[3:7]]
+    assert cells == ["100", "49", "1", "2.00"]
 
 
 def test_a_small_run_of_both(tmp_path: Path) -> None:
