@@ -82,7 +82,7 @@ def main(arguments: argparse.Namespace) -> int:
                 records.append(out / "demo.jsonl", record)
                 if fit.inference_data is not None:
                     name = f"{problem.name}_{fit.method}_{fit.backend}.nc"
-                    fit.inference_data.to_netcdf(str(out / name.lower()))
+                    fit.inference_data().to_netcdf(str(out / name.lower()))
         table = records.markdown_table(rows, COLUMNS)
         print(table)
         own = [fit for fit in everything if fit.problem == problem.name]

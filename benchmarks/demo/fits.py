@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +30,9 @@ class Fit:
         rows counts B/N).
     losses : array
         Trace of the method's own loss; empty for NUTS.
-    inference_data : object
-        ArviZ object of the fit, where the method is one of this project's.
+    inference_data : callable, optional
+        Makes the ArviZ object of the fit, which is no part of the seconds, where the method is one
+        of this project's.
     verdict : object
         What ``fit`` says of its draws; None of other methods.
     """
@@ -43,7 +44,7 @@ class Fit:
     seconds: float
     gradients: float
     losses: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    inference_data: Any = None
+    inference_data: Callable[[], Any] | None = None
     verdict: Any = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 

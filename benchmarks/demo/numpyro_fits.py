@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -130,7 +131,7 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
         found.draws,
         started,
         found.verdict.evaluations,
-        inference_data=nx.to_arviz(found, *arguments),
+        inference_data=partial(nx.to_arviz, found, *arguments),
         verdict=found.verdict,
     )
 
@@ -159,7 +160,7 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
         started,
         steps * particles * fraction,
         losses=np.asarray(run.losses),
-        inference_data=nx.to_arviz(svgd, run, *arguments, **options),
+        inference_data=partial(nx.to_arviz, svgd, run, *arguments, **options),
     )
 
     started = time.perf_counter()
@@ -173,5 +174,5 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
         started,
         steps * fraction * proximal.plan.num_samples,
         losses=np.asarray(run.losses),
-        inference_data=nx.to_arviz(proximal, run, *arguments, num_samples=400, **options),
+        inference_data=partial(nx.to_arviz, proximal, run, *arguments, num_samples=400, **options),
     )

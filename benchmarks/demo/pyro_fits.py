@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,7 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
         found.draws,
         started,
         found.verdict.evaluations,
-        inference_data=px.to_arviz(found, *arguments),
+        inference_data=partial(px.to_arviz, found, *arguments),
         verdict=found.verdict,
     )
 
@@ -148,7 +149,7 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
         started,
         svgd.gradient_evaluations,
         losses=run.losses,
-        inference_data=px.to_arviz(svgd, *arguments, **options),
+        inference_data=partial(px.to_arviz, svgd, *arguments, **options),
     )
 
     started = time.perf_counter()
@@ -161,5 +162,5 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
         started,
         proximal.gradient_evaluations,
         losses=run.losses,
-        inference_data=px.to_arviz(proximal, *arguments, num_samples=400, **options),
+        inference_data=partial(px.to_arviz, proximal, *arguments, num_samples=400, **options),
     )

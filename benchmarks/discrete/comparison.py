@@ -223,10 +223,12 @@ def page_table(runs: list[records.Record]) -> str:
     for each in runs:
         name = records.LABELS[each.backend]
         row = rows.setdefault(each.model, {"program": each.model.replace("_", " ")})
-        if each.method == "fit":
+        if each.method == "fit" and each.failed:
+            row[f"fit, {name}"] = "failed"
+        elif each.method == "fit":
             figures = each.figures
             verdict = f"{figures['verdict']}, {'right' if figures['right'] else 'wrong'}"
-            row[f"fit, {name}"] = "failed" if each.failed else verdict
+            row[f"fit, {name}"] = verdict
             row[f"assignments, {name}"] = f"{figures['assignments']:.3f}"
         elif each.method == "gradient":
             beside = each.figures.get(f"{BESIDE}{LOOPED}", each.figures[BESIDE])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -97,3 +98,17 @@ def test_cases_take_turns_and_ratios_are_within_rounds() -> None:
     assert all(len(found) == 3 for found in times.values())
     fixed = {"a": np.array([2.0, 4.0, 6.0]), "b": np.array([1.0, 1.0, 3.0])}
     assert ratio(fixed, "a", "b") == 2.0
+
+
+def test_conversion_for_arviz_is_no_part_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.demo import pyro_fits
+
+    found = SimpleNamespace(draws={}, verdict=SimpleNamespace(evaluations=7))
+    monkeypatch.setattr("pyro_ext.fit", lambda *_, **__: found)
+    converted: list[object] = []
+    monkeypatch.setattr("pyro_ext.to_arviz", lambda fit, *_: converted.append(fit))
+    fit = next(pyro_fits.fits(problems.eight_schools(), False, 10))
+    assert fit.method == "fit" and fit.gradients == 7 and not converted
+    assert fit.inference_data is not None
+    fit.inference_data()
+    assert converted == [found]

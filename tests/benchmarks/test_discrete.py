@@ -10,7 +10,7 @@ from scipy import special
 
 from benchmarks import __main__ as command_line
 from benchmarks import records
-from benchmarks.discrete.comparison import forward_sums, paths
+from benchmarks.discrete.comparison import forward_sums, page_table, paths
 from benchmarks.discrete.programs import PROGRAMS, large_mixture
 from tests.backends import backend_of
 from tests.density_support import positions
@@ -84,3 +84,8 @@ def test_fits_are_judged(tmp_path: Path) -> None:
     fit, nuts = records.read(tmp_path / "discrete.jsonl")
     assert fit.figures["verdict"] == "exact" and fit.figures["assignments"] < 0.1
     assert 0.0 < nuts.figures["mean error"] < 1.0 and "assignments" not in nuts.figures
+
+
+def test_a_fit_that_fails_is_in_the_table() -> None:
+    run = records.Record("discrete", "fit", "pyro", "zero_inflated", 0, error="RuntimeError: no")
+    assert page_table([run]).count("failed") == 1
