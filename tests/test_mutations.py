@@ -38,6 +38,9 @@ def test_caught_survived_and_out_of_date(tmp_path: Path) -> None:
         # One test fails with the fault and without it, which proves nothing.
         before + "def test_wrong():\n    assert add(1, 1) == 3\n"
     )
+    # So does a run that ends before its tests do.
+    dies = "import os\n\ndef test_dies():\n    os._exit(9)\n"
+    (tmp_path / "tests/test_sums_dies.py").write_text(dies)
     (tmp_path / "tests/test_sums_more.py").write_text(
         before + "def test_of_pyro():\n    assert add(1, 1) == 3\n\n"
         "def test_right():\n    assert add(1, 2) == 3\n"
@@ -50,7 +53,7 @@ def test_caught_survived_and_out_of_date(tmp_path: Path) -> None:
     caught = row("a + b", "a - b")
     assert caught["outcome"] == "caught"
     assert caught["caught by"] == "tests/test_sums_more.py::test_right"
-    assert caught["failing without it too"] == ["tests/test_sums.py::test_wrong"]
+    assert caught["failing without it too"] == ["tests/test_sums.py::test_wrong", "status 9"]
     assert row("a + b", "b + a")["outcome"] == "survived the likely tests"
     gone = row("a * b", "a / b")
     assert gone["outcome"] == "error" and "Expected 'a * b' once" in str(gone["reason"])
