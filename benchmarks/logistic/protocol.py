@@ -244,7 +244,10 @@ def learn_online(
     method_name: str,
     budget: Budget,
 ) -> None:
-    """The pseudo-online protocol (Table II and Fig. 3): each row is predicted, then learnt."""
+    """The pseudo-online protocol (Table II and Fig. 3): each row is predicted, then learnt.
+
+    Only of plain SVGD is a row new when it is predicted: anchors take the scores of all rows.
+    """
     method = METHODS[method_name]
     for seed in range(budget.online_seeds):
         order = np.random.default_rng(seed).permutation(len(split.x_train))
