@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import pages
+from benchmarks import pages, records
 
 
 def test_pages_are_what_their_records_give() -> None:
@@ -34,6 +34,30 @@ def test_every_table_is_on_a_page_and_every_file_of_records_is_of_a_table() -> N
     needed = {files for files in made if isinstance(files, str)}
     allowed = {file for files in made if not isinstance(files, str) for file in files}
     assert needed <= kept <= needed | allowed
+
+
+#: Failed runs among the records whose page tells them: file, method and model.
+TOLD = {
+    ("curvature", "Gauss-Newton products", ""),
+    ("curvature", "posterior precision", ""),
+    ("network-truth", "NUTS", "yacht"),
+    ("posteriordb", "NUTS", "gp_pois_simulated-gp_pois_regr"),
+    ("posteriordb", "SVN", "hmm_simulated-hmm_example"),
+    ("posteriordb", "nutpie", "gp_pois_simulated-gp_pois_regr"),
+    ("score-vi", "natural gradient", "logistic"),
+    ("trust", "fit", "planted/tiny-1e-22"),
+}
+
+
+def test_runs_that_failed_are_told() -> None:
+    """Many tables are of the runs that did not fail: who records another sees that it is told."""
+    failed = {
+        (path.stem, run.method, run.model)
+        for path in pages.RESULTS.glob("*.jsonl")
+        for run in records.read(path)
+        if run.failed
+    }
+    assert failed <= TOLD, f"Look whether their tables say so, and add them: {failed - TOLD}"
 
 
 @pytest.mark.parametrize("name", pages.PICTURES)
