@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks.bnn import report as bnn_report
 from benchmarks.papers.claims import Reading, Values
 from benchmarks.records import Record
+from benchmarks.score_vi.minibatch import tuned
 from benchmarks.synthetic import runs as synthetic_runs
 from benchmarks.synthetic.experiments import FORWARD, all_experiments
 
@@ -61,19 +62,6 @@ def _validated(runs: Runs, candidate: str) -> list[Record]:
 
     best = min(searched, key=validation).settings.get(candidate)
     return [run for run in runs if run.settings.get(candidate) == best]
-
-
-def _tuned(runs: Runs, figure: str) -> list[Record]:
-    """Runs at the rate with the best mean of a figure, as the study chose it in hindsight."""
-    by_rate: dict[Any, list[Record]] = {}
-    for run in runs:
-        by_rate.setdefault(run.settings["rate"], []).append(run)
-
-    def mean(rate: Any) -> float:
-        found = float(np.mean([run.figures.get(figure, math.inf) for run in by_rate[rate]]))
-        return math.inf if math.isnan(found) else found
-
-    return by_rate[min(by_rate, key=mean)] if by_rate else []
 
 
 #: Summaries of a figure's list along a run.
@@ -233,7 +221,7 @@ def score_vi(model: str, method: str, figure: str, experiment: str = "uci") -> R
 
     def of(runs: Runs) -> Values:
         own = _own(runs, f"score-vi {experiment}", model, method)
-        return _values(_tuned(own, chosen_by), lambda run: run.figures[figure])
+        return _values(tuned(own, chosen_by), lambda run: run.figures[figure])
 
     return Reading(name_of(method), of)
 

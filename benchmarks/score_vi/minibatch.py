@@ -104,7 +104,7 @@ def logistic_table(runs: Sequence[Record]) -> str:
     runs = [run for run in runs if run.benchmark == "score-vi logistic"]
     rows = []
     for key, chosen in itertools.groupby(
-        _tuned(runs, "worst mean error"), lambda run: (run.method, run.backend)
+        tuned(runs, "worst mean error"), lambda run: (run.method, run.backend)
     ):
         found = [run.figures for run in chosen if not run.failed]
         if not found:
@@ -162,7 +162,7 @@ def run_uci(arguments: argparse.Namespace) -> int:
 
 def uci_table(runs: Sequence[Record]) -> str:
     """Test RMSE and NLL of the networks at the best rate of each method, for the page."""
-    chosen = _tuned([run for run in runs if run.benchmark == "score-vi uci"], "NLL")
+    chosen = tuned([run for run in runs if run.benchmark == "score-vi uci"], "NLL")
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for found in _rows(chosen, SCORES):
         row = rows.setdefault((found["problem"], found["backend"]), {})
@@ -182,7 +182,7 @@ def _backends(arguments: argparse.Namespace, float64: bool) -> list[Any]:
     return found
 
 
-def _tuned(runs: Sequence[Record], name: str) -> list[Record]:
+def tuned(runs: Sequence[Record], name: str) -> list[Record]:
     """The runs of each method's best learning rate, by the mean of a figure over its seeds."""
     groups: dict[tuple[str, str, str], dict[Any, list[Record]]] = {}
     for run in runs:

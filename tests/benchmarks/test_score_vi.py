@@ -109,14 +109,14 @@ def test_the_tuned_rate_is_the_best_on_average_and_never_one_that_fails() -> Non
         _run("ADVI", 0, 0.001, 0.5),
         _run("ADVI", 1, 0.001, 9.0),
     ]
-    rows = minibatch._rows(minibatch._tuned(runs, "NLL"), ["RMSE", "NLL"])
+    rows = minibatch._rows(minibatch.tuned(runs, "NLL"), ["RMSE", "NLL"])
     found = [(row["method"], row["RMSE"]) for row in rows]
     assert found == [("ours", 2.0), ("ADVI", 1.5)]
 
 
 def test_a_rate_with_a_figure_that_is_no_number_is_not_the_best() -> None:
     runs = [_run("ADVI", 0, 0.1, math.nan), _run("ADVI", 0, 0.01, 1.0)]
-    assert [run.settings["rate"] for run in minibatch._tuned(runs, "NLL")] == [0.01]
+    assert [run.settings["rate"] for run in minibatch.tuned(runs, "NLL")] == [0.01]
 
 
 @pytest.mark.parametrize(
