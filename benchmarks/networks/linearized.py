@@ -169,12 +169,21 @@ def grouped(runs: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
 
 
 def page_table(runs: list[Record]) -> str:
-    """The table on the page: test NLL of each prediction, NumPyro's and Pyro's."""
-    rows: dict[str, dict[str, Any]] = {}
+    """The table on the page: test NLL of each prediction, NumPyro's and Pyro's.
+
+    Means over the splits, of which none may have failed.
+    """
+    cells: dict[tuple[str, str], list[Record]] = {}
     for each in sorted(runs, key=lambda run: run.backend):
-        row = rows.setdefault(each.model, {"set": each.model.replace("_", " ")})
+        cells.setdefault((each.model, each.backend), []).append(each)
+    rows: dict[str, dict[str, Any]] = {}
+    for (model, _), splits in cells.items():
+        row = rows.setdefault(model, {"set": model.replace("_", " ")})
         for name in PREDICTIONS:
-            own = "failed" if each.failed else f"{each.figures[f'{name}: NLL']:.3f}"
+            if any(each.failed for each in splits):
+                own = "failed"
+            else:
+                own = f"{np.mean([each.figures[f'{name}: NLL'] for each in splits]):.3f}"
             row[name] = f"{row[name]} / {own}" if name in row else own
     return records.markdown_table(list(rows.values()), ["set", *PREDICTIONS])
 

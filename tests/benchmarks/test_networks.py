@@ -42,6 +42,12 @@ def test_the_table_and_the_picture_have_runs_that_failed(tmp_path: Path) -> None
     ]
     runs.append(Record("linearized", "LaplaceGGN", "pyro", "naval", 0, {}, error="E: no"))
     assert "| failed" in linearized.page_table(runs)
+    split = Record("linearized", "LaplaceGGN", "pyro", "yacht", 1, {}, figures(0.4))
+    yacht = next(
+        line for line in linearized.page_table([*runs, split]).splitlines() if "ya" in line
+    )
+    # A mean over two splits, and not a figure of each package.
+    assert "0.700" in yacht and "/" not in yacht
     linearized.plot(runs, tmp_path / "linearized.png")
     assert (tmp_path / "linearized.png").stat().st_size > 0
 
