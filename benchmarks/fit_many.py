@@ -25,7 +25,7 @@ from benchmarks import records
 from benchmarks.arguments import add_common, add_resume, count
 from benchmarks.hosts import BACKENDS, Host, fitted, host_of
 from benchmarks.records import Record
-from benchmarks.study import Study, backends_of
+from benchmarks.study import Study, backends_of, forget_programs
 
 #: Which group each row of a data set is of, bins that ranks are counted in, and data sets that are
 #: fitted at a time.
@@ -86,6 +86,7 @@ def measured(method: str, backend: str, number: int, seed: int) -> dict[str, Any
     """
     host = host_of(backend)
     importlib.import_module(f"{backend}_ext")
+    forget_programs()
     known, y = simulated(number, seed)
     started = time.process_time()
     with warnings.catch_warnings():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,19 @@ def modules_of(choice: str, where: str, threads: int | None = 1) -> list[Any]:
         torch.set_num_threads(threads)
     names = backends_of(choice)
     return [importlib.import_module(f"benchmarks.{where.format(name)}") for name in names]
+
+
+def forget_programs() -> None:
+    """Forget what has been compiled in NumPyro, so that the time of a run has its own in it."""
+    if "numpyro_ext" not in sys.modules:
+        return
+    import jax
+
+    from numpyro_ext.programs import program
+
+    jax.clear_caches()
+    program._kept.clear()
+    program._texts.clear()
 
 
 def pyplot() -> Any:

@@ -23,9 +23,9 @@ the Kolmogorov distance (median over the outputs), agreement and total variation
 probabilities, and the log predictive density less the reference's. A method is *right* when the \
 means' error is at most {MEAN}, the ratio within {MEDIAN_SD:.0%} in the median and {ANY_SD:.0%} at \
 most, and the greatest Kolmogorov distance at most {KOLMOGOROV} beyond sampling error. Evaluations \
-are those of the score; seconds are the processor's at the first seed, compiling included, which \
-later seeds of one process are spared. Chains are trusted whose outputs have an R-hat of at most \
-1.01 and 400 effective draws, without divergences; a method that says nothing is trusted.
+are those of the score; seconds are the processor's at the first seed, compiling included. Chains \
+are trusted whose outputs have an R-hat of at most 1.01 and 400 effective draws, without \
+divergences; a method that says nothing is trusted.
 """
 
 #: Columns of the large table.
@@ -100,7 +100,7 @@ def row(runs: Sequence[Record]) -> dict[str, Any]:
         "log density": float(np.median(gain)) if gain else None,
         "calibration error": _median(kept, "calibration error"),
         "evaluations": None if evaluations is None else round(evaluations),
-        # Programs that the first seed compiled, later ones of its process find compiled.
+        # In older records later seeds of a process found compiled what the first had compiled.
         "processor s": _median(kept[:1], "processor seconds"),
         "outcome": "; ".join(dict.fromkeys(outcome(run) for run in runs)),
         "runs": len(runs),

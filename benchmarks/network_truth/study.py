@@ -27,6 +27,7 @@ from benchmarks.network_truth.methods import (
 from benchmarks.network_truth.networks import NETWORKS, Bound, bound
 from benchmarks.network_truth.outputs import Reference, predicted
 from benchmarks.records import Record
+from benchmarks.study import forget_programs
 from benchmarks.trust.methods import Fitted, Size
 
 #: Share of a recipe's steps that a small run takes.
@@ -213,6 +214,7 @@ def one(
         with warnings.catch_warnings():
             # Of hosts about their own internals.
             warnings.simplefilter("ignore")
+            forget_programs()
             started = time.process_time()
             answer = run_method(
                 method, backend, with_rows.program, seed, Size(share), with_rows.held_out

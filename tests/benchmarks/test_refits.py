@@ -81,12 +81,14 @@ def test_imports_are_not_of_a_fits_time_and_failed_blocks_are_told(
     imports = SimpleNamespace(import_module=order.append)
     clock = SimpleNamespace(process_time=partial(order.append, "clock"))
     host = SimpleNamespace(array=np.asarray)
-    for name, value in {"importlib": imports, "time": clock, "host_of": lambda _: host}.items():
+    parts = {"importlib": imports, "time": clock, "host_of": lambda _: host}
+    parts["forget_programs"] = partial(order.append, "forget")
+    for name, value in parts.items():
         monkeypatch.setattr(fit_many, name, value)
     monkeypatch.setattr(fit_many, "fitted", lambda *_, **__: order.append("fit"))
     with pytest.raises(TypeError):
         fit_many.measured("fit", "pyro", 1, 0)
-    assert order == ["pyro_ext", "clock", "fit", "clock"]
+    assert order == ["pyro_ext", "forget", "clock", "fit", "clock"]
 
     def block(number: int, error: str | None) -> Record:
         sizes = {"data sets": 50, "processor seconds": 100.0, "evaluations": 50, "trusted": 49}

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import records
 from benchmarks.records import Record
-from benchmarks.study import Study, backends_of
+from benchmarks.study import Study, backends_of, forget_programs
 
 
 def worked(out: Path, calls: list[str], **options: bool) -> Study:
@@ -97,3 +97,27 @@ def test_an_overview_has_means_over_seeds_and_ends_of_named_lists(tmp_path: Path
 
 def test_both_is_two_packages() -> None:
     assert backends_of("both") == ("numpyro", "pyro") and backends_of("pyro") == ("pyro",)
+
+
+def test_programs_that_are_forgotten_are_compiled_again() -> None:
+    jax = pytest.importorskip("jax")
+    from numpyro_ext.programs import Program
+
+    compiled: list[str] = []
+
+    def note(name: str, *_: Any, **__: Any) -> None:
+        compiled.extend([name] if name.endswith("backend_compile_duration") else [])
+
+    def compilations() -> int:
+        before = len(compiled)
+        Program(lambda x: jax.numpy.sinh(3.0 * x))(values)
+        return len(compiled) - before
+
+    values = jax.numpy.ones(7)
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        found = [compilations(), compilations()]
+        forget_programs()
+        assert [*found, compilations()] == [1, 0, 1]
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
