@@ -21,7 +21,8 @@ where the reference's own standard deviation is not stable, quantiles take its p
 effective draws in bulk and tail, and no divergence. Problems without a right answer (improper \
 posteriors, and those that the precision cannot hold) are counted apart: the only good answer \
 there is not to be trusted. A run that fails gives no answer. Evaluations are those of the score; \
-seconds are from construction to draws, compiling included.
+seconds are from construction to draws, compiling included, of which runs of one process share \
+some unless they are run with `--fresh`.
 """
 
 #: Group of runs in tables.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +174,10 @@ def test_median_r_hat_sees_chains_that_stand_apart() -> None:
     values[:100, :2] += 5.0  # two of three outputs
     apart = sets.median_r_hat(values, (4, 100))
     assert together is not None and apart is not None and together < 1.05 < 1.5 < apart
+
+
+def test_compiling_is_of_the_run_that_it_is_counted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(sets, "forget_programs", partial(order.append, "forget"))
+    sets.timed(partial(order.append, "fit"))  # type: ignore[arg-type]
+    assert order == ["forget", "fit"]
