@@ -76,7 +76,7 @@ def load_fit(
         bit_generator = GENERATORS[rest["generator"]["bit_generator"]]()
         bit_generator.state = rest["generator"]
         generator = np.random.Generator(bit_generator)
-        seed, centred = rest["seed"], dict(rest["centred"])
+        seed, entry_data = rest["seed"], dict(rest["entry_data"])
         written = rest["way"], rest["arguments"]
         if not names.given and "names" in rest:
             names = names_from_tree(rest["names"])
@@ -89,7 +89,7 @@ def load_fit(
     if describe is not None:
         found = named_ways(found, describe, refuses=True)
         ways = with_names(ways, describe)
-    problem = way_of(found, *written, draws, centred)
+    problem = way_of(found, *written, draws, entry_data)
     again = ways if passes is None else None
     with state_files.reading(path):
         if evidence.program.is_whole and not problem.is_whole:

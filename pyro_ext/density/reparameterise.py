@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pyro
 import torch
 from pyro import poutine
+from pyro.distributions import Delta
 from pyro.infer.reparam import LocScaleReparam, TransformReparam
+from pyro.infer.reparam.reparam import Reparam
 from torch import Tensor
 from torch.distributions import Independent, TransformedDistribution, constraints
 from torch.distributions.transforms import AffineTransform, ExpTransform, SigmoidTransform
 
-from ppl_ext.target.noncentred import Forms, Moves, Noncentred
+from ppl_ext.target.noncentred import Forms, Moves, Noncentred, standardised
 from pyro_ext.density.handlers import global_generator, running
 from pyro_ext.density.layout import Data, with_own_containers
 from pyro_ext.density.log_density import LogDensity
@@ -20,6 +23,36 @@ from pyro_ext.density.log_density import LogDensity
 _FORMS = Forms(
     (Independent,), TransformedDistribution, AffineTransform, (ExpTransform, SigmoidTransform)
 )
+
+
+class StandardisedReparam(Reparam):  # type: ignore[misc]
+    """A site whose entries are standardised given their data.
+
+    Parameters
+    ----------
+    data : Tensor (2, ...)
+        Precisions and pulls: see :func:`~ppl_ext.target.noncentred.standardised`.
+    shape_params : sequence of str
+        Other parameters of the site's distribution.
+    """
+
+    def __init__(self, data: Tensor, shape_params: Sequence[str] = ()) -> None:
+        self._data, self._shape_params = data, tuple(shape_params)
+
+    def apply(self, msg: Any) -> dict[str, Any]:
+        fn, event_dim = self._unwrap(msg["fn"])
+        loc, scale, mean, deviation = standardised(fn.loc, fn.scale, *self._data)
+        others = {each: getattr(fn, each) for each in self._shape_params}
+        own = self._wrap(type(fn)(loc=loc, scale=scale, **others), event_dim)
+        value, entry = msg["value"], None
+        if value is not None:
+            entry = (value - mean) / deviation
+        infer = {"is_observed": msg["is_observed"]}
+        entry = pyro.sample(f"{msg['name']}_decentered", own, obs=entry, infer=infer)
+        value = mean + deviation * entry if value is None else value
+        # The value is given by what was drawn: as a deterministic site, it adds nothing.
+        fixed = Delta(value, event_dim=event_dim).mask(False)
+        return {"fn": fixed, "value": value, "is_observed": True}
 
 
 def noncentred(
@@ -37,6 +70,7 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
     and so are those inside a subsampled plate.
     """
     latents, config = dict[str, str](), dict[str, Any]()
+    shifted = set[str]()
     nodes = _nodes(target, data, torch.zeros(target.dim, dtype=target.dtype))
     elsewhere: dict[str, Any] = {}
     for name in target.layout.names:
@@ -67,7 +101,9 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
             others = tuple(sorted(parameters - {"loc", "scale"}))
             config |= {**own, stands_for: LocScaleReparam(0.0, shape_params=others)}
             latents[name] = f"{stands_for}_decentered"
-    return Moves(latents, config)
+            if _FORMS.is_shifted(_FORMS.unwrapped(site["fn"])):
+                shifted.add(name)
+    return Moves(latents, config, StandardisedReparam, frozenset(shifted))
 
 
 def _nodes(target: LogDensity, data: Data, position: Tensor) -> dict[str, Any]:
