@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.fit.problem.problem import Meter, Problem
+from ppl_ext.start.local_normal import step_of, whitened_curvature
 from ppl_ext.start.start import Mode
 
 #: How far to either side of a mode widths are compared, in standard deviations of a coordinate.
@@ -79,7 +80,7 @@ def neck(problem: Problem, sites: Iterable[str], mode: Mode, meter: Meter) -> fl
 
 
 @np.errstate(all="ignore")
-def entry_data(written: Problem, other: Problem, mode: Mode) -> EntryData:
+def entry_data(written: Problem, other: Problem, mode: Mode, meter: Meter) -> EntryData:
     """What data tell of each entry of the sites that another way has non-centred.
 
     Parameters
@@ -88,17 +89,29 @@ def entry_data(written: Problem, other: Problem, mode: Mode) -> EntryData:
         The program as written, and with sites non-centred.
     mode : Mode
         Of the program with sites non-centred. Where it has no covariances, nothing is told.
+    meter : Meter
+        Counts two evaluations for each dimension, and one.
     """
     if written.maps is None or not other.latents or mode.factor.ndim == 1:
         return EntryData()
     places = {site: other.coordinates[latent] for site, latent in other.latents.items()}
     ordered = sorted(places.values(), key=lambda place: place.start)
+    # At one point: the mode's own covariance may be one over its draws, on which scales differ.
+    evaluate, deviations = meter.of(other.evaluate), mode.deviations
+    curvature = whitened_curvature(
+        evaluate, mode.mean, np.diag(deviations), step_of(other.epsilon)
+    )
+    if curvature is None:
+        return EntryData()
     told = np.zeros(other.dim)
-    told[_own(other, other.latents.values())] = _told(mode, ordered)
-    shares = np.concatenate([(told / (1.0 + told))[place] for place in ordered])
+    own = _own(other, other.latents.values())
+    told[own] = _told(curvature / np.outer(deviations, deviations), ordered)
+    shares = told[own] / (1.0 + told[own])
     if not shares.max() >= LEAST_TOLD:
         return EntryData()
     first = written.positions_of(other, mode.mean[None])[0]
+    # What the slope has beside that of the standard Normal priors of entries.
+    slopes = evaluate(mode.mean[None])[1][0] + mode.mean
     shapes, entries = other.own.layout.shapes, {}
     for site, place in places.items():
         # A step of 1 of the non-centred entry moves the entry as written by its scale.
@@ -106,27 +119,27 @@ def entry_data(written: Problem, other: Problem, mode: Mode) -> EntryData:
         shifted[:, place] += 1.0
         scales = np.abs(written.positions_of(other, shifted)[0, here] - first[here])
         precisions = told[place] / scales**2
-        # At the mode the data's slope is what holds the entry against its prior's.
-        pulls = mode.mean[place] / scales + precisions * first[here]
+        pulls = slopes[place] / scales + precisions * first[here]
         entries[site] = np.stack([precisions, pulls]).reshape(2, *shapes[other.latents[site]])
     if not all(np.isfinite(each).all() for each in entries.values()):
         return EntryData()
     return EntryData(entries, float(shares.min()))
 
 
-def _told(mode: Mode, sites: Sequence[slice]) -> Float[np.ndarray, " own"]:
+def _told(
+    precision: Float[np.ndarray, "D D"], sites: Sequence[slice]
+) -> Float[np.ndarray, " own"]:
     """What data tell of entries, as precisions beside those of their priors, which are 1.
 
     All that comes before them in the program is given, and all that is not such an entry. Entries
     of later sites are integrated out: these may have the former as their locations, and would tell
     more of them than the data do.
     """
-    root = np.linalg.inv(mode.root)
     told, later = list[np.ndarray](), np.zeros(0, int)
     for place in reversed(sites):
         here = np.arange(place.start, place.stop)
         later = np.concatenate([here, later])
-        covariance = np.linalg.inv(root[:, later].T @ root[:, later])
+        covariance = np.linalg.inv(precision[np.ix_(later, later)])
         told.append(1.0 / np.diag(covariance)[: len(here)] - 1.0)
     return np.maximum(np.concatenate(told[::-1]), 0.0)
 

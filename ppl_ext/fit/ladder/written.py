@@ -132,7 +132,7 @@ def _partly(
     ``start`` is that of the non-centred way, and ``most`` the largest share that data have of what
     is known of some entry for this way to be worth a third program.
     """
-    told = entry_data(written, other, start.modes[0])
+    told = entry_data(written, other, start.modes[0], meter)
     if not told.least <= most or other.partly is None:
         return None
     between = other.between(told.entries)
