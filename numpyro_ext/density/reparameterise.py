@@ -33,7 +33,7 @@ _FORMS = Forms(
 )
 
 
-class StandardisedReparam(Reparam):  # type: ignore[misc]
+class StandardisedReparam(Reparam):
     """A site whose entries are standardised given their data.
 
     Parameters

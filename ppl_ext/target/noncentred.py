@@ -118,6 +118,9 @@ class Noncentred:
         The latent sites of the program as written.
     """
 
+    #: Of a program that takes further arguments than the model.
+    __signature__: inspect.Signature
+
     def __init__(
         self,
         model: Callable[..., Any],

@@ -98,9 +98,7 @@ def entry_data(written: Problem, other: Problem, mode: Mode, meter: Meter) -> En
     ordered = sorted(places.values(), key=lambda place: place.start)
     # At one point: the mode's own covariance may be one over its draws, on which scales differ.
     evaluate, deviations = meter.of(other.evaluate), mode.deviations
-    curvature = whitened_curvature(
-        evaluate, mode.mean, np.diag(deviations), step_of(other.epsilon)
-    )
+    curvature = whitened_curvature(evaluate, mode.mean, np.diag(deviations), step_of(other.epsilon))
     if curvature is None:
         return EntryData()
     told = np.zeros(other.dim)
@@ -126,9 +124,7 @@ def entry_data(written: Problem, other: Problem, mode: Mode, meter: Meter) -> En
     return EntryData(entries, float(shares.min()))
 
 
-def _told(
-    precision: Float[np.ndarray, "D D"], sites: Sequence[slice]
-) -> Float[np.ndarray, " own"]:
+def _told(precision: Float[np.ndarray, "D D"], sites: Sequence[slice]) -> Float[np.ndarray, " own"]:
     """What data tell of entries, as precisions beside those of their priors, which are 1.
 
     All that comes before them in the program is given, and all that is not such an entry. Entries
