@@ -23,7 +23,7 @@ from numpyro.infer.reparam import LocScaleReparam, Reparam, TransformReparam
 from numpyro_ext.density.layout import Data
 from numpyro_ext.density.log_density import LogDensity
 from numpyro_ext.programs import Program
-from ppl_ext.target.noncentred import Forms, Moves, Noncentred, standardised
+from ppl_ext.target.noncentred import Forms, Moves, Noncentred, Standardised
 
 _FORMS = Forms(
     (Independent, ExpandedDistribution),
@@ -33,25 +33,13 @@ _FORMS = Forms(
 )
 
 
-class StandardisedReparam(Reparam):
-    """A site whose entries are standardised given their data.
-
-    Parameters
-    ----------
-    data : array (2, ...)
-        Precisions and pulls: see :func:`~ppl_ext.target.noncentred.standardised`.
-    shape_params : sequence of str
-        Other parameters of the site's distribution.
-    """
-
-    def __init__(self, data: Array, shape_params: Sequence[str] = ()) -> None:
-        self._data, self._shape_params = data, tuple(shape_params)
+class StandardisedReparam(Standardised, Reparam):
+    """A site whose entries are standardised given their data."""
 
     def __call__(self, name: str, fn: Any, obs: Any) -> tuple[None, Array]:
-        fn, shape, event_dim = self._unwrap(fn)
-        loc, scale, mean, deviation = standardised(fn.loc, fn.scale, *self._data)
-        others = {each: getattr(fn, each) for each in self._shape_params}
-        own = self._wrap(type(fn)(loc=loc, scale=scale, **others), shape, event_dim)
+        base, shape, event_dim = self._unwrap(fn)
+        own, mean, deviation = self.of(base)
+        own = self._wrap(own, shape, event_dim)
         return None, mean + deviation * numpyro.sample(f"{name}_decentered", own)
 
 

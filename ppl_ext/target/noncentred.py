@@ -104,6 +104,27 @@ def standardised(loc: Any, scale: Any, precision: Any, pull: Any) -> tuple[Any, 
     return moved, root, (loc + scale**2 * pull) / square, scale / root
 
 
+class Standardised:
+    """A site whose entries are standardised given their data, in any host.
+
+    Parameters
+    ----------
+    data : array (2, ...)
+        Precisions and pulls: see :func:`standardised`.
+    shape_params : sequence of str
+        Other parameters of the site's distribution.
+    """
+
+    def __init__(self, data: Any, shape_params: Sequence[str] = ()) -> None:
+        self.data, self.shape_params = data, tuple(shape_params)
+
+    def of(self, distribution: Any) -> tuple[Any, Any, Any]:
+        """The distribution of entries, and their mean and deviation."""
+        loc, scale, mean, deviation = standardised(distribution.loc, distribution.scale, *self.data)
+        others = {name: getattr(distribution, name) for name in self.shape_params}
+        return type(distribution)(loc=loc, scale=scale, **others), mean, deviation
+
+
 class Noncentred:
     """A program with sites non-centred; as it is written until ``moves`` tell which.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Independent, TransformedDistribution, constraints
 from torch.distributions.transforms import AffineTransform, ExpTransform, SigmoidTransform
 
-from ppl_ext.target.noncentred import Forms, Moves, Noncentred, standardised
+from ppl_ext.target.noncentred import Forms, Moves, Noncentred, Standardised
 from pyro_ext.density.handlers import global_generator, running
 from pyro_ext.density.layout import Data, with_own_containers
 from pyro_ext.density.log_density import LogDensity
@@ -25,29 +25,17 @@ _FORMS = Forms(
 )
 
 
-class StandardisedReparam(Reparam):
-    """A site whose entries are standardised given their data.
-
-    Parameters
-    ----------
-    data : Tensor (2, ...)
-        Precisions and pulls: see :func:`~ppl_ext.target.noncentred.standardised`.
-    shape_params : sequence of str
-        Other parameters of the site's distribution.
-    """
-
-    def __init__(self, data: Tensor, shape_params: Sequence[str] = ()) -> None:
-        self._data, self._shape_params = data, tuple(shape_params)
+class StandardisedReparam(Standardised, Reparam):
+    """A site whose entries are standardised given their data."""
 
     def apply(self, msg: Any) -> dict[str, Any]:
-        fn, event_dim = self._unwrap(msg["fn"])
-        loc, scale, mean, deviation = standardised(fn.loc, fn.scale, *self._data)
-        others = {each: getattr(fn, each) for each in self._shape_params}
-        own = self._wrap(type(fn)(loc=loc, scale=scale, **others), event_dim)
+        base, event_dim = self._unwrap(msg["fn"])
+        own, mean, deviation = self.of(base)
         value, entry = msg["value"], None
         if value is not None:
             entry = (value - mean) / deviation
         infer = {"is_observed": msg["is_observed"]}
+        own = self._wrap(own, event_dim)
         entry = pyro.sample(f"{msg['name']}_decentered", own, obs=entry, infer=infer)
         value = mean + deviation * entry if value is None else value
         # The value is given by what was drawn: as a deterministic site, it adds nothing.
@@ -70,7 +58,6 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
     and so are those inside a subsampled plate.
     """
     latents, config = dict[str, str](), dict[str, Any]()
-    shifted = set[str]()
     nodes = _nodes(target, data, torch.zeros(target.dim, dtype=target.dtype))
     elsewhere: dict[str, Any] = {}
     for name in target.layout.names:
@@ -101,9 +88,9 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
             others = tuple(sorted(parameters - {"loc", "scale"}))
             config |= {**own, stands_for: LocScaleReparam(0.0, shape_params=others)}
             latents[name] = f"{stands_for}_decentered"
-            if _FORMS.is_shifted(_FORMS.unwrapped(site["fn"])):
-                shifted.add(name)
-    return Moves(latents, config, StandardisedReparam, frozenset(shifted))
+    every = {name: _FORMS.unwrapped(nodes[name]["fn"]) for name in latents}
+    shifted = frozenset(name for name, each in every.items() if _FORMS.is_shifted(each))
+    return Moves(latents, config, StandardisedReparam, shifted)
 
 
 def _nodes(target: LogDensity, data: Data, position: Tensor) -> dict[str, Any]:
