@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import numpyro
 from jax import Array
 from jax.extend.core import Literal
 from numpyro import handlers
@@ -17,12 +18,12 @@ from numpyro.distributions import (
     constraints,
 )
 from numpyro.distributions.transforms import AffineTransform, ExpTransform, SigmoidTransform
-from numpyro.infer.reparam import LocScaleReparam, TransformReparam
+from numpyro.infer.reparam import LocScaleReparam, Reparam, TransformReparam
 
 from numpyro_ext.density.layout import Data
 from numpyro_ext.density.log_density import LogDensity
 from numpyro_ext.programs import Program
-from ppl_ext.target.noncentred import Forms, Moves, Noncentred
+from ppl_ext.target.noncentred import Forms, Moves, Noncentred, Standardised
 
 _FORMS = Forms(
     (Independent, ExpandedDistribution),
@@ -30,6 +31,16 @@ _FORMS = Forms(
     AffineTransform,
     (ExpTransform, SigmoidTransform),
 )
+
+
+class StandardisedReparam(Standardised, Reparam):
+    """A site whose entries are standardised given their data."""
+
+    def __call__(self, name: str, fn: Any, obs: Any) -> tuple[None, Array]:
+        base, shape, event_dim = self._unwrap(fn)
+        own, mean, deviation = self.of(base)
+        own = self._wrap(own, shape, event_dim)
+        return None, mean + deviation * numpyro.sample(f"{name}_decentered", own)
 
 
 def noncentred(
@@ -48,6 +59,7 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
     """
     bound = target.bound
     kinds = dict[str, tuple[bool, tuple[str, ...]]]()
+    shifted = set[str]()
 
     def scales(position: Array, data: Data) -> dict[str, Array]:
         found = {}
@@ -57,6 +69,8 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
             if site.get("_control_flow_done", False) or site.get("scale") is not None:
                 continue  # scan runs its body again with values, which the handler refuses
             base = _FORMS.unwrapped(site["fn"])
+            if _FORMS.is_shifted(base):
+                shifted.add(name)
             if is_monotone := _FORMS.is_monotone(base):
                 base = _FORMS.unwrapped(base.base_dist)
             names = set(getattr(base, "arg_constraints", ()))
@@ -83,7 +97,7 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
         stands_for = f"{name}_base" if is_monotone else name
         config[stands_for] = LocScaleReparam(0.0, shape_params=others)
         latents[name] = f"{stands_for}_decentered"
-    return Moves(latents, config)
+    return Moves(latents, config, StandardisedReparam, frozenset(shifted))
 
 
 def moved_values(target: LogDensity, data: Data, values: Mapping[str, Array]) -> dict[str, Array]:

@@ -632,7 +632,7 @@ class Fit:
         sampled = climbed.sampled
         return {
             "way": climbed.problem.name,
-            "centred": dict(climbed.problem.centred),
+            "entry_data": dict(climbed.problem.entry_data),
             "arguments": self._arguments,
             "calls": climbed.problem.evaluate.calls,
             "seed": self._seed,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.after.bound import check_density, way_of
 from ppl_ext.fit.after.saved import from_tree, names_from_tree
 from ppl_ext.fit.fit import Again, Fit
@@ -76,7 +77,14 @@ def load_fit(
         bit_generator = GENERATORS[rest["generator"]["bit_generator"]]()
         bit_generator.state = rest["generator"]
         generator = np.random.Generator(bit_generator)
-        seed, centred = rest["seed"], dict(rest["centred"])
+        if rest.get("centred"):
+            # Its entries were written by a number from 0 to 1 each, which is no such way any more.
+            raise ArgumentError(
+                "Expected a fit of this version, found an earlier one's of a program that is "
+                "partly non-centred. Load it without the program, for draws and verdict alone, or "
+                "fit anew."
+            )
+        seed, entry_data = rest["seed"], dict(rest.get("entry_data", {}))
         written = rest["way"], rest["arguments"]
         if not names.given and "names" in rest:
             names = names_from_tree(rest["names"])
@@ -89,7 +97,7 @@ def load_fit(
     if describe is not None:
         found = named_ways(found, describe, refuses=True)
         ways = with_names(ways, describe)
-    problem = way_of(found, *written, draws, centred)
+    problem = way_of(found, *written, draws, entry_data)
     again = ways if passes is None else None
     with state_files.reading(path):
         if evidence.program.is_whole and not problem.is_whole:

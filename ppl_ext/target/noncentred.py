@@ -8,6 +8,8 @@ hosts' own handlers write it so.
 
 from __future__ import annotations
 
+import copy
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +21,8 @@ from jaxtyping import Float
 from ppl_ext.errors import ModelCheckError
 from ppl_ext.target.on_host import as_float64
 
+#: Argument that tells what data tell of entries: see :meth:`Noncentred.given_data`.
+ENTRY_DATA = "entry_data_by_site"
 #: Says what speaks against an answer before there is one, where a warning would be too early.
 LOGGER = logging.getLogger("ppl_ext")
 #: Positions at which two ways to write a program are compared, and how far around 0 these lie.
@@ -45,25 +49,80 @@ class Moves:
         By site as written, the latent site that stands for it.
     config : mapping of str to object
         The host's reparameterisers by site.
+    standardise : callable
+        Of an entry of ``given`` and the names of a distribution's other parameters: the host's
+        reparameteriser by :func:`standardised`.
+    shifted : frozenset of str
+        Sites as written whose unconstrained values are shifts or multiples of what has the latent
+        scale.
     """
 
     latents: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    standardise: Callable[..., Any] = lambda data, shape_params: None
+    shifted: frozenset[str] = frozenset()
 
-    def partly(self, centred: Mapping[str, Any]) -> Moves:
-        """The same with entries centred from 0, as they are here, to 1, as written.
+    def given(self, data: Mapping[str, Any]) -> Moves:
+        """The same with entries standardised given their data, in place of their priors alone.
 
         Parameters
         ----------
-        centred : mapping of str to array
-            By site as written, the host's arrays of the shape of a value.
+        data : mapping of str to array
+            By site as written, the host's arrays of precisions and pulls (2, ...): see
+            :func:`standardised`.
         """
         config = dict(self.config)
         for site, latent in self.latents.items():
             name = latent.removesuffix("_decentered")
-            known = config[name]
-            config[name] = type(known)(centred[site], shape_params=known.shape_params)
+            config[name] = self.standardise(data[site], config[name].shape_params)
         return replace(self, config=config)
+
+
+def standardised(loc: Any, scale: Any, precision: Any, pull: Any) -> tuple[Any, Any, Any, Any]:
+    """How an entry is written that is standard Normal given its location, scale and data.
+
+    An entry x ~ Normal(m, s) whose data tell of it by a factor exp(k x - h x^2 / 2), the density of
+    a Normal of precision h, is Normal given both, of mean (m + s^2 k) / (1 + h s^2) and standard
+    deviation s / sqrt(1 + h s^2). With x = mean + deviation e, the entry e is standard Normal
+    whatever m and s are: it is non-centred where s is small, and centred where it is large. Any
+    numbers h >= 0 and k give the same program, since the prior of e is what that of x makes it.
+
+    Parameters
+    ----------
+    loc, scale : array
+        m and s.
+    precision, pull : array
+        h and k.
+
+    Returns
+    -------
+    Location and scale of the prior of e, and mean and deviation.
+    """
+    square = 1.0 + precision * scale**2
+    root = square**0.5
+    moved = scale * (precision * loc - pull) / root
+    return moved, root, (loc + scale**2 * pull) / square, scale / root
+
+
+class Standardised:
+    """A site whose entries are standardised given their data, in any host.
+
+    Parameters
+    ----------
+    data : array (2, ...)
+        Precisions and pulls: see :func:`standardised`.
+    shape_params : sequence of str
+        Other parameters of the site's distribution.
+    """
+
+    def __init__(self, data: Any, shape_params: Sequence[str] = ()) -> None:
+        self.data, self.shape_params = data, tuple(shape_params)
+
+    def of(self, distribution: Any) -> tuple[Any, Any, Any]:
+        """The distribution of entries, and their mean and deviation."""
+        loc, scale, mean, deviation = standardised(distribution.loc, distribution.scale, *self.data)
+        others = {name: getattr(distribution, name) for name in self.shape_params}
+        return type(distribution)(loc=loc, scale=scale, **others), mean, deviation
 
 
 class Noncentred:
@@ -80,6 +139,9 @@ class Noncentred:
         The latent sites of the program as written.
     """
 
+    #: Of a program that takes further arguments than the model.
+    __signature__: inspect.Signature
+
     def __init__(
         self,
         model: Callable[..., Any],
@@ -95,7 +157,21 @@ class Noncentred:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.moves.config:
             return self.model(*args, **kwargs)
-        return self._reparam(self.model, config=dict(self.moves.config))(*args, **kwargs)
+        data = kwargs.pop(ENTRY_DATA, None)
+        moves = self.moves if data is None else self.moves.given(data)
+        return self._reparam(self.model, config=dict(moves.config))(*args, **kwargs)
+
+    def given_data(self) -> Noncentred:
+        """The program whose argument :data:`ENTRY_DATA` says what data tell of its entries.
+
+        So one program, which is compiled once, serves any such numbers: see :meth:`Moves.given`.
+        """
+        found, signature = copy.copy(self), inspect.signature(self)
+        known = list(signature.parameters.values())
+        if not known or known[-1].kind is not inspect.Parameter.VAR_KEYWORD:
+            known.append(inspect.Parameter(ENTRY_DATA, inspect.Parameter.KEYWORD_ONLY))
+        found.__signature__ = signature.replace(parameters=known)
+        return found
 
     @property
     def parameter_sites(self) -> tuple[str, ...]:
@@ -191,6 +267,10 @@ class Forms(NamedTuple):
         *first, last = distribution.transforms
         is_affine = [isinstance(each, self.affine) and not each.domain.event_dim for each in first]
         return all(is_affine) and isinstance(last, self.monotone)
+
+    def is_shifted(self, distribution: Any) -> bool:
+        """Whether such a one has a shift or a factor."""
+        return self.is_monotone(distribution) and len(distribution.transforms) > 1
 
     def standard(self, distribution: Any, value: Any) -> Any:
         """The value of the latent site that stands for one of a distribution of latent scale."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pyro
 import torch
 from pyro import poutine
+from pyro.distributions import Delta
 from pyro.infer.reparam import LocScaleReparam, TransformReparam
+from pyro.infer.reparam.reparam import Reparam
 from torch import Tensor
 from torch.distributions import Independent, TransformedDistribution, constraints
 from torch.distributions.transforms import AffineTransform, ExpTransform, SigmoidTransform
 
-from ppl_ext.target.noncentred import Forms, Moves, Noncentred
+from ppl_ext.target.noncentred import Forms, Moves, Noncentred, Standardised
 from pyro_ext.density.handlers import global_generator, running
 from pyro_ext.density.layout import Data, with_own_containers
 from pyro_ext.density.log_density import LogDensity
@@ -20,6 +23,24 @@ from pyro_ext.density.log_density import LogDensity
 _FORMS = Forms(
     (Independent,), TransformedDistribution, AffineTransform, (ExpTransform, SigmoidTransform)
 )
+
+
+class StandardisedReparam(Standardised, Reparam):
+    """A site whose entries are standardised given their data."""
+
+    def apply(self, msg: Any) -> dict[str, Any]:
+        base, event_dim = self._unwrap(msg["fn"])
+        own, mean, deviation = self.of(base)
+        value, entry = msg["value"], None
+        if value is not None:
+            entry = (value - mean) / deviation
+        infer = {"is_observed": msg["is_observed"]}
+        own = self._wrap(own, event_dim)
+        entry = pyro.sample(f"{msg['name']}_decentered", own, obs=entry, infer=infer)
+        value = mean + deviation * entry if value is None else value
+        # The value is given by what was drawn: as a deterministic site, it adds nothing.
+        fixed = Delta(value, event_dim=event_dim).mask(False)
+        return {"fn": fixed, "value": value, "is_observed": True}
 
 
 def noncentred(
@@ -67,7 +88,9 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
             others = tuple(sorted(parameters - {"loc", "scale"}))
             config |= {**own, stands_for: LocScaleReparam(0.0, shape_params=others)}
             latents[name] = f"{stands_for}_decentered"
-    return Moves(latents, config)
+    every = {name: _FORMS.unwrapped(nodes[name]["fn"]) for name in latents}
+    shifted = frozenset(name for name, each in every.items() if _FORMS.is_shifted(each))
+    return Moves(latents, config, StandardisedReparam, shifted)
 
 
 def _nodes(target: LogDensity, data: Data, position: Tensor) -> dict[str, Any]:

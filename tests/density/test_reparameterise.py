@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_ext.target.noncentred import check_moved, difference, points_around
+from ppl_ext.target.noncentred import ENTRY_DATA, Moves, check_moved, difference, points_around
 from tests.fit.test_fit import fit_of, numbers
 
 MOVED, MOVED_BASE, LEFT = {"e": "e_decentered"}, {"e": "e_base_decentered"}, dict[str, str]()
@@ -67,31 +67,44 @@ def one_site(backend: Any, distribution: Callable[..., Any], around: Any = None)
     return model
 
 
-def moved(backend: Any, model: Any) -> tuple[dict[str, str], Any]:
-    """What stands for which site, and a function that compares the two programs."""
+def moved(backend: Any, model: Any) -> tuple[Moves, Any]:
+    """What is moved, and a function that compares the two programs."""
     own = backend.room("density.reparameterise")
     target, data = backend.target(model)
     moves = own.moves_of(target, data)
 
-    def compare() -> None:
-        program = own.noncentred(model, moves, target.layout.names)
-        check_moved(moves, target, data, *backend.target(program))
+    def compare(*, has_data: bool = False) -> None:
+        program, given = own.noncentred(model, moves, target.layout.names), {}
+        if has_data:
+            # Any numbers give the same program; the precisions are positive.
+            noise = np.random.default_rng(0).normal(size=(2, 2, target.dim // 2))
+            noise[0] = np.exp(noise[0])
+            shape = (2, *target.layout.shapes["e"])
+            program = program.given_data()
+            given = {ENTRY_DATA: {"e": backend.array(noise.reshape(shape))}}
+        check_moved(moves, target, data, *backend.target(program, (), given))
 
-    return dict(moves.latents), compare
+    return moves, compare
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *NUMPYRO])
 def test_sites_are_moved_whose_distribution_the_hosts_handlers_take(
     backend: Any, family: str
 ) -> None:
-    """And the program that comes of it has the same density, Jacobian included."""
+    """And the program that comes of it has the same density, Jacobian included.
+
+    So has that whose entries are standardised given their data.
+    """
     if family in NUMPYRO and backend.is_pyro:
         pytest.skip("not in Pyro")
     distribution, expected = {**FAMILIES, **NUMPYRO}[family]
     found, compare = moved(backend, one_site(backend, distribution))
-    assert found == expected
-    if found:
+    assert found.latents == expected
+    # In which units their location and scale are is not known from their values.
+    assert found.shifted == ({"e"} if family == "shifted" else set())
+    if found.latents:
         compare()
+        compare(has_data=True)
 
 
 @pytest.mark.parametrize(("centred", "expected"), [(0.0, LEFT), (0.5, ["e_decentered"])])
@@ -102,7 +115,7 @@ def test_what_the_hosts_handler_has_moved_is_left_alone(
     module = "pyro.infer.reparam" if backend.is_pyro else "numpyro.infer.reparam"
     reparam = importlib.import_module(module).LocScaleReparam(centred)
     model = backend.handlers.reparam(one_site(backend, FAMILIES["Normal"][0]), {"e": reparam})
-    assert list(moved(backend, model)[0]) == list(expected)
+    assert list(moved(backend, model)[0].latents) == list(expected)
 
 
 @pytest.mark.parametrize("name", ["scale", "mask"])
@@ -112,7 +125,7 @@ def test_sites_that_do_not_count_once_are_left_alone(backend: Any, name: str) ->
     model = one_site(
         backend, FAMILIES["Normal"][0], lambda handlers: getattr(handlers, name)(**option)
     )
-    assert moved(backend, model)[0] == LEFT
+    assert moved(backend, model)[0].latents == LEFT
 
 
 def not_of_scale(backend: Any) -> Any:
@@ -139,7 +152,7 @@ def with_more(backend: Any) -> Any:
 def test_another_program_is_refused(backend: Any) -> None:
     other = not_of_scale(backend)
     found, compare = moved(backend, one_site(backend, lambda _, s: other(backend.array(0.3), s)))
-    assert found == MOVED
+    assert found.latents == MOVED
     with pytest.raises(backend.public.ModelCheckError, match="differs .* at 1. of 16 positions"):
         compare()
 

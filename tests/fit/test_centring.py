@@ -1,4 +1,4 @@
-"""Where the program as written has a neck, and how far entries are centred, on NumPy's problems."""
+"""Where a program has a neck, and what data tell of entries, on NumPy's problems."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import multivariate_normal, norm
+from scipy.stats import norm
 
-from ppl_ext.fit.ladder.centring import FAR, Centring, _told, centring_of, has_neck
+from ppl_ext.fit.ladder.centring import EntryData, _told, entry_data, neck
 from ppl_ext.fit.problem.problem import Meter, Problem
+from ppl_ext.fit.verdict.policy import STRAINED
 from ppl_ext.start.find import find
 from ppl_ext.start.start import Mode
-from ppl_ext.target.noncentred import Moves
+from ppl_ext.target.noncentred import Moves, standardised
 from tests.fit_support import WITHOUT_PROGRAM
 
 #: Of the groups: measurements and their errors, and the standard deviation of their mean's prior.
@@ -62,11 +63,13 @@ def test_a_neck_is_where_widths_follow_another_site(error: float, is_narrow: boo
 
     places = {"scale": slice(0, 1), "effect": slice(1, 2)}
     written = problem(density, places)
-    moved = replace(written, name="non-centred", latents={"effect": "effect_decentered"})
     mode = Mode(np.array([0.0, 0.6]), np.array([0.3, 0.3]), 0.0, 0.0)
-    for meaning in (moved, replace(moved, latents={})):
-        found = has_neck(written, meaning, mode, Meter(1_000, 60.0))
-        assert found == (is_narrow and bool(meaning.latents))
+    meter = Meter(1_000, 60.0)
+    found = neck(written, ["effect"], mode, meter)
+    low, high = (np.exp(-2.0 * log) + error**-2 for log in (0.9, -0.9))
+    assert found == pytest.approx(high / low, rel=1e-3) and meter.evaluations == 4
+    assert (found > STRAINED) == is_narrow
+    assert neck(written, [], mode, meter) == neck(written, list(places), mode, meter) == 1.0
 
 
 def by_differences(value: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], Any]:
@@ -109,21 +112,6 @@ def groups(y: np.ndarray, errors: np.ndarray) -> tuple[Problem, Problem]:
     return problem(by_differences(moved), places, maps=(none, there)), other
 
 
-def shares_of_the_range(y: np.ndarray, errors: np.ndarray) -> np.ndarray:
-    """Means over the range of the log scale of the data's shares, by quadrature."""
-    grid = np.linspace(-8.0, 6.0, 1_401)
-    marginal = np.array(
-        [
-            multivariate_normal.logpdf(
-                y, cov=WIDE**2 + np.diag(errors**2) + np.exp(2.0 * u) * np.eye(len(y))
-            )
-            for u in grid
-        ]
-    ) + norm.logpdf(grid, 0.0, 1.5)
-    inside = grid[marginal >= marginal.max() - FAR**2 / 2.0]
-    return (1.0 / (1.0 + errors**2 * np.exp(-2.0 * inside[:, None]))).mean(0)
-
-
 @pytest.mark.parametrize(
     ("y", "errors"),
     [
@@ -134,20 +122,43 @@ def shares_of_the_range(y: np.ndarray, errors: np.ndarray) -> np.ndarray:
         (np.append(2.0, np.tile(Y, 2)), np.append(0.05, np.full(8, 1.5))),
     ],
 )
-def test_entries_are_centred_by_what_their_data_tell(y: np.ndarray, errors: np.ndarray) -> None:
-    """The range of the scale is known to a step of the places where it is looked at."""
+def test_what_data_tell_of_entries_is_exact_where_it_is_normal(
+    y: np.ndarray, errors: np.ndarray
+) -> None:
+    """Wherever it is looked at: at a mode, and off it."""
     written, other = groups(y, errors)
     start = find(other.evaluate, other.starting_points, np.random.default_rng(0), 1e-16)
-    meter = Meter(10_000, 60.0)
-    found = centring_of(written, other, start.modes[0], meter).entries["effect"]
-    np.testing.assert_allclose(found, shares_of_the_range(y, errors), atol=0.08)
-    assert meter.evaluations == 100  # of one coordinate that changes a scale
+    mode = start.modes[0]
+    for shift in (0.0, 0.3):
+        meter = Meter(10_000, 60.0)
+        found = entry_data(written, other, replace(mode, mean=mode.mean + shift), meter)
+        expected = [errors**-2.0, y * errors**-2.0]
+        np.testing.assert_allclose(found.entries["effect"], expected, rtol=0.01, atol=0.01)
+        assert meter.evaluations == 2 * other.dim + 1
+        scale = np.exp(mode.mean[1] + shift)
+        assert found.least == pytest.approx(1.0 / (1.0 + (errors.max() / scale) ** 2), rel=0.01)
 
 
 def test_entries_with_few_data_stay_non_centred() -> None:
     written, other = groups(Y, np.full(4, 10.0))
     start = find(other.evaluate, other.starting_points, np.random.default_rng(0), 1e-16)
-    assert centring_of(written, other, start.modes[0], Meter(10_000, 60.0)) == Centring()
+    assert entry_data(written, other, start.modes[0], Meter(10_000, 60.0)) == EntryData()
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.4, 30.0])
+def test_standardised_entries_are_standard_normal_given_their_data(scale: float) -> None:
+    """Prior times data's factor is the standard Normal's density, up to the entry's own constant.
+
+    And the prior of the entry is that of the value which it stands for.
+    """
+    loc, precision, pull = 0.7, 6.0, -3.0
+    of_entry, width, mean, deviation = standardised(loc, scale, precision, pull)
+    entries = np.linspace(-3.0, 3.0, 7)
+    values = mean + deviation * entries
+    prior = norm.logpdf(entries, of_entry, width)
+    np.testing.assert_allclose(prior, norm.logpdf(values, loc, scale) + np.log(deviation))
+    posterior = prior + pull * values - 0.5 * precision * values**2
+    np.testing.assert_allclose(np.diff(posterior), np.diff(norm.logpdf(entries)), rtol=1e-6)
 
 
 def test_data_tell_of_an_entry_what_entries_around_it_leave_open() -> None:
@@ -155,22 +166,21 @@ def test_data_tell_of_an_entry_what_entries_around_it_leave_open() -> None:
     spread, error = 0.3, 0.2
     rows = np.array([[0.0, 1.0, spread, 0.0], [0.0, 1.0, 0.0, spread]])
     covariance = np.linalg.inv(np.eye(4) + rows.T @ rows / error**2)
-    mode = Mode(np.zeros(4), np.linalg.cholesky(covariance), 0.0, 0.0)
-    found = _told(mode, [slice(1, 2), slice(2, 4)])
+    found = _told(np.linalg.inv(covariance), [slice(1, 2), slice(2, 4)])
     of_outer, of_inner = 2.0 / (error**2 + spread**2), (spread / error) ** 2
     np.testing.assert_allclose(found, [of_outer, of_inner, of_inner])
 
 
 def test_moves_of_entries_keep_what_else_the_host_is_told() -> None:
     class Handler:
-        def __init__(self, centred: Any, shape_params: tuple[str, ...] = ()) -> None:
-            self.centred, self.shape_params = centred, shape_params
+        def __init__(self, told: Any, shape_params: tuple[str, ...] = ()) -> None:
+            self.told, self.shape_params = told, shape_params
 
-    config = {"x": object(), "x_base": Handler(0.0, ("df",)), "y": Handler(0.0)}
-    moves = Moves({"x": "x_base_decentered", "y": "y_decentered"}, config)
-    centred = {"x": np.array([0.5, 1.0]), "y": np.array(0.25)}
-    found = moves.partly(centred)
+    config: dict[str, Any] = {"x": object(), "x_base": Handler(0.0, ("df",)), "y": Handler(0.0)}
+    moves = Moves({"x": "x_base_decentered", "y": "y_decentered"}, config, Handler)
+    told = {"x": np.array([[0.5, 1.0], [2.0, 3.0]]), "y": np.array([0.25, 1.0])}
+    found = moves.given(told)
     assert found.latents == moves.latents and found.config["x"] is config["x"]
-    assert found.config["x_base"].centred is centred["x"]
+    assert found.config["x_base"].told is told["x"]
     assert found.config["x_base"].shape_params == ("df",)
-    assert found.config["y"].centred is centred["y"] and config["y"].centred == 0.0
+    assert found.config["y"].told is told["y"] and config["y"].told == 0.0

@@ -1891,22 +1891,34 @@ def _fit() -> Iterator[Mutation]:
     )
     for name, file, old, new in (
         (
-            "entries of latent scale centred as if their data told all",
+            "what data tell of entries in units of their scale",
             "fit/ladder/centring.py",
-            "shares = (of_high - of_low) / (2.0 * np.maximum(high - low, STEP))",
-            "shares = (of_high - of_low) / np.maximum(high - low, STEP)",
+            "precisions = told[place] / scales**2",
+            "precisions = told[place] / scales",
         ),
         (
-            "the range of a scale without the entries' volume",
+            "the pull of data without that of where the entry is",
             "fit/ladder/centring.py",
-            "marginal = values - 0.5 * log_dets",
-            "marginal = values - 0.0 * log_dets",
+            "pulls = slopes[place] / scales + precisions * first[here]",
+            "pulls = slopes[place] / scales",
         ),
         (
-            "the range of a scale from the mode's own entries",
+            "the pull of data without the prior's slope taken off",
             "fit/ladder/centring.py",
-            "moved[:, others] += shares[:, None] * along",
-            "moved[:, others] += 0.0 * along",
+            "slopes = evaluate(mode.mean[None])[1][0] + mode.mean",
+            "slopes = evaluate(mode.mean[None])[1][0]",
+        ),
+        (
+            "entries standardised with the prior's deviation",
+            "target/noncentred.py",
+            "return moved, root, (loc + scale**2 * pull) / square, scale / root",
+            "return moved, root, (loc + scale**2 * pull) / square, scale",
+        ),
+        (
+            "standardised entries whose prior pulls the wrong way",
+            "target/noncentred.py",
+            "moved = scale * (precision * loc - pull) / root",
+            "moved = scale * (pull - precision * loc) / root",
         ),
         (
             "what data tell of an entry without the entries around it",
@@ -1921,25 +1933,25 @@ def _fit() -> Iterator[Mutation]:
             "return is_heavy",
         ),
         (
-            "a saved fit that forgets how far its entries are centred",
+            "a saved fit that forgets what data tell of its entries",
             "fit/after/bound.py",
-            "if centred and problem.partly is not None:",
+            "if entry_data and problem.partly is not None:",
             "if False:",
         ),
         (
-            "a refit that forgets how far its entries are centred",
+            "a refit that forgets what data told of its entries",
             "fit/after/refit.py",
-            "return problem.name == before.name or bool(before.centred and problem.partly)",
+            "return problem.name == before.name or bool(before.entry_data and problem.partly)",
             "return problem.name == before.name",
         ),
         (
-            "entries that are partly centred handed to the wrong site",
+            "entries that forget the other parameters of their distribution",
             "target/noncentred.py",
-            "config[name] = type(known)(centred[site], shape_params=known.shape_params)",
-            "config[name] = type(known)(centred[site])",
+            "self.standardise(data[site], config[name].shape_params)",
+            "self.standardise(data[site])",
         ),
     ):
-        yield from neutral(name, file, old, new, "centring policy in_between")
+        yield from neutral(name, file, old, new, "centring policy as_wide_whatever")
     yield from neutral(
         "another program taken for another way to write it",
         "fit/ladder/written.py",

@@ -21,9 +21,9 @@ def way_of(
     name: str,
     arguments: str,
     draws: Mapping[str, np.ndarray],
-    centred: Mapping[str, np.ndarray],
+    entry_data: Mapping[str, np.ndarray],
 ) -> Problem:
-    """The way to write the program that was saved, with entries so far centred.
+    """The way to write the program that was saved, with this told of its entries.
 
     Raises
     ------
@@ -37,8 +37,8 @@ def way_of(
             raise _other(f"the sites {', '.join(names)}")
         if problem.digest() != arguments:
             raise _other("other numbers in its arguments")
-        if centred and problem.partly is not None:
-            problem = problem.between(centred)
+        if entry_data and problem.partly is not None:
+            problem = problem.between(entry_data)
         if problem.name == name:
             return problem
     raise _other(f"one that cannot be written {name}")

@@ -171,8 +171,8 @@ def refitted(
     with staged(stages, meter, "refit") as notes:
         problem = next((p for p in (written, *seen) if _is_of(p, before.problem)), None)
         why = why or _difference(before, problem)
-        if problem is not None and before.problem.centred and not why:
-            problem = problem.between(before.problem.centred)
+        if problem is not None and before.problem.entry_data and not why:
+            problem = problem.between(before.problem.entry_data)
         if not why:
             assert problem is not None
             try:
@@ -193,7 +193,7 @@ def refitted(
 
 def _is_of(problem: Problem, before: Problem) -> bool:
     """Whether a way to write a program is that of a fit before, or leads to it."""
-    return problem.name == before.name or bool(before.centred and problem.partly)
+    return problem.name == before.name or bool(before.entry_data and problem.partly)
 
 
 def _difference(before: Climbed, problem: Problem | None) -> str:

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.ladder.centring import centring_of, has_neck
+from ppl_ext.fit.ladder.centring import entry_data, neck
 from ppl_ext.fit.ladder.chain_figures import cost_far_out
 from ppl_ext.fit.ladder.modes import LEAST_MASS
 from ppl_ext.fit.problem.problem import Meter, Problem, timed
@@ -24,8 +24,8 @@ from ppl_ext.witnesses.slopes import check_slopes
 #: Nats by which the bound on the evidence must be higher for another way to write the program to be
 #: the better one: bounds are averages over draws, and have errors of their own.
 BETTER = 0.5
-#: Where the program could stay as written it is written in between only if some entry is better
-#: centred by no more than this: the data tell too little of that entry for it to stay centred.
+#: Where the program could stay as written it is partly non-centred only if data have no more than
+#: this share of what is known of some entry: too little for that entry to stay centred.
 FEW_DATA = 0.3
 
 
@@ -99,7 +99,8 @@ def best_written(
             # Several modes may come of labels that can be exchanged. Their entries must then be
             # written alike, and not each by its own data.
             may_differ = (start.weights > LEAST_MASS).sum() == 1
-            if is_better or has_neck(written, other, start.modes[0], meter):
+            first = start.modes[0]
+            if is_better or neck(written, other.latents, first, meter) > policy.STRAINED:
                 problem, start, most = other, of_other, 1.0
             else:
                 most = FEW_DATA
@@ -126,20 +127,21 @@ def _partly(
     meter: Meter,
     dropped: list[str],
 ) -> tuple[Problem, Start] | None:
-    """The way in between as written and non-centred, where data tell much of some entries.
+    """The way with entries standardised given their data, where these tell much of some entries.
 
-    ``start`` is that of the non-centred way, and ``most`` the most that one of the entries may be
-    centred for the way in between to be worth a third program.
+    ``start`` is that of the non-centred way, and ``most`` the largest share that data have of what
+    is known of some entry for this way to be worth a third program.
     """
-    centring = centring_of(written, other, start.modes[0], meter)
-    if not centring.least <= most or other.partly is None:
+    told = entry_data(written, other, start.modes[0], meter)
+    if not told.least <= most or other.partly is None:
         return None
-    between = other.between(centring.entries, centring.strain)
+    between = other.between(told.entries)
     found = _start_of(between, generator, meter)
-    if told := _difference(written, between, found.modes[0], meter):
-        dropped.append(f"Not fitted {between.name}: {told}.")
+    if reason := _difference(written, between, found.modes[0], meter):
+        dropped.append(f"Not fitted {between.name}: {reason}.")
         return None
-    return between, found
+    strain = neck(between, between.latents.values(), found.modes[0], meter)
+    return replace(between, strain=strain), found
 
 
 def _difference(written: Problem, other: Problem, mode: Mode, meter: Meter) -> str:

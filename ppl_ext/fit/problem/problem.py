@@ -114,11 +114,11 @@ class Problem:
         From positions (P, D) to the values of the sites that are evaluated, and back.
     latents : mapping of str to str
         By site that is non-centred, the latent site that stands for it.
-    centred : mapping of str to array
-        By site that is written in between, how far its entries are centred: see
+    entry_data : mapping of str to array
+        By site that is partly non-centred, what data tell of its entries, as arrays (2, ...): see
         :mod:`ppl_ext.fit.ladder.centring`.
     strain : float
-        What is left of the dependence of these entries' precisions on their scales, as a factor.
+        Factor by which the curvature of these entries still changes with other sites.
     partly : callable, optional
         Of such a mapping: the program with its sites written so.
     other_forms : tuple of str
@@ -152,7 +152,7 @@ class Problem:
     approximate: Approximate | None = None
     maps: Maps | None = None
     latents: Mapping[str, str] = field(default_factory=dict)
-    centred: Mapping[str, np.ndarray] = field(default_factory=dict)
+    entry_data: Mapping[str, np.ndarray] = field(default_factory=dict)
     strain: float = 1.0
     partly: Callable[[Mapping[str, np.ndarray]], Problem] | None = None
     other_forms: tuple[str, ...] = ()
@@ -199,10 +199,10 @@ class Problem:
         """
         return each * self.times_all_rows + self.reading / WIDTH
 
-    def between(self, centred: Mapping[str, np.ndarray], strain: float = 1.0) -> Problem:
-        """The program with entries so far centred; ``partly`` is given."""
+    def between(self, entry_data: Mapping[str, np.ndarray]) -> Problem:
+        """The program with entries standardised given their data; ``partly`` is given."""
         assert self.partly is not None
-        return replace(self.partly(centred), strain=strain, views=self.views)
+        return replace(self.partly(entry_data), views=self.views)
 
     def with_all_rows(self, points: Callable[[int], Positions]) -> Problem:
         """The problem whose evaluations take all rows, and whose searches start from points."""

@@ -30,7 +30,7 @@ from ppl_ext.start import search
 from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import Piece
 from ppl_ext.start.start import Start
-from ppl_ext.target.noncentred import Moves
+from ppl_ext.target.noncentred import ENTRY_DATA, Moves, Noncentred
 
 #: The engine of a program and its target, or None where none can fit it.
 EngineOf = Callable[[Callable[..., Any], Any], Any]
@@ -55,11 +55,6 @@ class Run(Protocol):
 
     def positions(self, target: Any, data: Any, number: int | None) -> Positions:
         """Draws as positions of a target."""
-
-
-#: How far apart two data sets may have an entry centred for them to share a program, which is
-#: compiled for one centring.
-UNLIKE = 0.25
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,7 @@ class Host:
     prior: Callable[[Any, int, int, Any], Positions]
     epsilon: Callable[[Any], float]
     moves: Callable[[Any, Any], Moves]
-    noncentred: Callable[..., Callable[..., Any]]
+    noncentred: Callable[..., Noncentred]
     running: Callable[[Any], Run]
     to_arviz: Callable[..., Any]
     predictions: Callable[..., Any]
@@ -163,14 +158,13 @@ def ways_of(
         target: Any,
         own: Any,
         latents: Mapping[str, str] | None = None,
-        kept: str = "",
     ) -> Problem:
         def values(z: Positions) -> dict[str, Any]:
             found = host.values(target, z, own)
             # The program as written may have further values, the parameters of a Stan program.
             return found if latents is None else {n: found[n] for n in written.layout.names}
 
-        piece = once(f"pieces, {name}{kept}", lambda: host.piece(target))
+        piece = once(f"pieces, {name}", lambda: host.piece(target))
         engine = None if engine_of is None else engine_of(program, target)
         return replace(
             problem_of(
@@ -211,25 +205,22 @@ def ways_of(
     if not moves.latents:
         return
 
-    def moved(name: str, given: Moves, kept: str = "") -> Problem:
-        program = host.noncentred(model, given, written.layout.names)
-        own = once(name + kept, lambda: host.target(program, args, kwargs, loaded, True))
-        bound = own.bind(*args, **kwargs)
-        return problem(name, program, own, bound, moves.latents, kept)
-
+    program = host.noncentred(model, moves, written.layout.names)
     sites = ", ".join(moves.latents)
 
-    def partly(centred: Mapping[str, np.ndarray]) -> Problem:
-        # Data sets of one shape take the centring of the first, for which a program is compiled.
-        # One whose groups have other sizes gets a program of its own.
-        own, kept = once("centred", lambda: centred), ""
-        if any(np.abs(own[site] - each).max() > UNLIKE for site, each in centred.items()):
-            own, kept = centred, str([(site, each.tobytes()) for site, each in centred.items()])
-        given = {site: host.place(each.astype(np.float32)) for site, each in own.items()}
-        between = moved(f"with {sites} partly non-centred", moves.partly(given), kept)
-        return replace(between, centred=own)
+    def moved(name: str, program: Callable[..., Any], given: Mapping[str, Any]) -> Problem:
+        own = once(name, lambda: host.target(program, args, given, loaded, True))
+        return problem(name, program, own, own.bind(*args, **given), moves.latents)
 
-    yield replace(moved(f"with {sites} non-centred", moves), partly=partly)
+    def partly(entry_data: Mapping[str, np.ndarray]) -> Problem:
+        # Of sites that are shifted it is not known in which units: they stay non-centred.
+        own = {n: 0.0 * each if n in moves.shifted else each for n, each in entry_data.items()}
+        placed = {name: host.place(each.astype(np.float32)) for name, each in own.items()}
+        given = {**kwargs, ENTRY_DATA: placed}
+        between = moved(f"with {sites} partly non-centred", program.given_data(), given)
+        return replace(between, entry_data=entry_data)
+
+    yield replace(moved(f"with {sites} non-centred", program, kwargs), partly=partly)
 
 
 def _rows(
