@@ -14,6 +14,7 @@ from jaxtyping import Float
 from scipy.linalg import solve_triangular
 from scipy.special import logsumexp
 
+from ppl_ext.chains.proposal import Proposal
 from ppl_ext.start.start import Mode
 
 #: Components at most, draws that each of them needs beside the dimensions, and rounds.
@@ -46,19 +47,64 @@ def fitted(
         tell = counts > LEAST_COUNT * counts.mean()
         draws, counts = draws[tell], counts[tell]
         typical = draws[generator.choice(len(draws), len(draws), p=counts / counts.sum())]
-    number, dim = counts.sum(), draws.shape[1]
-    count = int(np.clip(number // (DRAWS_PER_COMPONENT + 2 * dim), 1, COMPONENTS))
+    dim = draws.shape[1]
+    most = int(np.clip(counts.sum() // (DRAWS_PER_COMPONENT + 2 * dim), 1, COMPONENTS))
     center = np.median(typical, axis=0)
     low, high = np.quantile(typical, [0.25, 0.75], axis=0)
     scale = np.where(high > low, high - low, 1.0)
-    white = (typical - center) / scale
-    near = np.abs(white).max(axis=1) < FARTHEST
-    bulk, pooled = white, np.eye(dim)
+    white, typical = (draws - center) / scale, (typical - center) / scale
+    near = np.abs(typical).max(axis=1) < FARTHEST
+    bulk, pooled = typical, np.eye(dim)
     if near.sum() > dim:
-        bulk = white[near]
+        bulk = typical[near]
         pooled = np.cov(bulk.T).reshape(dim, dim)
-    means = _spread_out(white, count, generator)
-    white = (draws - center) / scale
+    count = _number(white, counts, most, pooled, generator)
+    modes, weights = _components(white, counts, count, pooled, generator)
+
+    def restored(mode: Mode) -> Mode:
+        return Mode(center + scale * mode.mean, scale[:, None] * mode.factor, 0.0, 0.0)
+
+    root = np.linalg.cholesky(pooled + NARROWEST**2 * np.eye(dim))
+    whole = Mode(bulk.mean(0), root, 0.0, 0.0)
+    return tuple(restored(mode) for mode in modes), weights, restored(whole)
+
+
+def _number(
+    draws: Float[np.ndarray, "S D"],
+    counts: Float[np.ndarray, " S"],
+    most: int,
+    pooled: Float[np.ndarray, "D D"],
+    generator: np.random.Generator,
+) -> int:
+    """How many components, of these or a half, a quarter, and so on, tell most of other draws.
+
+    Each half of the draws is fitted, and its density summed over the other half (P. Smyth, "Model
+    selection for probabilistic clustering using cross-validated likelihood", 2000). More
+    components than the draws can tell of are too narrow, and weights are large between them.
+    """
+    numbers = sorted({max(1, most // 2**power) for power in range(most.bit_length())})
+    if len(numbers) == 1:
+        return most
+    is_first = generator.permutation(len(draws)) % 2 == 0
+    told = np.zeros(len(numbers))
+    for fitted_to in (is_first, ~is_first):
+        for row, number in enumerate(numbers):
+            found = _components(draws[fitted_to], counts[fitted_to], number, pooled, generator)
+            told[row] += counts[~fitted_to] @ Proposal(*found).log_density(draws[~fitted_to])
+    return numbers[int(told.argmax())]
+
+
+def _components(
+    white: Float[np.ndarray, "S D"],
+    counts: Float[np.ndarray, " S"],
+    count: int,
+    pooled: Float[np.ndarray, "D D"],
+    generator: np.random.Generator,
+) -> tuple[tuple[Mode, ...], Float[np.ndarray, " K"]]:
+    """So many components, and their weights."""
+    dim = white.shape[1]
+    typical = white[generator.choice(len(white), len(white), p=counts / counts.sum())]
+    means = _spread_out(typical, count, generator)
     prior = pooled / count ** (2.0 / dim) + NARROWEST**2 * np.eye(dim)
     covariances = np.repeat(prior[None], count, axis=0)
     weights = np.full(count, 1.0 / count)
@@ -73,14 +119,8 @@ def fitted(
             off = white - means[k]
             scatter = (shares[k][:, None] * off).T @ off
             covariances[k] = (scatter + dim * prior) / (totals[k] + dim)
-
-    def normal(mean: Float[np.ndarray, " D"], covariance: Float[np.ndarray, "D D"]) -> Mode:
-        factor = scale[:, None] * np.linalg.cholesky(covariance)
-        return Mode(center + scale * mean, factor, 0.0, 0.0)
-
-    modes = tuple(normal(*each) for each in zip(means, covariances, strict=True))
-    whole = normal(bulk.mean(0), pooled + NARROWEST**2 * np.eye(dim))
-    return modes, weights, whole
+    roots = np.linalg.cholesky(covariances)
+    return tuple(Mode(*each, 0.0, 0.0) for each in zip(means, roots, strict=True)), weights
 
 
 def _spread_out(
