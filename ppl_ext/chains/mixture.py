@@ -11,14 +11,12 @@ import math
 
 import numpy as np
 from jaxtyping import Float
-from scipy.linalg import solve_triangular
-from scipy.special import logsumexp
 
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.start.start import Mode
 
 #: Components at most, draws that each of them needs beside the dimensions, and rounds.
-COMPONENTS, DRAWS_PER_COMPONENT, ROUNDS = 20, 30, 30
+COMPONENTS, DRAWS_PER_COMPONENT, ROUNDS, FEW_ROUNDS = 20, 30, 30, 10
 #: Standard deviations of a component are at least so small a share of those of all draws.
 NARROWEST = 1e-3
 #: Weighted draws that count less than this share of the mean tell nothing.
@@ -89,7 +87,9 @@ def _number(
     told = np.zeros(len(numbers))
     for fitted_to in (is_first, ~is_first):
         for row, number in enumerate(numbers):
-            found = _components(draws[fitted_to], counts[fitted_to], number, pooled, generator)
+            found = _components(
+                draws[fitted_to], counts[fitted_to], number, pooled, generator, FEW_ROUNDS
+            )
             told[row] += counts[~fitted_to] @ Proposal(*found).log_density(draws[~fitted_to])
     return numbers[int(told.argmax())]
 
@@ -100,6 +100,7 @@ def _components(
     count: int,
     pooled: Float[np.ndarray, "D D"],
     generator: np.random.Generator,
+    rounds: int = ROUNDS,
 ) -> tuple[tuple[Mode, ...], Float[np.ndarray, " K"]]:
     """So many components, and their weights."""
     dim = white.shape[1]
@@ -108,17 +109,17 @@ def _components(
     prior = pooled / count ** (2.0 / dim) + NARROWEST**2 * np.eye(dim)
     covariances = np.repeat(prior[None], count, axis=0)
     weights = np.full(count, 1.0 / count)
-    for _ in range(ROUNDS):
-        logs = np.stack([_log_normal(white, m, c) for m, c in zip(means, covariances, strict=True)])
-        logs = logs + np.log(weights)[:, None]
-        shares = counts * np.exp(logs - logsumexp(logs, axis=0))
+    for _ in range(rounds):
+        logs = _log_normals(white, means, covariances) + np.log(weights)[:, None]
+        logs -= logs.max(axis=0)
+        shares = np.exp(logs, out=logs)
+        shares *= counts / shares.sum(0)
         totals = shares.sum(1)
         weights = (totals + 1.0) / (totals + 1.0).sum()
         means = (shares @ white + 1e-3 * means) / (totals + 1e-3)[:, None]
-        for k in range(count):
-            off = white - means[k]
-            scatter = (shares[k][:, None] * off).T @ off
-            covariances[k] = (scatter + dim * prior) / (totals[k] + dim)
+        off = white.T - means[:, :, None]
+        scatters = (shares[:, None] * off) @ off.transpose(0, 2, 1)
+        covariances = (scatters + dim * prior) / (totals + dim)[:, None, None]
     roots = np.linalg.cholesky(covariances)
     return tuple(Mode(*each, 0.0, 0.0) for each in zip(means, roots, strict=True)), weights
 
@@ -142,12 +143,13 @@ def _spread_out(
     return np.stack(chosen)
 
 
-def _log_normal(
+def _log_normals(
     draws: Float[np.ndarray, "S D"],
-    mean: Float[np.ndarray, " D"],
-    covariance: Float[np.ndarray, "D D"],
-) -> Float[np.ndarray, " S"]:
-    factor = np.linalg.cholesky(covariance)
-    white = solve_triangular(factor, (draws - mean).T, lower=True, check_finite=False)
-    constant = np.log(np.diag(factor)).sum() + 0.5 * len(mean) * math.log(2.0 * math.pi)
-    return -0.5 * np.square(white).sum(0) - constant
+    means: Float[np.ndarray, "K D"],
+    covariances: Float[np.ndarray, "K D D"],
+) -> Float[np.ndarray, "K S"]:
+    roots = np.linalg.cholesky(covariances)
+    white = np.linalg.inv(roots) @ (draws.T - means[:, :, None])
+    constants = np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(1)
+    constants += 0.5 * draws.shape[1] * math.log(2.0 * math.pi)
+    return -0.5 * np.einsum("kds,kds->ks", white, white) - constants[:, None]
