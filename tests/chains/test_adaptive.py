@@ -61,7 +61,9 @@ def test_weights_of_each_proposal_give_the_normaliser_and_the_mean() -> None:
 
 
 def test_a_few_mixtures_come_near_what_a_normal_is_far_from() -> None:
-    found = np.array([[share(each.known[-1].log_ratios) for each in rounds(3, seed)] for seed in range(6)])
+    found = np.array(
+        [[share(each.known[-1].log_ratios) for each in rounds(3, seed)] for seed in range(6)]
+    )
     first, best = found[:, 0], found[:, 1:].max(1)
     assert np.median(first) < 0.3 < 0.6 < np.median(best) and (best > 1.5 * first).all()
 
@@ -164,7 +166,7 @@ def test_a_mixture_has_as_many_components_as_the_draws_tell_of() -> None:
     """Those of one Normal tell of one, of three far apart of three; of a ring of many."""
     generator = np.random.default_rng(6)
     few, many = [], []
-    for _ in range(6):
+    for _ in range(3):
         modes, _, _ = fitted(generator.normal(size=(600, 8)), generator)
         few.append(len(modes))
         angle = generator.uniform(0.0, 2.0 * math.pi, 600)
