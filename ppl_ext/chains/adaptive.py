@@ -29,7 +29,8 @@ from ppl_ext.statistics.effective import weighted_number
 EFFECTIVE, BESIDE, MOST_SHARE, POWERS = 10, 50, 0.5, np.linspace(1.0, 0.0, 41)
 #: Weights of the first proposal and of one wide Normal beside the mixture, and how many times wider
 #: than all draws that is. A mixture fitted to few draws is too narrow between its components and
-#: beyond them, where ratios would be large.
+#: beyond them, where ratios would be large: with a third of these weights chains of jumps take 1.2
+#: times as many draws for an effective one.
 FIRST, WIDE, WIDER = 0.1, 0.2, 1.5
 
 
@@ -98,7 +99,8 @@ def adapted(
     SpentError
         The evaluations ended.
     """
-    known, number = (first,), len(first.log_ratios)
+    known: tuple[Weighted, ...] = (first,)
+    number = len(first.log_ratios)
     while (found := fitted_to(known, generator, may_bend=may_bend)) is not None:
         proposal, metric = found
         drawn = drawn_from(proposal, number, evaluate, generator, symmetry)
@@ -116,9 +118,11 @@ def fitted_to(
     where theirs do. None where too few draws count for a covariance.
     """
     every = np.concatenate([one.drawn.positions for one in known])
-    values = [np.where(np.isneginf(one.log_ratios), -np.inf, one.drawn.values) for one in known]
+    ratios = np.concatenate([one.log_ratios for one in known])
+    values = np.concatenate([one.drawn.values for one in known])
+    values = np.where(np.isneginf(ratios), -np.inf, values)
     densities = np.stack([one.proposal.log_density(every) for one in known])
-    counts = flattened(np.concatenate(values) - logsumexp(densities, axis=0), every.shape[1])
+    counts = flattened(values - logsumexp(densities, axis=0), every.shape[1])
     if counts is None:
         return None
     bend = fitted_bend(every, counts) if may_bend else None

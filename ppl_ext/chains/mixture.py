@@ -2,7 +2,8 @@
 
 A. Dempster, N. Laird and D. Rubin, "Maximum likelihood from incomplete data via the EM algorithm"
 (1977). Each component's covariance is drawn towards that of all draws by as many draws as there
-are dimensions, so that none collapses.
+are dimensions, so that none collapses. There are as many as tell most of draws that they were not
+fitted to.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from ppl_ext.chains.proposal import Proposal
 from ppl_ext.start.start import Mode
 
 #: Components at most, draws that each of them needs beside the dimensions, and rounds.
-COMPONENTS, DRAWS_PER_COMPONENT, ROUNDS, FEW_ROUNDS = 20, 30, 30, 10
+COMPONENTS, DRAWS_PER_COMPONENT, ROUNDS = 20, 30, 30
+#: Rounds after which one number of components is told from another, which differs by half.
+FEW_ROUNDS = 10
 #: Standard deviations of a component are at least so small a share of those of all draws.
 NARROWEST = 1e-3
 #: Weighted draws that count less than this share of the mean tell nothing.
@@ -74,11 +77,12 @@ def _number(
     pooled: Float[np.ndarray, "D D"],
     generator: np.random.Generator,
 ) -> int:
-    """How many components, of these or a half, a quarter, and so on, tell most of other draws.
+    """How many components, so many or a half, a quarter and so on, tell most of other draws.
 
-    Each half of the draws is fitted, and its density summed over the other half (P. Smyth, "Model
-    selection for probabilistic clustering using cross-validated likelihood", 2000). More
-    components than the draws can tell of are too narrow, and weights are large between them.
+    Each half of the draws is fitted, and the log of the density summed over the other half (P.
+    Smyth, "Model selection for probabilistic clustering using cross-validated likelihood", 2000).
+    More components than the draws can tell of follow chance, and ratios are large between them. The
+    density has the heavy tails of a proposal, so that no single draw far out decides.
     """
     numbers = sorted({max(1, most // 2**power) for power in range(most.bit_length())})
     if len(numbers) == 1:

@@ -177,7 +177,7 @@ def test_a_mixture_has_as_many_components_as_the_draws_tell_of() -> None:
     assert min(many) >= 8
 
 
-def test_a_mixture_is_fitted_to_weighted_draws_without_those_that_others_tell_of() -> None:
+def test_a_mixture_of_weighted_draws_follows_no_chance() -> None:
     """Few draws of many weights, from a Normal: one component, near the right covariance."""
     generator = np.random.default_rng(7)
     draws = 1.5 * generator.normal(size=(1_000, 6))
