@@ -29,7 +29,7 @@ from ppl_ext.statistics.effective import weighted_number
 EFFECTIVE, BESIDE, MOST_SHARE, POWERS = 10, 50, 0.5, np.linspace(1.0, 0.0, 41)
 #: Weights of the first proposal and of one wide Normal beside the mixture, and how many times wider
 #: than all draws that is. A mixture fitted to few draws is too narrow between its components and
-#: beyond them, where ratios would be large: with a third of these weights chains of jumps take 1.2
+#: beyond them, where ratios would be large: with half of the wide one chains of jumps take 1.2
 #: times as many draws for an effective one.
 FIRST, WIDE, WIDER = 0.1, 0.2, 1.5
 
@@ -129,10 +129,9 @@ def fitted_to(
     straight = every if bend is None else bend.straight(every)[0]
     modes, shares, whole = fitted(straight, generator, counts)
     wide, first = replace(whole, factor=WIDER * whole.factor), known[0].proposal
-    weights = [(1.0 - WIDE - FIRST) * shares, [WIDE], FIRST * first.weights]
-    proposal = Proposal(
-        (*modes, wide, *first.modes), np.concatenate(weights), bend, len(first.modes)
-    )
+    core = (1.0 - WIDE - FIRST) * shares
+    weights = np.concatenate([core, [WIDE], FIRST * first.weights])
+    proposal = Proposal((*modes, wide, *first.modes), weights, bend, len(first.modes))
     return proposal, whole.factor
 
 
