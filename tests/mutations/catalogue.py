@@ -2041,8 +2041,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "components chosen by the draws that they are fitted to",
         "chains/mixture.py",
-        "log_density(draws[~fitted_to])",
-        "log_density(draws[fitted_to])",
+        "counts[~fitted_to] @ Proposal(*found).log_density(draws[~fitted_to])",
+        "counts[fitted_to] @ Proposal(*found).log_density(draws[fitted_to])",
         "adaptive",
     )
     yield from neutral(
