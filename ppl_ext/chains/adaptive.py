@@ -9,14 +9,15 @@ raised to a power below one, so that each proposal goes a part of the way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp
 
 from ppl_ext.chains.bends import fitted_bend
-from ppl_ext.chains.hamiltonian import Chains, Factor, Positions
+from ppl_ext.chains.hamiltonian import Chains, Factor
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import LogRatios, Proposal, drawn_from
 from ppl_ext.chains.symmetry import Symmetry
@@ -28,19 +29,17 @@ from ppl_ext.statistics.effective import weighted_number
 EFFECTIVE, BESIDE, MOST_SHARE, POWERS = 10, 50, 0.5, np.linspace(1.0, 0.0, 41)
 #: Weights of the first proposal and of one wide Normal beside the mixture, and how many times wider
 #: than all draws that is. A mixture fitted to few draws is too narrow between its components and
-#: beyond them, where ratios would be large.
+#: beyond them, where ratios would be large: with half of the wide one chains of jumps take 1.2
+#: times as many draws for an effective one.
 FIRST, WIDE, WIDER = 0.1, 0.2, 1.5
 
 
-@dataclass(frozen=True)
-class Adapted:
+class Weighted(NamedTuple):
     """A proposal, with draws of its own alone, so that their ratios tell what it is worth.
 
     Attributes
     ----------
     proposal : Proposal
-    metric : array (D, D)
-        Root of the covariance of the bulk of the density, as far as the draws before tell.
     drawn : Chains
         Draws (S, D).
     log_ratios : array (S,)
@@ -48,17 +47,30 @@ class Adapted:
     """
 
     proposal: Proposal
-    metric: Factor
     drawn: Chains
     log_ratios: LogRatios
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A proposal that was fitted to draws, and all draws so far.
+
+    Attributes
+    ----------
+    metric : array (D, D)
+        Root of the covariance of the bulk of the density, as far as the draws before tell.
+    known : tuple of Weighted
+        Of all proposals so far, this one last.
+    """
+
+    metric: Factor
+    known: tuple[Weighted, ...]
 
 
 @np.errstate(all="ignore")
 def adapted(
     evaluate: Evaluate,
-    proposal: Proposal,
-    drawn: Chains,
-    log_ratios: LogRatios,
+    first: Weighted,
     generator: np.random.Generator,
     symmetry: Symmetry | None = None,
     *,
@@ -70,12 +82,8 @@ def adapted(
     ----------
     evaluate : callable
         Log densities (S,) and scores (S, D).
-    proposal : Proposal
-        The first one.
-    drawn : Chains
-        Its draws (S, D).
-    log_ratios : array (S,)
-        Of density and proposal there; minus infinity where a draw does not count.
+    first : Weighted
+        The first proposal and its draws.
     generator : numpy.random.Generator
     symmetry : Symmetry, optional
         Labels that can be exchanged: draws with labels in order stand for all.
@@ -91,29 +99,40 @@ def adapted(
     SpentError
         The evaluations ended.
     """
-    first = proposal
-    proposals, positions, values = list[Proposal](), list[Positions](), list[LogRatios]()
-    while True:
-        proposals.append(proposal)
-        positions.append(drawn.positions)
-        values.append(np.where(np.isneginf(log_ratios), -np.inf, drawn.values))
-        every = np.concatenate(positions)
-        densities = np.stack([each.log_density(every) for each in proposals])
-        counts = flattened(np.concatenate(values) - logsumexp(densities, axis=0), every.shape[1])
-        if counts is None:
-            return
-        bend = fitted_bend(every, counts) if may_bend else None
-        straight = every if bend is None else bend.straight(every)[0]
-        modes, shares, whole = fitted(straight, generator, counts)
-        wide = replace(whole, factor=WIDER * whole.factor)
-        proposal = Proposal(
-            (*modes, wide, *first.modes),
-            np.concatenate([(1.0 - WIDE - FIRST) * shares, [WIDE], FIRST * first.weights]),
-            bend,
-            len(first.modes),
-        )
-        drawn, log_ratios = drawn_from(proposal, len(drawn.values), evaluate, generator, symmetry)
-        yield Adapted(proposal, whole.factor, drawn, log_ratios)
+    known: tuple[Weighted, ...] = (first,)
+    number = len(first.log_ratios)
+    while (found := fitted_to(known, generator, may_bend=may_bend)) is not None:
+        proposal, metric = found
+        drawn = drawn_from(proposal, number, evaluate, generator, symmetry)
+        known = (*known, Weighted(proposal, *drawn))
+        yield Adapted(metric, known)
+
+
+@np.errstate(all="ignore")
+def fitted_to(
+    known: Sequence[Weighted], generator: np.random.Generator, *, may_bend: bool = True
+) -> tuple[Proposal, Factor] | None:
+    """A mixture fitted to all weighted draws, and a root of the covariance of their bulk.
+
+    Beside the mixture it has one wide Normal and the first proposal, so that ratios stay bounded
+    where theirs do. None where too few draws count for a covariance.
+    """
+    every = np.concatenate([one.drawn.positions for one in known])
+    ratios = np.concatenate([one.log_ratios for one in known])
+    values = np.concatenate([one.drawn.values for one in known])
+    values = np.where(np.isneginf(ratios), -np.inf, values)
+    densities = np.stack([one.proposal.log_density(every) for one in known])
+    counts = flattened(values - logsumexp(densities, axis=0), every.shape[1])
+    if counts is None:
+        return None
+    bend = fitted_bend(every, counts) if may_bend else None
+    straight = every if bend is None else bend.straight(every)[0]
+    modes, shares, whole = fitted(straight, generator, counts)
+    wide, first = replace(whole, factor=WIDER * whole.factor), known[0].proposal
+    core = (1.0 - WIDE - FIRST) * shares
+    weights = np.concatenate([core, [WIDE], FIRST * first.weights])
+    proposal = Proposal((*modes, wide, *first.modes), weights, bend, len(first.modes))
+    return proposal, whole.factor
 
 
 def flattened(log_weights: LogRatios, dim: int) -> LogRatios | None:

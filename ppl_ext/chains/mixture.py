@@ -2,7 +2,8 @@
 
 A. Dempster, N. Laird and D. Rubin, "Maximum likelihood from incomplete data via the EM algorithm"
 (1977). Each component's covariance is drawn towards that of all draws by as many draws as there
-are dimensions, so that none collapses.
+are dimensions, so that none collapses. There are as many as tell most of draws that they were not
+fitted to.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import math
 
 import numpy as np
 from jaxtyping import Float
-from scipy.linalg import solve_triangular
-from scipy.special import logsumexp
 
+from ppl_ext.chains.proposal import Proposal
 from ppl_ext.start.start import Mode
 
 #: Components at most, draws that each of them needs beside the dimensions, and rounds.
 COMPONENTS, DRAWS_PER_COMPONENT, ROUNDS = 20, 30, 30
+#: Rounds after which one number of components is told from another, which differs by half.
+FEW_ROUNDS = 10
 #: Standard deviations of a component are at least so small a share of those of all draws.
 NARROWEST = 1e-3
 #: Weighted draws that count less than this share of the mean tell nothing.
@@ -46,41 +48,84 @@ def fitted(
         tell = counts > LEAST_COUNT * counts.mean()
         draws, counts = draws[tell], counts[tell]
         typical = draws[generator.choice(len(draws), len(draws), p=counts / counts.sum())]
-    number, dim = counts.sum(), draws.shape[1]
-    count = int(np.clip(number // (DRAWS_PER_COMPONENT + 2 * dim), 1, COMPONENTS))
+    dim = draws.shape[1]
+    most = int(np.clip(counts.sum() // (DRAWS_PER_COMPONENT + 2 * dim), 1, COMPONENTS))
     center = np.median(typical, axis=0)
     low, high = np.quantile(typical, [0.25, 0.75], axis=0)
     scale = np.where(high > low, high - low, 1.0)
-    white = (typical - center) / scale
-    near = np.abs(white).max(axis=1) < FARTHEST
-    bulk, pooled = white, np.eye(dim)
+    white, typical = (draws - center) / scale, (typical - center) / scale
+    near = np.abs(typical).max(axis=1) < FARTHEST
+    bulk, pooled = typical, np.eye(dim)
     if near.sum() > dim:
-        bulk = white[near]
+        bulk = typical[near]
         pooled = np.cov(bulk.T).reshape(dim, dim)
-    means = _spread_out(white, count, generator)
-    white = (draws - center) / scale
+    count = _number(white, counts, most, pooled, generator)
+    modes, weights = _components(white, counts, count, pooled, generator)
+
+    def restored(mode: Mode) -> Mode:
+        return Mode(center + scale * mode.mean, scale[:, None] * mode.factor, 0.0, 0.0)
+
+    root = np.linalg.cholesky(pooled + NARROWEST**2 * np.eye(dim))
+    whole = Mode(bulk.mean(0), root, 0.0, 0.0)
+    return tuple(restored(mode) for mode in modes), weights, restored(whole)
+
+
+def _number(
+    draws: Float[np.ndarray, "S D"],
+    counts: Float[np.ndarray, " S"],
+    most: int,
+    pooled: Float[np.ndarray, "D D"],
+    generator: np.random.Generator,
+) -> int:
+    """How many components, so many or a half, a quarter and so on, tell most of other draws.
+
+    Each half of the draws is fitted, and the log of the density summed over the other half (P.
+    Smyth, "Model selection for probabilistic clustering using cross-validated likelihood", 2000).
+    More components than the draws can tell of follow chance, and ratios are large between them. The
+    density has the heavy tails of a proposal, so that no single draw far out decides.
+    """
+    numbers = sorted({max(1, most // 2**power) for power in range(most.bit_length())})
+    if len(numbers) == 1:
+        return most
+    is_first = generator.permutation(len(draws)) % 2 == 0
+    told = np.zeros(len(numbers))
+    for fitted_to in (is_first, ~is_first):
+        for row, number in enumerate(numbers):
+            found = _components(
+                draws[fitted_to], counts[fitted_to], number, pooled, generator, FEW_ROUNDS
+            )
+            told[row] += counts[~fitted_to] @ Proposal(*found).log_density(draws[~fitted_to])
+    return numbers[int(told.argmax())]
+
+
+def _components(
+    white: Float[np.ndarray, "S D"],
+    counts: Float[np.ndarray, " S"],
+    count: int,
+    pooled: Float[np.ndarray, "D D"],
+    generator: np.random.Generator,
+    rounds: int = ROUNDS,
+) -> tuple[tuple[Mode, ...], Float[np.ndarray, " K"]]:
+    """So many components, and their weights."""
+    dim = white.shape[1]
+    typical = white[generator.choice(len(white), len(white), p=counts / counts.sum())]
+    means = _spread_out(typical, count, generator)
     prior = pooled / count ** (2.0 / dim) + NARROWEST**2 * np.eye(dim)
     covariances = np.repeat(prior[None], count, axis=0)
     weights = np.full(count, 1.0 / count)
-    for _ in range(ROUNDS):
-        logs = np.stack([_log_normal(white, m, c) for m, c in zip(means, covariances, strict=True)])
-        logs = logs + np.log(weights)[:, None]
-        shares = counts * np.exp(logs - logsumexp(logs, axis=0))
+    for _ in range(rounds):
+        logs = _log_normals(white, means, covariances) + np.log(weights)[:, None]
+        logs -= logs.max(axis=0)
+        shares = np.exp(logs, out=logs)
+        shares *= counts / shares.sum(0)
         totals = shares.sum(1)
         weights = (totals + 1.0) / (totals + 1.0).sum()
         means = (shares @ white + 1e-3 * means) / (totals + 1e-3)[:, None]
-        for k in range(count):
-            off = white - means[k]
-            scatter = (shares[k][:, None] * off).T @ off
-            covariances[k] = (scatter + dim * prior) / (totals[k] + dim)
-
-    def normal(mean: Float[np.ndarray, " D"], covariance: Float[np.ndarray, "D D"]) -> Mode:
-        factor = scale[:, None] * np.linalg.cholesky(covariance)
-        return Mode(center + scale * mean, factor, 0.0, 0.0)
-
-    modes = tuple(normal(*each) for each in zip(means, covariances, strict=True))
-    whole = normal(bulk.mean(0), pooled + NARROWEST**2 * np.eye(dim))
-    return modes, weights, whole
+        off = white.T - means[:, :, None]
+        scatters = (shares[:, None] * off) @ off.transpose(0, 2, 1)
+        covariances = (scatters + dim * prior) / (totals + dim)[:, None, None]
+    roots = np.linalg.cholesky(covariances)
+    return tuple(Mode(*each, 0.0, 0.0) for each in zip(means, roots, strict=True)), weights
 
 
 def _spread_out(
@@ -102,12 +147,13 @@ def _spread_out(
     return np.stack(chosen)
 
 
-def _log_normal(
+def _log_normals(
     draws: Float[np.ndarray, "S D"],
-    mean: Float[np.ndarray, " D"],
-    covariance: Float[np.ndarray, "D D"],
-) -> Float[np.ndarray, " S"]:
-    factor = np.linalg.cholesky(covariance)
-    white = solve_triangular(factor, (draws - mean).T, lower=True, check_finite=False)
-    constant = np.log(np.diag(factor)).sum() + 0.5 * len(mean) * math.log(2.0 * math.pi)
-    return -0.5 * np.square(white).sum(0) - constant
+    means: Float[np.ndarray, "K D"],
+    covariances: Float[np.ndarray, "K D D"],
+) -> Float[np.ndarray, "K S"]:
+    roots = np.linalg.cholesky(covariances)
+    white = np.linalg.inv(roots) @ (draws.T - means[:, :, None])
+    constants = np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(1)
+    constants += 0.5 * draws.shape[1] * math.log(2.0 * math.pi)
+    return -0.5 * np.einsum("kds,kds->ks", white, white) - constants[:, None]

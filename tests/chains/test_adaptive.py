@@ -11,7 +11,7 @@ import pytest
 from scipy.special import digamma, gammaln, logsumexp, polygamma
 
 from ppl_ext.chains import adaptive
-from ppl_ext.chains.adaptive import Adapted, adapted, flattened
+from ppl_ext.chains.adaptive import Adapted, Weighted, adapted, flattened
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import Proposal, drawn_from
 from ppl_ext.start.start import Mode
@@ -34,11 +34,9 @@ def at_the_mode() -> Proposal:
 
 def rounds(number: int, seed: int, evaluate: Any = log_gamma) -> list[Adapted]:
     generator, proposal = np.random.default_rng(seed), at_the_mode()
-    begun = drawn_from(proposal, DRAWS, evaluate, generator)
-    return [
-        Adapted(proposal, np.eye(DIM), *begun),
-        *islice(adapted(evaluate, proposal, *begun, generator), number),
-    ]
+    first = Weighted(proposal, *drawn_from(proposal, DRAWS, evaluate, generator))
+    found = islice(adapted(evaluate, first, generator), number)
+    return [Adapted(np.eye(DIM), (first,)), *found]
 
 
 def share(log_ratios: np.ndarray) -> float:
@@ -49,7 +47,7 @@ def share(log_ratios: np.ndarray) -> float:
 def test_weights_of_each_proposal_give_the_normaliser_and_the_mean() -> None:
     log_normaliser, mean = DIM * float(gammaln(SHAPE)), float(digamma(SHAPE))
     for each in rounds(4, 0)[1:]:
-        proposal, drawn, log_ratios = each.proposal, each.drawn, each.log_ratios
+        proposal, drawn, log_ratios = each.known[-1]
         np.testing.assert_allclose(
             log_ratios, log_gamma(drawn.positions)[0] - proposal.log_density(drawn.positions)
         )
@@ -63,7 +61,9 @@ def test_weights_of_each_proposal_give_the_normaliser_and_the_mean() -> None:
 
 
 def test_a_few_mixtures_come_near_what_a_normal_is_far_from() -> None:
-    found = np.array([[share(each.log_ratios) for each in rounds(3, seed)] for seed in range(6)])
+    found = np.array(
+        [[share(each.known[-1].log_ratios) for each in rounds(3, seed)] for seed in range(6)]
+    )
     first, best = found[:, 0], found[:, 1:].max(1)
     assert np.median(first) < 0.3 < 0.6 < np.median(best) and (best > 1.5 * first).all()
 
@@ -79,7 +79,7 @@ def test_all_draws_count_by_the_mean_of_all_proposals(monkeypatch: pytest.Monkey
     monkeypatch.setattr(adaptive, "POWERS", np.ones(1))
     found = rounds(3, 1)
     for number, (draws, counts) in enumerate(seen, 1):
-        densities = [each.proposal.log_density(draws) for each in found[:number]]
+        densities = [each.known[-1].proposal.log_density(draws) for each in found[:number]]
         mixed = logsumexp(densities, axis=0)
         right = np.exp(log_gamma(draws)[0] - mixed)
         np.testing.assert_allclose(counts / counts.sum(), right / right.sum(), rtol=1e-9)
@@ -87,7 +87,7 @@ def test_all_draws_count_by_the_mean_of_all_proposals(monkeypatch: pytest.Monkey
 
 
 def test_what_each_proposal_reaches_the_next_one_does() -> None:
-    first, *later = (each.proposal for each in rounds(3, 2))
+    first, *later = (each.known[-1].proposal for each in rounds(3, 2))
     for proposal in later:
         *mixture, wide, kept = proposal.weights
         assert proposal.modes[-1] is first.modes[0] and kept == pytest.approx(0.1)
@@ -101,7 +101,7 @@ def test_the_metric_is_of_all_draws() -> None:
         right = float(polygamma(1, SHAPE))
         np.testing.assert_allclose(np.diag(covariance), right, rtol=0.5)
         assert abs(covariance[0, 1]) < 0.3 * right
-        wide = each.proposal.modes[-2].factor
+        wide = each.known[-1].proposal.modes[-2].factor
         np.testing.assert_allclose(wide, 1.5 * each.metric)
 
 
@@ -137,15 +137,15 @@ def test_draws_outside_the_support_or_out_of_order_do_not_count() -> None:
     proposal = at_the_mode()
     for evaluate, ordered in ((half, None), (log_gamma, symmetry)):
         generator = np.random.default_rng(4)
-        begun = drawn_from(proposal, DRAWS, evaluate, generator, ordered)
-        assert np.isneginf(begun[1][begun[0].positions[:, 0] <= -1.0]).all()
-        found = list(islice(adapted(evaluate, proposal, *begun, generator, ordered), 2))
-        counted = [
-            (each.drawn.positions[:, 0] > -1.0) == np.isfinite(each.log_ratios) for each in found
-        ]
-        assert np.all(counted)
+        begun = Weighted(proposal, *drawn_from(proposal, DRAWS, evaluate, generator, ordered))
+        *_, last = islice(adapted(evaluate, begun, generator, ordered), 2)
+        assert len(last.known) == 3
+        for each in last.known:
+            is_right = each.drawn.positions[:, 0] > -1.0
+            assert (is_right == np.isfinite(each.log_ratios)).all()
         # Fewer of the draws are on the other side than of the first proposal's.
-        assert np.isfinite(found[-1].log_ratios).mean() > np.isfinite(begun[1]).mean()
+        counted = [np.isfinite(each.log_ratios).mean() for each in last.known]
+        assert counted[-1] > counted[0]
 
 
 def test_counts_are_worth_as_many_equal_draws() -> None:
@@ -160,3 +160,32 @@ def test_counts_are_worth_as_many_equal_draws() -> None:
     np.testing.assert_allclose(weights @ means, right, atol=0.15)
     left = weights[means[:, 0] < 0.0].sum()
     assert left == pytest.approx(0.75, abs=0.02)
+
+
+def test_a_mixture_has_as_many_components_as_the_draws_tell_of() -> None:
+    """Those of one Normal tell of one, of three far apart of three; of a ring of many."""
+    generator = np.random.default_rng(6)
+    few, many = [], []
+    for _ in range(3):
+        modes, _, _ = fitted(generator.normal(size=(600, 8)), generator)
+        few.append(len(modes))
+        angle = generator.uniform(0.0, 2.0 * math.pi, 600)
+        ring = 10.0 * np.stack([np.cos(angle), np.sin(angle)], 1)
+        many.append(len(fitted(ring + 0.3 * generator.normal(size=(600, 2)), generator)[0]))
+    # As many as there may be: 13 of the Normal's draws, 17 of the ring's.
+    assert max(few) <= 3 and np.median(few) == 1
+    assert min(many) >= 8
+
+
+def test_a_mixture_of_weighted_draws_follows_no_chance() -> None:
+    """Few draws of many weights, from a Normal: one component, near the right covariance."""
+    generator = np.random.default_rng(7)
+    draws = 1.5 * generator.normal(size=(1_000, 6))
+    log_weights = -0.5 * np.square(draws).sum(1) * (1.0 - 1.0 / 2.25)
+    counts = flattened(log_weights, 6)
+    assert counts is not None
+    modes, weights, _ = fitted(draws, generator, counts)
+    drawn = Proposal(modes, weights).draw(20_000, generator)
+    inside = drawn[np.abs(drawn).max(1) < 6.0]
+    np.testing.assert_allclose(np.cov(inside.T), np.eye(6), atol=0.35)
+    assert len(modes) <= 2

@@ -21,6 +21,7 @@ from ppl_ext.fit.verdict.policy import (
     is_close,
     is_good,
     may_adapt,
+    may_aim,
     may_bend,
     next_rung,
 )
@@ -302,6 +303,10 @@ def test_mixtures_are_fitted_until_one_is_near_or_none_comes_near() -> None:
     assert not is_adapted(worse, 4, jumps=True) and is_adapted(worse, 4, jumps=False)
     assert not is_adapted(replace(worse, share=0.45), 4, jumps=False)
     assert is_adapted(BAD, 3, jumps=True) and not is_adapted(BAD, 2, jumps=False)
+
+
+def test_chains_of_jumps_aim_anew_where_a_mixture_would_be_taken_more_often() -> None:
+    assert may_aim(0.6, 20) and not may_aim(0.6, 21) and not may_aim(0.8, 2)
 
 
 def test_bends_are_left_where_they_could_draw_chains_away_from_a_neck() -> None:

@@ -2032,15 +2032,29 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "all draws weighted by the last proposal alone",
         "chains/adaptive.py",
-        "densities = np.stack([each.log_density(every) for each in proposals])",
-        "densities = np.stack([each.log_density(every) for each in proposals[-1:]])",
+        "densities = np.stack([one.proposal.log_density(every) for one in known])",
+        "densities = np.stack([one.proposal.log_density(every) for one in known[-1:]])",
         "adaptive",
     )
     yield from neutral(
         "a mixture of draws that count alike",
         "chains/mixture.py",
-        "shares = counts * np.exp(",
-        "shares = np.exp(",
+        "shares *= counts / shares.sum(0)",
+        "shares /= shares.sum(0)",
+        "adaptive",
+    )
+    yield from neutral(
+        "as many components as there may be",
+        "chains/mixture.py",
+        "return numbers[int(told.argmax())]",
+        "return numbers[-1]",
+        "adaptive",
+    )
+    yield from neutral(
+        "components chosen by the draws that they are fitted to",
+        "chains/mixture.py",
+        "counts[~fitted_to] @ Proposal(*found).log_density(draws[~fitted_to])",
+        "counts[fitted_to] @ Proposal(*found).log_density(draws[fitted_to])",
         "adaptive",
     )
     yield from neutral(
@@ -2138,8 +2152,22 @@ def _fit() -> Iterator[Mutation]:
         (
             "jumps looked at after half more",
             "fit/ladder/by_chains.py",
-            "generator, meter, len(own.draws) // 4)",
+            "generator, meter, len(own.draws) // 8)",
             "generator, meter)",
+            "test_search",
+        ),
+        (
+            "jumps that never go on to a mixture",
+            "fit/ladder/by_chains.py",
+            "if not policy.may_aim(",
+            "if policy.may_aim(",
+            "test_search",
+        ),
+        (
+            "a mixture that is fitted and not proposed from",
+            "fit/ladder/by_chains.py",
+            "kernel.proposal, metric = found",
+            "_, metric = found",
             "test_search",
         ),
         (
@@ -2231,8 +2259,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "the density of a component without its volume",
         "chains/mixture.py",
-        "constant = np.log(np.diag(factor)).sum() + 0.5",
-        "constant = 0.5",
+        "constants = np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(1)",
+        "constants = np.zeros(len(roots))",
         tests,
     )
     yield from neutral(

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.chains.adaptive import fitted_to
 from ppl_ext.chains.coupling import Coupled, Pairs
 from ppl_ext.chains.jumps import PAIRS as JUMP_PAIRS
 from ppl_ext.chains.jumps import jump, jumps_from
@@ -83,7 +84,9 @@ def run_chains(
                 )
                 most = int(agreement.MOST_JUMPS * wanted.target_ess)
                 has_tails = partial(is_enough, tail_share=agreement.JUMPS_TAIL_SHARE)
-                own = _longer(own, has_tails, most, generator, meter, len(own.draws) // 4)
+                if not _are(has_tails, own):
+                    _aim(own, begun, program, generator)
+                own = _longer(own, has_tails, most, generator, meter, len(own.draws) // 8)
                 sampled = own if has_tails(convergence(own.draws), own.window) else None
             notes.append(coupled.note)
     if sampled is not None or not may_go_on():
@@ -137,6 +140,28 @@ def run_chains(
             sampled = _longer(sampled, is_sure, None, generator, meter, missing)
             notes.append(_told_of_draws(sampled))
     return sampled, coupled
+
+
+def _aim(
+    sampled: Sampled,
+    begun: Approximation,
+    program: facts.Program,
+    generator: np.random.Generator,
+) -> None:
+    """Let chains of jumps go on with a mixture that is fitted to all draws so far.
+
+    The chains have used up the draws that were known, and their kernel changes this once. Each of
+    both kernels leaves the density as it is, so that the bound on the distance after the first
+    transitions stays one.
+    """
+    kernel = sampled.kernel
+    if not policy.may_aim(float(sampled.window.jumped.mean()), len(begun.start.mean)):
+        return
+    may_bend = policy.may_bend(program, has_labels=kernel.symmetry is not None)
+    found = fitted_to(begun.known, generator, may_bend=may_bend)
+    if found is not None:
+        kernel.proposal, metric = found
+        kernel.factors, kernel.weights, kernel.is_mixture = [metric], np.ones(1), True
 
 
 def _are(is_enough: Callable[[Convergence, Window], bool], sampled: Sampled) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.chains.adaptive import adapted
+from ppl_ext.chains.adaptive import Weighted, adapted
 from ppl_ext.chains.hamiltonian import Chains, Factor
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.symmetry import Symmetry
@@ -26,7 +26,8 @@ class Approximation:
 
     The proposal is of Normals at the modes, or a mixture fitted to weighted draws, with a metric.
     ``weighted`` is the same with what the weights say of the modes' shares, and ``first`` the
-    figures of Normals at the modes.
+    figures of Normals at the modes. ``known`` are the draws of all proposals so far, from those of
+    the Normals on.
     """
 
     start: Start
@@ -38,6 +39,7 @@ class Approximation:
     first: facts.Correction
     weights: Float[np.ndarray, " S"]
     metric: Factor | None = None
+    known: tuple[Weighted, ...] = ()
 
 
 def better_approximations(
@@ -50,19 +52,21 @@ def better_approximations(
     """Better approximations in turn, by mixtures fitted to weighted draws."""
     best = begun.correction
     found = adapted(
-        *(evaluate, begun.proposal, begun.drawn, begun.log_ratios, generator, symmetry),
+        *(evaluate, begun.known[0], generator, symmetry),
         may_bend=policy.may_bend(program, has_labels=symmetry is not None),
     )
     for number, one in enumerate(found, 1):
-        correction, weights = correction_of(one.drawn, one.log_ratios, program.rounding)
+        proposal, drawn, log_ratios = one.known[-1]
+        correction, weights = correction_of(drawn, log_ratios, program.rounding)
+        begun = replace(begun, known=one.known)
         if policy.is_better(correction, best):
             best = correction
             yield replace(
                 begun,
-                weighted=one.proposal,
-                proposal=one.proposal,
-                drawn=one.drawn,
-                log_ratios=one.log_ratios,
+                weighted=proposal,
+                proposal=proposal,
+                drawn=drawn,
+                log_ratios=log_ratios,
                 correction=correction,
                 weights=weights,
                 metric=one.metric,

@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.chains.adaptive import Weighted
 from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.proposal import Proposal, drawn_from
 from ppl_ext.chains.sampler import Sampled
@@ -140,7 +141,8 @@ def climb(
                 if found_more and turn < TURNS - 1:
                     continue
             begun = Approximation(
-                *(start, weighted, proposal, drawn, log_ratios, correction, correction, weights)
+                *(start, weighted, proposal, drawn, log_ratios, correction, correction, weights),
+                known=(Weighted(proposal, drawn, log_ratios),),
             )
         if may_adapt:
             with stage("mixtures") as notes:

@@ -51,6 +51,9 @@ CLOSE_KHAT = 0.3
 FAR_KHAT = 0.7
 #: Mixtures that are fitted to weighted draws at most, each to the draws of all before it.
 MIXTURES = 5
+#: Share of jumps that are taken, from which on a mixture fitted to the draws is no better: so many
+#: of its own draws are of the mixture, and the others of what is wide beside it.
+MIXTURE_JUMPS = 0.75
 #: Share of the draws that the weights leave, above which no more are fitted where jumps alone
 #: cannot be enough.
 NEAR_SHARE = 0.5
@@ -154,6 +157,11 @@ def covers(program: Program, first: Correction) -> bool:
 def may_adapt(correction: Correction, dim: int) -> bool:
     """Whether a mixture fitted to weighted draws may be a better approximation."""
     return not is_close(correction) and dim <= MIXTURE_DIMENSIONS
+
+
+def may_aim(jumped: float, dim: int) -> bool:
+    """Whether jumps of which this share is taken may be taken more often by a mixture."""
+    return jumped < MIXTURE_JUMPS and dim <= MIXTURE_DIMENSIONS
 
 
 def may_bend(program: Program, *, has_labels: bool) -> bool:
