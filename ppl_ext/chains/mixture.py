@@ -20,6 +20,9 @@ from ppl_ext.start.start import Mode
 COMPONENTS, DRAWS_PER_COMPONENT, ROUNDS = 20, 30, 30
 #: Rounds after which one number of components is told from another, which differs by half.
 FEW_ROUNDS = 10
+#: Numbers in a row that tell less than a smaller one, after which none larger is tried. A ring may
+#: have no use for two components, and have for five.
+WORSE = 2
 #: Standard deviations of a component are at least so small a share of those of all draws.
 NARROWEST = 1e-3
 #: Weighted draws that count less than this share of the mean tell nothing.
@@ -88,14 +91,20 @@ def _number(
     if len(numbers) == 1:
         return most
     is_first = generator.permutation(len(draws)) % 2 == 0
-    told = np.zeros(len(numbers))
-    for fitted_to in (is_first, ~is_first):
-        for row, number in enumerate(numbers):
+    told = list[float]()
+    for number in numbers:
+        of_number = 0.0
+        for fitted_to in (is_first, ~is_first):
             found = _components(
                 draws[fitted_to], counts[fitted_to], number, pooled, generator, FEW_ROUNDS
             )
-            told[row] += counts[~fitted_to] @ Proposal(*found).log_density(draws[~fitted_to])
-    return numbers[int(told.argmax())]
+            others = ~fitted_to
+            of_number += float(counts[others] @ Proposal(*found).log_density(draws[others]))
+        told.append(of_number)
+        # The dearer half of the work is spared where more components have told less twice.
+        if len(told) - 1 - int(np.argmax(told)) == WORSE:
+            break
+    return numbers[int(np.argmax(told))]
 
 
 def _components(

@@ -2046,15 +2046,15 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "as many components as there may be",
         "chains/mixture.py",
-        "return numbers[int(told.argmax())]",
+        "return numbers[int(np.argmax(told))]",
         "return numbers[-1]",
         "adaptive",
     )
     yield from neutral(
         "components chosen by the draws that they are fitted to",
         "chains/mixture.py",
-        "counts[~fitted_to] @ Proposal(*found).log_density(draws[~fitted_to])",
-        "counts[fitted_to] @ Proposal(*found).log_density(draws[fitted_to])",
+        "            others = ~fitted_to\n",
+        "            others = fitted_to\n",
         "adaptive",
     )
     yield from neutral(
