@@ -1997,6 +1997,20 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "transitions that are left out taken for single draws",
+        "chains/sampler.py",
+        "transitions * draws_of_each)",
+        "transitions)",
+        "chains",
+    )
+    yield from neutral(
+        "draws that are kept counted as discarded",
+        "chains/sampler.py",
+        "discarded -= sum(each.transitions for each in kept)",
+        "pass",
+        "chains",
+    )
+    yield from neutral(
         "the scale of far draws' weights left as it is",
         "chains/sampler.py",
         "return mean, scatter * scale",
