@@ -2347,6 +2347,13 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "chains that the time ended asked for less than others",
+        "fit/verdict/levels.py",
+        "is_sure=not bounded,",
+        "is_sure=not (bounded or evidence.coupled is None),",
+        tests,
+    )
+    yield from neutral(
         "an engine that has not settled is approximate",
         "fit/verdict/levels.py",
         'return "approximate" if is_near else "not trusted"',
