@@ -97,8 +97,8 @@ def rows_refused(evidence: Evidence) -> str | None:
     if cost > ROW_SHARE * evidence.wanted.seconds:
         return (
             f"Only batches of the rows were looked at: with all rows the search alone would take "
-            f"about {_rounded(cost)} s, more than {ROW_SHARE:.0%} of the {evidence.wanted.seconds:.3g} s "
-            "that seconds= allows."
+            f"about {_rounded(cost)} s, more than {ROW_SHARE:.0%} of the "
+            f"{evidence.wanted.seconds:.3g} s that seconds= allows."
         )
     return None
 
