@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.ladder.chain_figures import flat_far_out
 from ppl_ext.fit.verdict.verdict import Verdict
+from ppl_ext.start import search
 from ppl_ext.start.search import InPieces
 from tests.backends import from_zoo
 from tests.engine_support import rewritten
@@ -545,6 +548,34 @@ def test_no_entry_point_spends_more_than_its_budget(
             verdict = getattr(found, "verdict", found)
             assert spent == verdict.evaluations - (before if found is fit else 0)
         assert spent <= budget
+
+
+def test_steps_of_an_engine_count_as_the_rows_that_they_take(backend: Any) -> None:
+    """Of 100 rows two for each of 25 particles: two steps are an evaluation."""
+    host, dist, y = backend.host, backend.dist, backend.array(np.linspace(-1.0, 1.0, 100))
+
+    def model(y: Any) -> None:
+        mean = host.sample("mean", dist.Normal(0.0, 1.0))
+        with host.plate("rows", 100, subsample_size=2) as rows:
+            host.sample("y", dist.Normal(mean, 1.0), obs=y[rows])
+
+    public = backend.public
+    engine = public.SVGD(model, backend.adam(0.05), num_particles=25, estimator=public.Minibatch())
+    fit = fit_of(backend, model, y, engine=engine, exact=False, budget=200)
+    steps = int(re.findall(r"after ([\d,]+) steps", str(fit.verdict))[0].replace(",", ""))
+    assert steps > 40 and abs(fit.history[-1].evaluations - steps / 2) <= 1
+
+
+def test_points_by_the_init_strategy_are_others_each_time(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are asked for where no point near 0 has a density."""
+    monkeypatch.setattr(search, "TRIES", 0)
+    model, args, _ = from_zoo(backend, "gaussian_one_site")
+    ways_of = importlib.import_module(f"{backend.public.__name__}.fit").ways_of
+    problem = next(ways_of(model, args, {}, 1, np.random.default_rng(1)))
+    first, second = (problem.starting_points(4) for _ in range(2))
+    assert not np.isclose(first, second).any()
 
 
 DETACHED = ["one of two sites", "a scale", "an effect"]

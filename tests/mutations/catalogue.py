@@ -1996,6 +1996,27 @@ def _fit() -> Iterator[Mutation]:
         "",
         tests,
     )
+    yield from numpyro(
+        "steps of an engine that count as all rows",
+        "fit.py",
+        "num_positions(plan) * each)",
+        "num_positions(plan))",
+        "test_fit",
+    )
+    yield from numpyro(
+        "a key of the init strategy that is used twice",
+        "fit.py",
+        "own = random.fold_in(strategy_key, next(calls))",
+        "own = strategy_key",
+        "test_fit",
+    )
+    yield from pyro(
+        "processes whose fits are judged in other ways",
+        "fit.py",
+        "target_sd_error, judge, guide,",
+        "target_sd_error, guide,",
+        "sharding",
+    )
     yield from neutral(
         "transitions that are left out taken for single draws",
         "chains/sampler.py",
