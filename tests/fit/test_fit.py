@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import pickle
 import re
 import subprocess
 import sys
@@ -50,6 +51,12 @@ def test_fewer_draws_of_a_fit_are_as_many_of_each_chain() -> None:
     assert len(np.unique(fit.get_samples(num_samples=11)["x"])) == 11
     with pytest.raises(ArgumentError, match="at most 12, all draws that there are, found 16"):
         fit.get_samples(num_samples=16)
+    # As of the hosts' MCMC, an axis of chains in front, with as many of each.
+    found = fit.get_samples(group_by_chain=True)
+    assert found["w"].shape == (4, 3, 2)
+    np.testing.assert_array_equal(found["x"], draws.reshape(4, 3))
+    few = fit.get_samples(num_samples=3, group_by_chain=True)["x"]
+    np.testing.assert_array_equal(few, [[1.0], [4.0], [7.0], [10.0]])
 
 
 def test_a_normal_posterior_is_exact(backend: Any, tmp_path: Path) -> None:
@@ -833,6 +840,10 @@ def test_a_fit_is_right_up_to_labels_and_says_so(backend: Any, tmp_path: Path) -
     fit.save(tmp_path / "fit")
     resumed = backend.public.load_fit(tmp_path / "fit", model, backend.array(y))
     np.testing.assert_array_equal(resumed.ordered_draws["mean"], ordered)
+    # Without the program as well, where figures of labels at random would mean nothing.
+    for alone in (backend.public.load_fit(tmp_path / "fit"), pickle.loads(pickle.dumps(fit))):
+        np.testing.assert_array_equal(alone.ordered_draws["mean"], ordered)
+        np.testing.assert_allclose(alone.summary()["mean"], fit.summary()["mean"])
     for name, each in numbers(backend, resumed.more(32)).items():
         np.testing.assert_array_equal(each, numbers(backend, fit.more(32))[name])
 
