@@ -135,7 +135,7 @@ class Fit:
         draws, chains = climbed.draws, climbed.positions.shape[1]
         correction = climbed.evidence.correction
         share = 1.0 if chains > 1 or correction is None else correction.share
-        judged = climbed.ordered_draws
+        judged = climbed.ordered(draws)
         sites = {
             name: site_figures(name, np.asarray(judged[name]), chains, share) for name in draws
         }
@@ -421,13 +421,11 @@ class Fit:
         rows = evenly_spaced(number, num_samples, more)
         draws = self.draws
         if rows is not None:
-            number, draws = len(rows), {name: value[rows] for name, value in draws.items()}
-        if not group_by_chain:
-            return draws
-        return {
-            name: value.reshape((chains, number // chains, *value.shape[1:]))
-            for name, value in draws.items()
-        }
+            draws = {name: value[rows] for name, value in draws.items()}
+        if group_by_chain:
+            each = (number if rows is None else len(rows)) // chains
+            draws = {n: v.reshape((chains, each, *v.shape[1:])) for n, v in draws.items()}
+        return draws
 
     def arviz_attributes(self) -> dict[str, Any]:
         """Attributes for ArviZ: the kind of draws, and the verdict."""
@@ -787,7 +785,7 @@ def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
         notes.append(given.name)
     draws = problem.values(given.positions)
     shapes = {name: np.shape(value)[1:] for name, value in reference.draws.items()}
-    theirs = flat_columns(climbed.ordered_draws, shapes, reference.num_chains)
+    theirs = flat_columns(reference.ordered_draws, shapes, reference.num_chains)
     found = compared(flat_columns(climbed.ordered(draws), shapes), theirs, problem.dim)
     level, reasons = levels.judge_engine(given.engine, climbed.verdict, found.wrong)
     unsure = (found.unsure,) if level == "approximate" and found.unsure else ()
