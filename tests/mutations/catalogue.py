@@ -2608,6 +2608,13 @@ def _fit() -> Iterator[Mutation]:
     ):
         yield from neutral(name, "statistics/effective.py", old, new, "statistics")
     yield from neutral(
+        "neighbouring numbers in double precision taken for those in single",
+        "statistics/effective.py",
+        "np.float32 if is_single else np.float64",
+        "np.float32",
+        "statistics",
+    )
+    yield from neutral(
         "draws that depend on each other count as independent",
         "statistics/effective.py",
         "found = size / np.maximum(times,",
