@@ -546,7 +546,8 @@ class Fit:
         trusted, the program is fitted from anew. Some paths look for modes that the draws lack in
         any case. The stage "refit" of ``history`` says which way was taken, and so do the verdict's
         reasons. Of a network the chains go on from where they are, and are tuned and judged anew,
-        with the rows that this fit has held out.
+        with the rows that this fit has held out. Files have neither: a network is fitted from anew
+        then, without such rows.
 
         Parameters
         ----------
@@ -740,6 +741,8 @@ def fit(
             judge = "outputs"
             if isinstance(known.climbed, networks.Networked):
                 before, rows = known.climbed, known.climbed.outputs.rows.get("held out")
+            else:
+                why = "files have neither its chains nor the rows that it held out"
         of_rows = None
         if known is None or judge == "outputs":
             of_rows = outputs.outputs_of(

@@ -112,8 +112,9 @@ def _sampled(
     stage = partial(staged, stages, meter)
     rows = RowsSeen.of(problem, meter)
     memory = memory_of(problem.dim, problem.minibatches is not None)
-    if known is not None:
-        why = why or ("" if known.starts_for(problem) else "there are other latent sites")
+    if known is not None and not why:
+        why = "" if known.starts_for(problem) else "there are other latent sites"
+    if known is not None or why:
         told = f"from anew: {why}" if why else "chains go on from where they are"
         stages.append(Stage("refit", 0, 0.0, told))
     members = None if known is None or why else known.run.z
