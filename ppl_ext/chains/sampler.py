@@ -285,13 +285,8 @@ class Window:
     @classmethod
     def joined(cls, windows: Sequence[Window]) -> Window:
         """Windows one after the other."""
-        return cls(
-            np.concatenate([each.draws for each in windows]),
-            np.concatenate([each.chances for each in windows]),
-            np.concatenate([each.divergent for each in windows]),
-            np.concatenate([each.jumped for each in windows]),
-            np.concatenate([each.values for each in windows]),
-        )
+        parts = ([getattr(each, f.name) for each in windows] for f in fields(cls))
+        return cls(*map(np.concatenate, parts))
 
     @property
     def transitions(self) -> int:
