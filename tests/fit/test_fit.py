@@ -573,6 +573,24 @@ def test_steps_of_an_engine_count_as_the_rows_that_they_take(backend: Any) -> No
     assert steps > 40 and abs(fit.history[-1].evaluations - steps / 2) <= 1
 
 
+def test_an_engine_that_is_named_has_the_program_as_it_is_written(backend: Any) -> None:
+    """Also of a hierarchy, which chains would have non-centred."""
+    host, dist = backend.host, backend.dist
+    y = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+
+    def model(y: Any) -> None:
+        mean = host.sample("mean", dist.Normal(0.0, 5.0))
+        scale = host.sample("scale", dist.HalfCauchy(5.0))
+        with host.plate("schools", 8):
+            effect = host.sample("effect", dist.Normal(mean, scale))
+            host.sample("y", dist.Normal(effect, 12.0), obs=y)
+
+    engine = backend.public.SVGD(model, backend.adam(0.05), num_particles=10)
+    fit = fit_of(backend, model, backend.array(y), engine=engine, exact=False, budget=6_000)
+    assert set(fit.draws) == {"mean", "scale", "effect"} and fit.target.model is model
+    assert fit.history[-1].note == "SVGD"
+
+
 def test_points_by_the_init_strategy_are_others_each_time(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
