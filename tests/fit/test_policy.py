@@ -202,6 +202,11 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
         ),
         ({"engine": SETTLED, "wanted": INEXACT}, "approximate", "exact=False"),
         (
+            {"correction": GOOD, "wanted": replace(WANTED, engine=True), "left": 500},
+            "corrected",
+            "not those of the engine or guide that was named",
+        ),
+        (
             {"program": BATCH, "engine": replace(MOVING, moving=0.7, figure="0.7 sd")},
             "not trusted",
             "was still moving when it ended after 3,000 steps (by 0.7 sd)",

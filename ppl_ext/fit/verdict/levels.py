@@ -43,6 +43,11 @@ MOST_SHARES = 6
 MISSING = 0.005
 #: What is known of pairs where chains ended before any began.
 NO_PAIRS = Coupled(0, reason="the budget or the time ended before there were pairs of chains")
+#: What is said where an engine was asked for, and the draws are of the search before it.
+NO_ENGINE = (
+    "These draws are not those of the engine or guide that was named: the budget or the time ended "
+    "before it ran. Give a larger budget= or seconds=."
+)
 #: What to do where a fit's engine or guide is wrong and its chains are right.
 OWN_CHAINS = "Fit without engine= and guide=, for draws of the chains, or try another engine."
 
@@ -57,6 +62,8 @@ def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
         level, reasons = _by_weights(evidence, evidence.correction)
     else:
         level, reasons = _of_unchecked(evidence)
+    if evidence.wanted.engine and evidence.engine is None and evidence.chains is None:
+        reasons = (NO_ENGINE, *reasons)
     return level, (*reasons, *words_of_search(evidence.modes), *evidence.dropped)
 
 
