@@ -46,7 +46,8 @@ MOST_MOVES = 4.0
 ADJUSTED_WARM_UP = 200
 #: Moves of adjusted chains before the first look, when 16 of them are worth some 400 draws.
 ADJUSTED_LOOK = 50
-#: Standard deviation of the energy's error over a trajectory with which 0.9 of them are accepted.
+#: Standard deviation s of the energy's error over a trajectory with which 0.9 of them are accepted:
+#: where that error is Normal, 2 Phi(-s / 2) are, with the Normal's distribution function Phi.
 ACCEPTED_ERROR = 0.25
 #: How many times that of one step it is, about.
 TIMES_ONE = 2.0
