@@ -2025,6 +2025,13 @@ def _fit() -> Iterator[Mutation]:
         "test_fit",
     )
     yield from neutral(
+        "warm chains that begin with labels in any order",
+        "fit/warm.py",
+        "flat = climbed.symmetry.ordered(flat)",
+        "pass",
+        "warm_chains",
+    )
+    yield from neutral(
         "transitions that are left out taken for single draws",
         "chains/sampler.py",
         "transitions * draws_of_each)",
