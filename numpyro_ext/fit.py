@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -224,6 +225,7 @@ def ways_of(
     Parameters without a prior are held as in ``held`` where they are there.
     """
     key, strategy_key = random.split(random.key(seed))
+    calls = itertools.count()
 
     def target_of(
         program: Callable[..., Any],
@@ -251,7 +253,9 @@ def ways_of(
         return lambda z: values(target, z, data), unconstrain
 
     def initial(target: LogDensity, number: int, data: Data) -> np.ndarray:
-        return np.asarray(target.initial_positions(number, strategy_key, data), np.float64)
+        # A key for each call: who asks for points again wants others.
+        own = random.fold_in(strategy_key, next(calls))
+        return np.asarray(target.initial_positions(number, own, data), np.float64)
 
     def prior(target: LogDensity, number: int, seed: int, data: Data) -> np.ndarray:
         return np.asarray(target.prior_positions(number, random.key(seed), data), np.float64)
@@ -300,7 +304,9 @@ class _Run:
         return len(last.losses), last.settling
 
     def spent(self, steps: int) -> float:
-        return float(steps * self._engine._num_positions(self._engine.plan))
+        plan = self._engine.plan
+        each = plan.estimator.evaluations_per_step(plan.target)
+        return float(steps * self._engine._num_positions(plan) * each)
 
     def positions(self, target: LogDensity, data: Data, number: int | None) -> np.ndarray:
         draws = self._engine.get_samples(self._last.state, num_samples=number)

@@ -108,10 +108,10 @@ def fit(
     if sharding is not None:
         # Processes with other options would take other ways through the fit, and wait for each
         # other for ever.
-        told = describe((seed, *asked[:4], target_sd_error))
+        told = describe((seed, *asked[:4], target_sd_error, judge, guide, type(given)))
         sharding.agree(
             {
-                "arguments": digest_of_arguments((args, kwargs)),
+                "arguments": digest_of_arguments((args, kwargs, held_out)),
                 "options of the fit": digest_of_arguments(told),
             }
         )

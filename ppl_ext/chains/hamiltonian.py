@@ -21,7 +21,7 @@ from ppl_ext.start.paths import Evaluate
 LENGTH, RANGE = 0.5 * math.pi, (0.7, 1.3)
 #: Most leapfrog steps of a trajectory.
 MOST_STEPS = 64
-#: Error of the energy, in nats, from which on a trajectory diverges.
+#: Error of the energy, in nats, from which on a trajectory diverges, as in the hosts' NUTS.
 DIVERGENT = 1000.0
 
 Positions = Float[np.ndarray, "M D"]

@@ -285,29 +285,20 @@ class Window:
     @classmethod
     def joined(cls, windows: Sequence[Window]) -> Window:
         """Windows one after the other."""
-        return cls(
-            np.concatenate([each.draws for each in windows]),
-            np.concatenate([each.chances for each in windows]),
-            np.concatenate([each.divergent for each in windows]),
-            np.concatenate([each.jumped for each in windows]),
-            np.concatenate([each.values for each in windows]),
-        )
+        parts = ([getattr(each, f.name) for each in windows] for f in fields(cls))
+        return cls(*map(np.concatenate, parts))
 
     @property
     def transitions(self) -> int:
         """Transitions of each chain."""
         return len(self.chances)
 
-    @property
-    def later(self) -> Window:
-        """The second half."""
-        parts = (getattr(self, each.name) for each in fields(self))
-        return Window(*(part[len(part) // 2 :] for part in parts))
+    def after(self, transitions: int, draws_of_each: int) -> Window:
+        """Without the first transitions, which have so many draws each.
 
-    def after(self, transitions: int) -> Window:
-        """Without the first transitions."""
-        each = len(self.draws) // len(self.chances)
-        skipped = {"draws": each * transitions, "values": each * transitions}
+        Chains that went on for a number of draws may have fewer of their last transition.
+        """
+        skipped = dict.fromkeys(("draws", "values"), transitions * draws_of_each)
         parts = (getattr(self, f.name)[skipped.get(f.name, transitions) :] for f in fields(self))
         return Window(*parts)
 
@@ -360,8 +351,8 @@ class Sampled:
 
     def after(self, transitions: int) -> Sampled:
         """Without the first transitions that were kept."""
-        discarded = self.discarded + transitions
-        return replace(self, window=self.window.after(transitions), discarded=discarded)
+        window = self.window.after(transitions, self.kernel.draws_of_each)
+        return replace(self, window=window, discarded=self.discarded + transitions)
 
 
 @np.errstate(all="ignore")
@@ -471,13 +462,15 @@ def sample(
                 # A kernel that needs nothing: the chains were on their way, and their second half
                 # may not be.
                 if figures.is_adrift:
-                    kept, discarded = [joined.later], discarded + number // 2
+                    kept = [joined.after(number // 2, kernel.draws_of_each)]
+                    discarded += number // 2
                 length = max(length, number // 2)
         if not has_budget():
             break
     # The budget ended just after tuning: its last window is better than nothing, and is judged.
     if sum(each.transitions for each in kept) < LEAST_WINDOW:
         kept = tuned[-1:]
+        discarded -= sum(each.transitions for each in kept)
     if not kept:
         raise SpentError
     kernel.known = None

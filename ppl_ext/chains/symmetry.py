@@ -32,7 +32,8 @@ ROUNDING, MOST_ROUNDING = 1e3, 0.05
 APART = 0.2
 #: Least standard deviation that is divided by.
 TINY = float(np.finfo(np.float64).tiny)
-#: Steps by which a map is differentiated, in standard deviations: this power of machine epsilon.
+#: Steps by which a map is differentiated, in standard deviations: this power of machine epsilon,
+#: with which the rounding of central differences is as large as what they leave out.
 STEP_POWER = 1.0 / 3.0
 #: Seed of random labels. They know nothing of the chains' random numbers.
 SEED = (24, 1907)

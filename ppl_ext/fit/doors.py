@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from ppl_ext.batches.passes import Passes
 from ppl_ext.fit.fit import TARGET_ESS, Fit, fit
 from ppl_ext.fit.problem.engine import epoch_of
 from ppl_ext.fit.problem.naming import Describe, named_ways, with_names
+from ppl_ext.fit.problem.problem import Problem
 from ppl_ext.fit.problem.views import Names
 from ppl_ext.fit.verdict.policy import guide_for
 
@@ -159,8 +161,14 @@ def fit_program(
     """
     own = partial(ways_of, engine_of=named.of_program, sharding=sharding, names=names)
     ways = with_names(own, describe)
+
+    def problems() -> Iterator[Problem]:
+        found = named_ways(own(*call, *random[::-1], passes=passes), describe, refuses=True)
+        # An engine that is named has the program as it is written: chains alone take other ways.
+        return found if named.engine is None or asked.exact else islice(found, 1)
+
     return fit(
-        lambda: named_ways(own(*call, *random[::-1], passes=passes), describe, refuses=True),
+        problems,
         *random,
         has_engine=named.guide is not None or named.engine is not None,
         clock=time.perf_counter if sharding is None else sharding.clock,

@@ -15,7 +15,8 @@ from tqdm.auto import tqdm
 
 from ppl_ext.arguments import entry
 from ppl_ext.chains.sampler import go_on
-from ppl_ext.diagnostics.fit import evenly_spaced
+from ppl_ext.chains.symmetry import ordered_values
+from ppl_ext.diagnostics.fit import evenly_spaced, of_each_chain
 from ppl_ext.diagnostics.habits import OF_DRAWS, OF_MORE, OF_SUMMARY, answers, no_attribute
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.after.bound import check_density
@@ -30,7 +31,7 @@ from ppl_ext.fit.after.looks import (
     values_of,
 )
 from ppl_ext.fit.after.refit import Reweighted, refitted
-from ppl_ext.fit.after.saved import as_tree, names_as_tree, names_from_tree
+from ppl_ext.fit.after.saved import as_tree, names_as_tree, names_from_tree, symmetry_from_tree
 from ppl_ext.fit.ladder.climbed import Climbed, staged
 from ppl_ext.fit.ladder.ladder import climb, with_chains
 from ppl_ext.fit.networks import networks, outputs
@@ -116,6 +117,9 @@ class Fit:
         # What else a file had that was read without its program, to be saved again.
         self._unbound = unbound
         self._names = names_from_tree((unbound or {}).get("names", {}))
+        symmetry = climbed.symmetry if climbed else symmetry_from_tree(unbound)
+        # Labels that can be exchanged, which a fit knows without its program as well.
+        self._exchanges = () if symmetry is None else symmetry.as_written
         self._again = again
         self._log_evidence: LogEvidence | None = None
 
@@ -131,7 +135,7 @@ class Fit:
         draws, chains = climbed.draws, climbed.positions.shape[1]
         correction = climbed.evidence.correction
         share = 1.0 if chains > 1 or correction is None else correction.share
-        judged = climbed.ordered_draws
+        judged = climbed.ordered(draws)
         sites = {
             name: site_figures(name, np.asarray(judged[name]), chains, share) for name in draws
         }
@@ -165,13 +169,10 @@ class Fit:
 
         The same as ``draws`` where there are no such labels; the verdict names the site whose
         values order them. Sorting is done draw by draw, so that what depends on no label is kept.
-
-        Raises
-        ------
-        ArgumentError
-            The fit was loaded without its program.
         """
-        return self.climbed.ordered_draws
+        if not self._exchanges:
+            return dict(self.draws)
+        return ordered_values(self._exchanges, {name: values_of(self, name) for name in self.draws})
 
     @property
     def history(self) -> tuple[Stage, ...]:
@@ -272,7 +273,7 @@ class Fit:
         """Pickled without its program, as ``load_fit(path)`` reads it, with its labels."""
         draws = {name: values_of(self, name) for name in self.draws}
         parts = draws, self.verdict, self.num_chains
-        return type(self), parts, {"_names": self._axis_names}
+        return type(self), parts, {"_names": self._axis_names, "_exchanges": self._exchanges}
 
     @answers(OF_SUMMARY)
     def summary(
@@ -393,10 +394,17 @@ class Fit:
         """
         return plot(self, kind, options)
 
-    def get_samples(self, *given: Any, num_samples: int | None = None, **__: Any) -> dict[str, Any]:
+    def get_samples(
+        self,
+        *given: Any,
+        num_samples: int | None = None,
+        group_by_chain: bool = False,
+        **__: Any,
+    ) -> dict[str, Any]:
         """The draws, see ``draws``, or so many of them, evenly spaced.
 
-        The number may be given without its name.
+        The number may be given without its name. ``group_by_chain`` gives them with an axis of
+        chains in front, as the hosts' ``MCMC`` does, and as many of each.
 
         Raises
         ------
@@ -405,12 +413,19 @@ class Fit:
         """
         if num_samples is None:
             num_samples = next((each for each in given if is_count(each)), None)
-        number = len(next(iter(self.draws.values())))
+        check_choice("group_by_chain", group_by_chain, (True, False))
+        number, chains = len(next(iter(self.draws.values()))), self.num_chains
         more = "fit.more(number) makes further draws."
+        if group_by_chain:
+            num_samples = of_each_chain(num_samples, chains)
         rows = evenly_spaced(number, num_samples, more)
-        if rows is None:
-            return self.draws
-        return {name: value[rows] for name, value in self.draws.items()}
+        draws = self.draws
+        if rows is not None:
+            draws = {name: value[rows] for name, value in draws.items()}
+        if group_by_chain:
+            each = (number if rows is None else len(rows)) // chains
+            draws = {n: v.reshape((chains, each, *v.shape[1:])) for n, v in draws.items()}
+        return draws
 
     def arviz_attributes(self) -> dict[str, Any]:
         """Attributes for ArviZ: the kind of draws, and the verdict."""
@@ -531,7 +546,8 @@ class Fit:
         trusted, the program is fitted from anew. Some paths look for modes that the draws lack in
         any case. The stage "refit" of ``history`` says which way was taken, and so do the verdict's
         reasons. Of a network the chains go on from where they are, and are tuned and judged anew,
-        with the rows that this fit has held out.
+        with the rows that this fit has held out. Files have neither: a network is fitted from anew
+        then, without such rows.
 
         Parameters
         ----------
@@ -725,6 +741,8 @@ def fit(
             judge = "outputs"
             if isinstance(known.climbed, networks.Networked):
                 before, rows = known.climbed, known.climbed.outputs.rows.get("held out")
+            else:
+                why = "files have neither its chains nor the rows that it held out"
         of_rows = None
         if known is None or judge == "outputs":
             of_rows = outputs.outputs_of(
@@ -770,7 +788,7 @@ def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
         notes.append(given.name)
     draws = problem.values(given.positions)
     shapes = {name: np.shape(value)[1:] for name, value in reference.draws.items()}
-    theirs = flat_columns(climbed.ordered_draws, shapes, reference.num_chains)
+    theirs = flat_columns(reference.ordered_draws, shapes, reference.num_chains)
     found = compared(flat_columns(climbed.ordered(draws), shapes), theirs, problem.dim)
     level, reasons = levels.judge_engine(given.engine, climbed.verdict, found.wrong)
     unsure = (found.unsure,) if level == "approximate" and found.unsure else ()

@@ -80,7 +80,8 @@ WARM_DOCUMENTATION = """
     Returns
     -------
     $mcmc
-        After ``run``. Chains do not go from mode to mode.
+        After ``run``. Chains do not go from mode to mode. Where a fit has labels that can be
+        exchanged, all begin with these in order.
 
     Warns
     -----
@@ -133,6 +134,9 @@ def of_fit(fit: Fit) -> Start:
     """The draws of a fit, with the covariance of its chains."""
     climbed = fit.climbed
     flat = climbed.positions.reshape(-1, climbed.positions.shape[2])
+    if climbed.symmetry is not None:
+        # Orders of labels are modes as well, and chains that began in several would never agree.
+        flat = climbed.symmetry.ordered(flat)
     modes, sampled = climbed.evidence.modes, climbed.sampled
     if sampled is None or modes is None or modes.number == 1 or sampled.kernel.is_mixture:
         return DrawnStart((normal_of(flat),), 0, points=flat)

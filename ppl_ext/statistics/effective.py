@@ -12,7 +12,7 @@ import math
 import numpy as np
 from jaxtyping import Float
 
-#: Numbers in single precision that differ by so many grains at most are neighbours.
+#: Numbers that differ by so many grains of their precision at most are neighbours.
 GRAINS = 32.0
 #: Draws of a chain from which on its halves are two chains, which shows a chain that moves off.
 LEAST_DRAWS = 4
@@ -69,7 +69,9 @@ def distinct_number(columns: Float[np.ndarray, "S D"]) -> float:
     """
     most = np.unique(columns[:, np.ptp(columns, axis=0).argmax()])
     spacing = np.median(np.diff(most)) if len(most) > 1 else np.inf
-    if spacing <= GRAINS * np.finfo(np.float32).eps * np.abs(most).max():
+    is_single = (most == most.astype(np.float32)).all()
+    epsilon = np.finfo(np.float32 if is_single else np.float64).eps
+    if spacing <= GRAINS * epsilon * np.abs(most).max():
         return float(len(columns))
     counts = np.unique(columns, axis=0, return_counts=True)[1]
     return float(len(columns) ** 2 / np.square(counts, dtype=np.float64).sum())

@@ -13,7 +13,7 @@ from scipy import stats
 from ppl_ext.chains.hamiltonian import LENGTH, Chains, trajectory
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import TAILS, Proposal
-from ppl_ext.chains.sampler import Kernel, Window, _bulk, _tune, go_on, sample
+from ppl_ext.chains.sampler import Kernel, Sampled, Window, _bulk, _tune, go_on, sample
 from ppl_ext.start.paths import SpentError
 from ppl_ext.start.start import Mode
 from ppl_ext.statistics.convergence import convergence, split_r_hat
@@ -336,6 +336,28 @@ def test_a_budget_ends_chains() -> None:
         lambda: spent < 5_000,
     )
     assert 5_000 <= spent < 8_000
+    # Where it ends with tuning, the last window of that is what is kept, and was not discarded.
+    ended = sample(
+        *(log_gamma, proposal, proposal.draw(16, generator), generator),
+        *(lambda *_: False, lambda: False),
+    )
+    assert ended.discarded == 0 and ended.window.transitions == 8
+
+
+def test_what_is_left_out_are_whole_transitions() -> None:
+    """Of three draws each, and of a last one that was cut when chains went on for ten draws."""
+    generator = np.random.default_rng(17)
+    proposal = Proposal((normal_mode([MEAN] * 2, DEVIATION),), np.ones(1))
+    kernel = Kernel(*(log_gamma, proposal, [proposal.modes[0].factor], np.ones(1), 0.7), jumps=2)
+    chains = Chains.at(exact(16, generator), log_gamma)
+    empty = np.zeros((0, 16))
+    none = Window(np.zeros((0, 16, 2)), empty, empty[:, 0], empty, empty)
+    found = go_on(go_on(Sampled(none, 0, chains, kernel), 15, generator), 10, generator)
+    assert found.window.transitions == 5 + 4 and len(found.draws) == 15 + 10
+    after = found.after(5)
+    assert after.discarded == 5 and after.window.transitions == 4
+    np.testing.assert_array_equal(after.draws, found.draws[15:])
+    np.testing.assert_array_equal(after.window.values, found.window.values[15:])
 
 
 def test_chains_end_where_no_more_may_be_evaluated() -> None:
@@ -430,7 +452,7 @@ def test_a_place_that_the_proposal_lacks_is_told() -> None:
     """One of the chains is where no jump takes it from; others jump half of the times."""
     jumped = np.full((20, 16), 0.5)
     window = Window(np.zeros((20, 16, 2)), jumped, jumped[:, 0], jumped, jumped)
-    assert not window.lacks and window.later.transitions == 10
+    assert not window.lacks
     one = np.where(np.arange(16) == 3, 0.01, jumped)
     assert replace(window, jumped=one).lacks
     assert not replace(window, jumped=0.1 * one).lacks

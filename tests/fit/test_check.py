@@ -151,6 +151,9 @@ def test_the_comparison_alone_sees_marginals(fault: str) -> None:
     assert not compared(good, theirs, DIM).wrong
     found = compared(bad, theirs, DIM)
     assert found.wrong and found.worst.name == "x[2]" and "'x[2]'" in found.worst.told
+    # Numbers have the names that they have elsewhere.
+    named = flat_columns({"w": np.zeros((5, 2, 2)), "m": np.zeros(5)}, {"w": (2, 2), "m": ()})
+    assert named.names == ["w[0, 0]", "w[0, 1]", "w[1, 0]", "w[1, 1]", "m"]
 
 
 @pytest.mark.parametrize("nowhere", [np.nan, -np.inf])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +21,7 @@ from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.ladder.chain_figures import flat_far_out
 from ppl_ext.fit.verdict.verdict import Verdict
 from ppl_ext.running import state_files
+from ppl_ext.start import search
 from ppl_ext.start.search import InPieces
 from tests.backends import from_zoo
 from tests.engine_support import rewritten
@@ -48,6 +52,12 @@ def test_fewer_draws_of_a_fit_are_as_many_of_each_chain() -> None:
     assert len(np.unique(fit.get_samples(num_samples=11)["x"])) == 11
     with pytest.raises(ArgumentError, match="at most 12, all draws that there are, found 16"):
         fit.get_samples(num_samples=16)
+    # As of the hosts' MCMC, an axis of chains in front, with as many of each.
+    found = fit.get_samples(group_by_chain=True)
+    assert found["w"].shape == (4, 3, 2)
+    np.testing.assert_array_equal(found["x"], draws.reshape(4, 3))
+    few = fit.get_samples(num_samples=3, group_by_chain=True)["x"]
+    np.testing.assert_array_equal(few, [[1.0], [4.0], [7.0], [10.0]])
 
 
 def test_a_normal_posterior_is_exact(backend: Any, tmp_path: Path) -> None:
@@ -557,6 +567,52 @@ def test_no_entry_point_spends_more_than_its_budget(
         assert spent <= budget
 
 
+def test_steps_of_an_engine_count_as_the_rows_that_they_take(backend: Any) -> None:
+    """Of 100 rows two for each of 25 particles: two steps are an evaluation."""
+    host, dist, y = backend.host, backend.dist, backend.array(np.linspace(-1.0, 1.0, 100))
+
+    def model(y: Any) -> None:
+        mean = host.sample("mean", dist.Normal(0.0, 1.0))
+        with host.plate("rows", 100, subsample_size=2) as rows:
+            host.sample("y", dist.Normal(mean, 1.0), obs=y[rows])
+
+    public = backend.public
+    engine = public.SVGD(model, backend.adam(0.05), num_particles=25, estimator=public.Minibatch())
+    fit = fit_of(backend, model, y, engine=engine, exact=False, budget=200)
+    steps = int(re.findall(r"after ([\d,]+) steps", str(fit.verdict))[0].replace(",", ""))
+    assert steps > 40 and abs(fit.history[-1].evaluations - steps / 2) <= 1
+
+
+def test_an_engine_that_is_named_has_the_program_as_it_is_written(backend: Any) -> None:
+    """Also of a hierarchy, which chains would have non-centred."""
+    host, dist = backend.host, backend.dist
+    y = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+
+    def model(y: Any) -> None:
+        mean = host.sample("mean", dist.Normal(0.0, 5.0))
+        scale = host.sample("scale", dist.HalfCauchy(5.0))
+        with host.plate("schools", 8):
+            effect = host.sample("effect", dist.Normal(mean, scale))
+            host.sample("y", dist.Normal(effect, 12.0), obs=y)
+
+    engine = backend.public.SVGD(model, backend.adam(0.05), num_particles=10)
+    fit = fit_of(backend, model, backend.array(y), engine=engine, exact=False, budget=6_000)
+    assert set(fit.draws) == {"mean", "scale", "effect"} and fit.target.model is model
+    assert fit.history[-1].note == "SVGD"
+
+
+def test_points_by_the_init_strategy_are_others_each_time(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are asked for where no point near 0 has a density."""
+    monkeypatch.setattr(search, "TRIES", 0)
+    model, args, _ = from_zoo(backend, "gaussian_one_site")
+    ways_of = importlib.import_module(f"{backend.public.__name__}.fit").ways_of
+    problem = next(ways_of(model, args, {}, 1, np.random.default_rng(1)))
+    first, second = (problem.starting_points(4) for _ in range(2))
+    assert not np.isclose(first, second).any()
+
+
 DETACHED = ["one of two sites", "a scale", "an effect"]
 
 
@@ -812,6 +868,10 @@ def test_a_fit_is_right_up_to_labels_and_says_so(backend: Any, tmp_path: Path) -
     fit.save(tmp_path / "fit")
     resumed = backend.public.load_fit(tmp_path / "fit", model, backend.array(y))
     np.testing.assert_array_equal(resumed.ordered_draws["mean"], ordered)
+    # Without the program as well, where figures of labels at random would mean nothing.
+    for alone in (backend.public.load_fit(tmp_path / "fit"), pickle.loads(pickle.dumps(fit))):
+        np.testing.assert_array_equal(alone.ordered_draws["mean"], ordered)
+        np.testing.assert_allclose(alone.summary()["mean"], fit.summary()["mean"])
     for name, each in numbers(backend, resumed.more(32)).items():
         np.testing.assert_array_equal(each, numbers(backend, fit.more(32))[name])
 

@@ -115,6 +115,8 @@ def test_figures_of_a_site_are_those_of_its_draws() -> None:
     assert alone.ess_bulk == 1_000.0 and np.isnan(alone.r_hat)
     assert alone.mean_error == pytest.approx(second.sd / np.sqrt(1_000.0))
     assert alone.sd_error == pytest.approx(second.sd / np.sqrt(2.0 * 1_000.0), rel=0.05)
+    # Nothing is known of a mean by draws that are worth nothing, and nothing warns.
+    assert site_figures("w", draws, 1, 0.0).values[1].mean_error == np.inf
     # Of many numbers the least certain is shown.
     slow = np.repeat(generator.normal(size=(40, 1)), 100, axis=0)
     many = np.concatenate([generator.normal(size=(4_000, 20)), slow], axis=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -430,7 +431,9 @@ def test_networks_by_the_hosts_own_modules_are_known(backend: Any) -> None:
     assert not found
 
 
-def test_programs_of_random_modules_are_judged_by_outputs(backend: Any) -> None:
+def test_programs_of_random_modules_are_judged_by_outputs(
+    backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     single = [[backend.array(each.astype(np.float32)) for each in of] for of in (TRAIN, HELD_OUT)]
     model, train, held_out = model_of(backend), *map(tuple, single)
     fit: Any = backend.public.fit
@@ -461,6 +464,26 @@ def test_programs_of_random_modules_are_judged_by_outputs(backend: Any) -> None:
     assert other.verdict.of_outputs and other.verdict.trusted, other.verdict
     assert [stage.name for stage in other.history] == ["refit", "network chains"]
     assert "y: mean, held out" in other.verdict.by_site
+
+    # A file has no chains of networks to go on from. It is fitted from anew, which is said.
+    found.save(tmp_path / "fit")
+    loaded = backend.public.load_fit(tmp_path / "fit", model, *train)
+
+    def stopped(*given: Any) -> Any:
+        raise InterruptedError(given[-1])
+
+    monkeypatch.setattr(networks, "sampled", stopped)
+    with pytest.raises(InterruptedError, match="neither its chains nor the rows that it held out"):
+        loaded.refit(x[:40], y[:40], progress_bar=False)
+
+
+def test_a_network_that_is_fitted_from_anew_says_why() -> None:
+    judged = outputs.outputs_of(problem(), None, None, is_network=True, seconds=600.0)
+    assert judged is not None
+    wanted, meter = facts.Wanted(100.0, False, 600.0), Meter(100_000, 600.0)
+    generator = np.random.default_rng(1)
+    _, verdict = networks.sampled(judged, generator, wanted, meter, None, "files have no chains")
+    assert verdict.cost[0].note == "from anew: files have no chains"
 
 
 def test_outputs_are_predicted_in_whole_pieces() -> None:

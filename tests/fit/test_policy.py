@@ -34,7 +34,8 @@ RESTED = Chained(1.004, 600.0, 500.0, 0.03, (), 0.0, 0.0, False, "mu")
 SETTLED = Engine("ProximalScoreVI with AutoNormal", steps=3_000, settled=True)
 MOVING = replace(SETTLED, settled=False, moving=0.3)
 BATCH = replace(PROGRAM, is_whole=False, seconds_with_all_rows=1.0)
-EVIDENCE = Evidence(PROGRAM, WANTED, MODES)
+MET = Coupled(64, 0, 10, 3, 0.046)
+EVIDENCE = Evidence(PROGRAM, WANTED, MODES, coupled=MET)
 
 
 @pytest.mark.parametrize(
@@ -123,9 +124,20 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
             "On unconstrained space R-hat is 1.050, in 'scale'",
         ),
         (
-            {"chains": RESTED, "coupled": Coupled(64, 0, 10, 3, 0.046)},
+            {"chains": RESTED, "coupled": MET},
             "exact",
             "of any event by at most 4.6%",
+        ),
+        # Chains that the time ended are asked for no less than those that had time for pairs.
+        (
+            {"chains": replace(RESTED, r_hat=1.012), "coupled": None},
+            "not trusted",
+            "R-hat 1.012, expected below 1.005",
+        ),
+        (
+            {"chains": RESTED, "coupled": None},
+            "exact",
+            "not known: the budget or the time ended before there were pairs of chains.",
         ),
         (
             {
@@ -168,6 +180,13 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
             "subtract a constant",
         ),
         ({"correction": GOOD, "wanted": INEXACT}, "corrected", "exact=False"),
+        # Nobody wrote exact=False: there was no time.
+        ({"correction": GOOD}, "corrected", "the time that seconds= allows ended before. Give"),
+        (
+            {"correction": GOOD, "modes": replace(MODES, left=True)},
+            "not trusted",
+            "Chains were ended where they met that mode.",
+        ),
         ({"correction": FAIR, "wanted": INEXACT}, "approximate", "k-hat 0.65"),
         ({"correction": BAD, "wanted": INEXACT}, "not trusted", "far from the posterior"),
         ({"program": BATCH, "engine": SETTLED}, "approximate", "settled after 3,000 steps"),
@@ -184,6 +203,11 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
         ),
         ({"engine": SETTLED, "wanted": INEXACT}, "approximate", "exact=False"),
         (
+            {"correction": GOOD, "wanted": replace(WANTED, engine=True), "left": 500},
+            "corrected",
+            "not those of the engine or guide that was named",
+        ),
+        (
             {"program": BATCH, "engine": replace(MOVING, moving=0.7, figure="0.7 sd")},
             "not trusted",
             "was still moving when it ended after 3,000 steps (by 0.7 sd)",
@@ -192,7 +216,12 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
         (
             {"program": replace(BATCH, has_engine=False), "correction": None},
             "not trusted",
-            "inside a subsampled plate",
+            "at the mode of a batch of rows",
+        ),
+        (
+            {"program": replace(PROGRAM, dim=3_000, has_engine=False), "correction": None},
+            "not trusted",
+            "too many parameters for chains, and no guide takes them",
         ),
         (
             {
@@ -247,6 +276,8 @@ def test_chains_that_cannot_be_afforded_are_refused_in_words() -> None:
     assert refused is not None and "20,000,000" in refused
     slow = replace(EVIDENCE, program=replace(PROGRAM, seconds_per_evaluation=0.5))
     assert "about 10000 s" in str(chains_refused(slow))
+    quick = replace(slow, program=PROGRAM, wanted=replace(WANTED, seconds=0.1))
+    assert "about 0.2 s, more than the 0.1 s" in str(chains_refused(quick))
     assert chains_refused(EVIDENCE) is None
 
 
@@ -279,7 +310,7 @@ def test_jumps_alone_want_a_close_proposal_and_pairs_that_meet() -> None:
     assert not is_good(replace(GOOD, khat=0.55)) and not is_good(replace(GOOD, share=0.25))
     assert is_good(replace(GOOD, khat=0.35)) and not is_close(replace(GOOD, khat=0.35))
     assert not is_close(replace(GOOD, share=0.25))
-    assert is_bounded(Coupled(64, 0, 10, 3, 0.046))
+    assert is_bounded(MET)
     assert not is_bounded(Coupled(64, 0, 10, 3, 0.2)) and not is_bounded(Coupled(64, 1, 10, 60))
 
 

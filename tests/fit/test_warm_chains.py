@@ -12,6 +12,7 @@ import pytest
 
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Kernel
+from ppl_ext.chains.symmetry import Exchange, Symmetry
 from ppl_ext.errors import DoubtfulFitWarning
 from ppl_ext.fit.warm import Tuned, covariance_of, of_fit, warn_unless_at_rest
 from ppl_ext.start.start import Mode, Start
@@ -316,6 +317,23 @@ def test_a_fit_whose_jumps_come_from_a_mixture_gives_the_covariance_of_its_draws
         positions=draws,
         sampled=SimpleNamespace(kernel=kernel),
         evidence=SimpleNamespace(modes=SimpleNamespace(number=2)),
+        symmetry=None,
     )
     start = of_fit(cast(Any, SimpleNamespace(climbed=climbed)))
     np.testing.assert_allclose(np.sqrt(np.diag(covariance_of(start))), [1.0, 3.0], rtol=0.15)
+
+
+def test_chains_from_a_fit_begin_with_labels_in_order() -> None:
+    """Else their coordinates would be those of the distance between orders, which no chain goes."""
+    exchange = Exchange((0, 1), (("x", 0),), (), "x", (0, 1), (0, 1))
+    symmetry = Symmetry((exchange,), lambda z: {"x": z}, lambda values: values["x"])
+    draws = np.array([-9.0, 9.0]) + np.random.default_rng(0).normal(size=(200, 4, 2))
+    climbed = SimpleNamespace(
+        positions=symmetry.shuffled(draws),
+        sampled=None,
+        evidence=SimpleNamespace(modes=SimpleNamespace(number=1)),
+        symmetry=symmetry,
+    )
+    start = of_fit(cast(Any, SimpleNamespace(climbed=climbed)))
+    np.testing.assert_allclose(np.sqrt(np.diag(covariance_of(start))), 1.0, rtol=0.15)
+    assert symmetry.is_ordered(start.draw(16)).all()

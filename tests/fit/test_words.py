@@ -30,15 +30,16 @@ from ppl_ext.witnesses.stein import Stein
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")
 
+MET = Coupled(32, 0, 7, 7, 0.0891)
 EVIDENCE = Evidence(
     Program(dim=10, is_whole=True, seconds_per_evaluation=1e-5, rounding=1e-9),
     Wanted(target_ess=400.0, exact=True, seconds=600.0),
     Modes(number=1, last_new=0.0, shares=(1.0,)),
+    coupled=MET,
 )
 RESTED = Chained(1.004, 600.0, 500.0, 0.03, (), 0.0, 0.0, False, "mu", draws=5_760)
 BATCH = replace(EVIDENCE.program, is_whole=False, seconds_with_all_rows=0.2)
 STOPPED = Engine("SVGD", 1_320, settled=False, moving=72.0, figure="72 sd")
-MET = Coupled(32, 0, 7, 7, 0.0891)
 OFF = Off("theta[2]", "theta", 0.05, 1.04, 0.02, 0.014, 0.016, 0.4)
 STEIN = Stein(*map(np.array, ([0.02], [0.01], [0.13], [0.06])), number=1_000.0, names=["theta[2]"])
 DRIFT = Drift(

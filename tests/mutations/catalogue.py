@@ -2008,6 +2008,55 @@ def _fit() -> Iterator[Mutation]:
         "",
         tests,
     )
+    yield from numpyro(
+        "steps of an engine that count as all rows",
+        "fit.py",
+        "num_positions(plan) * each)",
+        "num_positions(plan))",
+        "test_fit",
+    )
+    yield from numpyro(
+        "a key of the init strategy that is used twice",
+        "fit.py",
+        "own = random.fold_in(strategy_key, next(calls))",
+        "own = strategy_key",
+        "test_fit",
+    )
+    yield from pyro(
+        "processes whose fits are judged in other ways",
+        "fit.py",
+        "target_sd_error, judge, guide,",
+        "target_sd_error, guide,",
+        "sharding",
+    )
+    yield from neutral(
+        "an engine that is named on a program that is not its own",
+        "fit/doors.py",
+        "found if named.engine is None or asked.exact else islice(found, 1)",
+        "found",
+        "test_fit",
+    )
+    yield from neutral(
+        "warm chains that begin with labels in any order",
+        "fit/warm.py",
+        "flat = climbed.symmetry.ordered(flat)",
+        "pass",
+        "warm_chains",
+    )
+    yield from neutral(
+        "transitions that are left out taken for single draws",
+        "chains/sampler.py",
+        "transitions * draws_of_each)",
+        "transitions)",
+        "chains",
+    )
+    yield from neutral(
+        "draws that are kept counted as discarded",
+        "chains/sampler.py",
+        "discarded -= sum(each.transitions for each in kept)",
+        "pass",
+        "chains",
+    )
     yield from neutral(
         "the scale of far draws' weights left as it is",
         "chains/sampler.py",
@@ -2373,6 +2422,13 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "chains that the time ended asked for less than others",
+        "fit/verdict/levels.py",
+        "is_sure=not bounded,",
+        "is_sure=not (bounded or evidence.coupled is None),",
+        tests,
+    )
+    yield from neutral(
         "an engine that has not settled is approximate",
         "fit/verdict/levels.py",
         'return "approximate" if is_near else "not trusted"',
@@ -2605,6 +2661,13 @@ def _fit() -> Iterator[Mutation]:
         ),
     ):
         yield from neutral(name, "statistics/effective.py", old, new, "statistics")
+    yield from neutral(
+        "neighbouring numbers in double precision taken for those in single",
+        "statistics/effective.py",
+        "np.float32 if is_single else np.float64",
+        "np.float32",
+        "statistics",
+    )
     yield from neutral(
         "draws that depend on each other count as independent",
         "statistics/effective.py",

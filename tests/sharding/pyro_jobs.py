@@ -294,7 +294,7 @@ def resumption(rank: int, folder: Path, engine: str, layout: str) -> dict[str, t
 
 
 def disagreement(rank: int, folder: Path, what: str) -> None:
-    """A run in which the second process has something else."""
+    """A run, or a fit, in which the second process has something else."""
     sharding = sharding_of("particles")
     x, y = arrays()
     other = rank == 1
@@ -315,6 +315,10 @@ def disagreement(rank: int, folder: Path, what: str) -> None:
             weights = pyro.sample("weights", dist.Normal(0.0, scale).expand([3]).to_event(1))
             pyro.sample("y", dist.Normal(x @ weights, 1.0).to_event(1), obs=y)
 
+    if what == "options of the fit":
+        judge = "sites" if other else None
+        px.fit(model, x, y, judge=judge, sharding=sharding, progress_bar=False)
+        return
     engine = px.DeepEnsemble(model, adam(), num_particles=2, dtype=torch.float64, **options)
     engine.run(steps, x, y, progress_bar=False)
 

@@ -13,7 +13,10 @@ from tests.sharding import pyro_processes
 from tests.sharding.pyro_jobs import ENGINES, LAYOUTS, LOADED
 from tests.sharding.rounding import TOLERANCE, allowed
 
-DIFFERENT = ("arguments", "seed", "options of the run", "settings", "program")
+DIFFERENT = (
+    *("arguments", "seed", "options of the run", "settings", "program"),
+    "options of the fit",
+)
 #: Of the quick tests, one engine of particles and one of a guide.
 QUICK = ("SVGD", "ProximalScoreVI")
 

@@ -52,6 +52,14 @@ def test_what_does_not_vary_or_is_short() -> None:
     assert distinct_number(np.repeat(autoregression(0.0, 50, 1)[:, 0], 4, axis=0)) == 50.0
 
 
+def test_equal_draws_far_from_zero_are_seen_where_their_precision_tells_them_apart() -> None:
+    """In single precision ten grains lie between neighbours of 500 draws around 20,000."""
+    drawn = 20_000.0 + np.random.default_rng(3).normal(size=(500, 1))
+    repeated = np.repeat(drawn, 4, axis=0)
+    assert distinct_number(repeated) == 500.0
+    assert distinct_number(repeated.astype(np.float32).astype(float)) == 2_000.0
+
+
 @pytest.mark.parametrize("shape", [-0.3, 0.2, 0.6, 1.0])
 def test_shapes_of_pareto_tails(shape: float) -> None:
     points = (np.arange(2000) + 0.5) / 2000

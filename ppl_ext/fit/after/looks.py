@@ -96,8 +96,6 @@ def _views(fit: Fit) -> Views:
 
 def _ordered(fit: Fit) -> Fit:
     """The fit with labels that can be exchanged in order."""
-    if fit.climbed.symmetry is None:
-        return fit
     other = copy.copy(fit)
     other.draws = fit.ordered_draws
     return other
@@ -131,7 +129,7 @@ def summary(fit: Fit, sites: Sequence[str] | None, probability: float) -> pd.Dat
     if fit.has_program and fit.views is not None:
         numbers = numbers_of(as_arviz(_ordered(fit), **POSTERIOR_ALONE)["posterior"])
     else:
-        numbers = numbers_of_draws(fit.draws, fit.labels)
+        numbers = numbers_of_draws(fit.ordered_draws, fit.labels)
     return table(numbers, sites, probability, figures)
 
 

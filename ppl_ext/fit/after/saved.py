@@ -72,6 +72,13 @@ def names_from_tree(tree: Mapping[str, Any]) -> Names:
     return Names(dict(tree.get("dims", {})), coords, dict(tree.get("labels", {})))
 
 
+def symmetry_from_tree(rest: Mapping[str, Any] | None) -> Symmetry | None:
+    """The exchanges of labels in what a file has beside draws, without the program's maps."""
+    tree = None if rest is None else rest.get("symmetry")
+    found: Symmetry | None = from_tree(tree, {"constrain": None, "unconstrain": None})
+    return found
+
+
 def _is_function(value: Any) -> bool:
     # The kernel of chains can be called, and has fields that are stored.
     return callable(value) and not is_dataclass(value)

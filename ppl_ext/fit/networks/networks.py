@@ -46,7 +46,8 @@ MOST_MOVES = 4.0
 ADJUSTED_WARM_UP = 200
 #: Moves of adjusted chains before the first look, when 16 of them are worth some 400 draws.
 ADJUSTED_LOOK = 50
-#: Standard deviation of the energy's error over a trajectory with which 0.9 of them are accepted.
+#: Standard deviation s of the energy's error over a trajectory with which 0.9 of them are accepted:
+#: where that error is Normal, 2 Phi(-s / 2) are, with the Normal's distribution function Phi.
 ACCEPTED_ERROR = 0.25
 #: How many times that of one step it is, about.
 TIMES_ONE = 2.0
@@ -112,8 +113,9 @@ def _sampled(
     stage = partial(staged, stages, meter)
     rows = RowsSeen.of(problem, meter)
     memory = memory_of(problem.dim, problem.minibatches is not None)
-    if known is not None:
-        why = why or ("" if known.starts_for(problem) else "there are other latent sites")
+    if known is not None and not why:
+        why = "" if known.starts_for(problem) else "there are other latent sites"
+    if known is not None or why:
         told = f"from anew: {why}" if why else "chains go on from where they are"
         stages.append(Stage("refit", 0, 0.0, told))
     members = None if known is None or why else known.run.z

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from scipy.special import betainc, ndtri
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.verdict.figures import label
 from ppl_ext.fit.verdict.verdict import MOST_SHOWN, SiteFigures, Value
 from ppl_ext.statistics.convergence import Convergence, convergence, in_chains
 from ppl_ext.statistics.effective import distinct_number, effective_number
@@ -179,7 +180,7 @@ def flat_columns(
         flat = own.reshape(len(own), math.prod(shape))
         columns.append(flat)
         sites += [name] * flat.shape[1]
-        names += [f"{name}[{k}]" for k in range(flat.shape[1])] if shape else [name]
+        names += [label(name, shape, k) for k in range(flat.shape[1])]
     lengths = {len(column) for column in columns}
     if len(lengths) > 1 or 0 in lengths:
         raise ArgumentError(

@@ -14,6 +14,7 @@ from ppl_ext.statistics.convergence import TAIL, convergence, in_chains
 Numbers = Float[np.ndarray, " K"]
 
 
+@np.errstate(all="ignore")  # of draws that are worth nothing, whose errors are infinite
 def site_figures(
     name: str, draws: Float[np.ndarray, "S ..."], chains: int, share: float
 ) -> SiteFigures:

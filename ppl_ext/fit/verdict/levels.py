@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ppl_ext.chains.coupling import Coupled
 from ppl_ext.fit.verdict.agreement import (
     MOST_R_HAT,
     is_bounded,
@@ -40,6 +41,13 @@ MOST_SHARES = 6
 #: standard deviations apart shift a mean by a twentieth of one then, as 400 draws leave it
 #: uncertain.
 MISSING = 0.005
+#: What is known of pairs where chains ended before any began.
+NO_PAIRS = Coupled(0, reason="the budget or the time ended before there were pairs of chains")
+#: What is said where an engine was asked for, and the draws are of the search before it.
+NO_ENGINE = (
+    "These draws are not those of the engine or guide that was named: the budget or the time ended "
+    "before it ran. Give a larger budget= or seconds=."
+)
 #: What to do where a fit's engine or guide is wrong and its chains are right.
 OWN_CHAINS = "Fit without engine= and guide=, for draws of the chains, or try another engine."
 
@@ -54,6 +62,8 @@ def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
         level, reasons = _by_weights(evidence, evidence.correction)
     else:
         level, reasons = _of_unchecked(evidence)
+    if evidence.wanted.engine and evidence.engine is None and evidence.chains is None:
+        reasons = (NO_ENGINE, *reasons)
     return level, (*reasons, *words_of_search(evidence.modes), *evidence.dropped)
 
 
@@ -63,7 +73,8 @@ def _against(evidence: Evidence) -> list[str]:
 
 
 def _by_chains(evidence: Evidence, found: Chained) -> tuple[Level, tuple[str, ...]]:
-    bounded = evidence.coupled is None or is_bounded(evidence.coupled)
+    coupled = evidence.coupled or NO_PAIRS
+    bounded = is_bounded(coupled)
     against = _against(evidence) + of_chains(
         found,
         evidence.wanted,
@@ -85,8 +96,8 @@ def _by_chains(evidence: Evidence, found: Chained) -> tuple[Level, tuple[str, ..
             f" On unconstrained space R-hat is {found.coordinate_r_hat:.3f}, in "
             f"'{found.coordinate_site}': the edge of its support is visited slowly."
         )
-    if evidence.coupled is not None and not against:
-        figures += f" {evidence.coupled.told}"
+    if not against:
+        figures += f" {coupled.told}"
         if not bounded:
             figures += " So closer agreement of the chains was asked for, and found."
     told = (figures, *_of_labels(evidence))
@@ -97,7 +108,7 @@ def _by_chains(evidence: Evidence, found: Chained) -> tuple[Level, tuple[str, ..
 
 def _by_weights(evidence: Evidence, correction: Correction) -> tuple[Level, tuple[str, ...]]:
     against = _against(evidence)
-    refused = chains_refused(evidence) or "Chains were not run: exact=False."
+    refused = _words_without_chains(evidence)
     figures = (
         "Importance weights of the approximation: Pareto k-hat "
         f"{khat_in_words(correction.khat)} (good below {BEST_KHAT}), worth "
@@ -112,23 +123,44 @@ def _by_weights(evidence: Evidence, correction: Correction) -> tuple[Level, tupl
     return "approximate", (figures, refused)
 
 
+def _words_without_chains(evidence: Evidence) -> str:
+    """Why draws are not of chains."""
+    if refused := chains_refused(evidence):
+        return refused
+    if not evidence.wanted.exact:
+        return "Chains were not run: exact=False."
+    if evidence.modes is not None and evidence.modes.left:
+        return "Chains were ended where they met that mode."
+    return "Chains were not run: the time that seconds= allows ended before. Give more seconds."
+
+
 def _of_unchecked(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     """Of draws of a Normal at a mode, for whose importance weights nothing was left."""
-    left = (rows_refused(evidence), chains_refused(evidence))
-    why = (
-        "The budget ended early: these are draws of a Normal at the mode that was found, which "
-        "nothing has checked. Give a larger budget= or seconds=."
-        if evidence.left < DRAWS + evidence.program.far_out
-        else "Latent sites inside a subsampled plate can be fitted with all rows only, for "
-        "which there was no time: these are draws of a Normal at the mode of a batch of rows. "
-        "Give more seconds."
-    )
-    return "not trusted", (why, *(each for each in left if each))
+    program = evidence.program
+    rows = None if program.is_whole else rows_refused(evidence)
+    if evidence.left < DRAWS + program.far_out:
+        why = (
+            "The budget ended early: these are draws of a Normal at the mode that was found, which "
+            "nothing has checked. Give a larger budget= or seconds=."
+        )
+    elif program.is_whole:
+        why = (
+            "Latent sites inside a subsampled plate have too many parameters for chains, and no "
+            "guide takes them: these are draws of a Normal at the mode that was found, which "
+            "nothing has checked. Write the plate without subsample_size= for a guide of all rows."
+        )
+    else:
+        why = (
+            "Latent sites inside a subsampled plate can be fitted with all rows only, for "
+            "which there was no time: these are draws of a Normal at the mode of a batch of rows. "
+            "Give more seconds."
+        )
+    return "not trusted", (why, *(each for each in (rows, chains_refused(evidence)) if each))
 
 
 def _of_engine(evidence: Evidence, engine: Engine) -> tuple[Level, tuple[str, ...]]:
     rows = None if evidence.program.is_whole else rows_refused(evidence)
-    chains = chains_refused(evidence) or "Chains were not run: exact=False."
+    chains = _words_without_chains(evidence)
     left = (rows, chains) if rows else (chains,)
     is_near = engine.settled or engine.moving < NEARLY
     return "approximate" if is_near else "not trusted", (words_of(engine), *left)

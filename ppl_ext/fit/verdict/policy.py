@@ -100,8 +100,8 @@ def rows_refused(evidence: Evidence) -> str | None:
     if cost > ROW_SHARE * evidence.wanted.seconds:
         return (
             f"Only batches of the rows were looked at: with all rows the search alone would take "
-            f"about {cost:.0f} s, more than {ROW_SHARE:.0%} of the {evidence.wanted.seconds:.3g} s "
-            "that seconds= allows."
+            f"about {_rounded(cost)} s, more than {ROW_SHARE:.0%} of the "
+            f"{evidence.wanted.seconds:.3g} s that seconds= allows."
         )
     return None
 
@@ -119,7 +119,7 @@ def chains_refused(evidence: Evidence) -> str | None:
     cost = CHAIN_EVALUATIONS * program.seconds_per_evaluation
     if cost > evidence.wanted.seconds:
         return (
-            f"Chains were not run: they would take about {cost:.0f} s, more than the "
+            f"Chains were not run: they would take about {_rounded(cost)} s, more than the "
             f"{evidence.wanted.seconds:.3g} s that seconds= allows."
         )
     # What comes before them: a search that is cut short would count against draws that no chains
@@ -132,6 +132,11 @@ def chains_refused(evidence: Evidence) -> str | None:
             f"{LEAST_CHAINS + before:,} at least. Give a larger budget=."
         )
     return None
+
+
+def _rounded(seconds: float) -> str:
+    """So many seconds, of which small ones are not rounded to none."""
+    return f"{seconds:.0f}" if seconds >= 10.0 else f"{seconds:.2g}"
 
 
 def is_good(correction: Correction) -> bool:
