@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from ppl_ext.chains.coupling import Coupled, meetings
 from ppl_ext.chains.hamiltonian import Chains, Positions
-from ppl_ext.chains.proposal import Proposal
+from ppl_ext.chains.proposal import Proposal, drawn_from
 from ppl_ext.chains.sampler import Kernel, Sampled, Window
 from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.start.paths import Evaluate
@@ -92,6 +92,7 @@ def jumps_from(
     proposal: Proposal,
     log_ratios: Float[np.ndarray, " S"],
     generator: np.random.Generator,
+    symmetry: Symmetry | None = None,
 ) -> Coupled:
     """Pairs of such chains that start elsewhere (P, D), and are proposed the same draws.
 
@@ -107,8 +108,8 @@ def jumps_from(
     if 0 < apart.sum() < MOST_APART * pairs:
         # The few that are slow go on with draws of their own.
         shape = (MOST_TRANSITIONS - made, int(apart.sum()))
-        drawn = proposal.draw(math.prod(shape), generator)
-        fresh = proposal.log_ratios(drawn, evaluate(drawn)[0]).reshape(shape)
+        _, ratios = drawn_from(proposal, math.prod(shape), evaluate, generator, symmetry)
+        fresh = ratios.reshape(shape)
         proposed = np.concatenate([proposed[:, apart], fresh])
         further = np.log(generator.uniform(size=shape))
         uniforms = np.concatenate([uniforms[:, apart], further])

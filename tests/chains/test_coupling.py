@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ppl_ext.chains import jumps
 from ppl_ext.chains.coupling import Coupled, Pairs, meetings, upper_bound
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.jumps import MOST_DISCARDED, jump, jumps_from
@@ -134,6 +136,41 @@ def test_pairs_from_a_mode_that_the_proposal_lacks_do_not_meet() -> None:
     near[0][0] = -30.0
     apart = jumps_from(near, two, proposal, ratios, generator)
     assert apart.bound is None and apart.apart == 1
+
+
+def test_slow_pairs_go_on_with_labels_in_order() -> None:
+    """What is proposed to them are draws that count, as those that were known before."""
+    generator, seen = np.random.default_rng(1), list[np.ndarray]()
+
+    def two(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        seen.append(z)
+        return -0.5 * np.square(z).sum(-1), -z
+
+    class InOrder:
+        def is_ordered(self, draws: np.ndarray) -> np.ndarray:
+            return draws[:, 0] < draws[:, 1]
+
+    proposal = proposal_of(0.0, 1.0)
+    drawn = proposal.draw(64, generator)
+    ratios = two(drawn)[0] - proposal.log_density(drawn)
+    ratios[~InOrder().is_ordered(drawn)] = -np.inf
+    starts = tuple(np.sort(generator.normal(size=(2, 64, 2)), axis=-1))
+    ratios[2:] = -np.inf  # so that few pairs meet by the draws that are known
+    given: Any = {"symmetry": InOrder()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jumps, "MOST_APART", 1.1)
+        fresh = list[np.ndarray]()
+        own = jumps.meetings
+
+        def meetings(*args: Any) -> np.ndarray:
+            fresh.append(args[2])
+            return own(*args)
+
+        patch.setattr(jumps, "meetings", meetings)
+        jumps_from(starts, two, proposal, ratios, generator, **given)
+    further = fresh[1][1:].ravel()
+    in_order = InOrder().is_ordered(seen[-1])
+    np.testing.assert_array_equal(np.isfinite(further), in_order)
 
 
 def test_pairs_of_trajectories_and_jumps_meet_and_cost_a_proposal_once() -> None:

@@ -75,7 +75,9 @@ def run_chains(
             # Where the density is not finite the first jump is taken, so that any point will do.
             points = partial(near_zero, generator, dim=problem.dim)
             starts = _apart(points, begun.start, JUMP_PAIRS, generator, symmetry)
-            coupled = jumps_from(starts, watched, begun.proposal, log_ratios, generator)
+            coupled = jumps_from(
+                *(starts, watched, begun.proposal, log_ratios, generator, symmetry)
+            )
             if agreement.is_bounded(coupled):
                 own = jump(
                     *(watched, begun.proposal, drawn, log_ratios, CHAINS, coupled.transitions),

@@ -50,11 +50,6 @@ class Climbed:
         flat = self.positions.transpose(1, 0, 2).reshape(-1, self.positions.shape[2])
         return self.problem.values(flat)
 
-    @cached_property
-    def ordered_draws(self) -> dict[str, Any]:
-        """The same with labels that can be exchanged in order, as NumPy's arrays."""
-        return self.ordered(self.draws)
-
     def ordered(self, draws: Mapping[str, Any]) -> dict[str, Any]:
         """Draws of the sites as written with labels that can be exchanged in order."""
         if self.symmetry is None:

@@ -19,6 +19,7 @@ from ppl_ext.chains.adaptive import Weighted
 from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.proposal import Proposal, drawn_from
 from ppl_ext.chains.sampler import Sampled
+from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.ladder.by_chains import run_chains
 from ppl_ext.fit.ladder.chain_figures import chained_of, endless, flat_far_out
 from ppl_ext.fit.ladder.climbed import Climbed, staged
@@ -65,7 +66,7 @@ def climb(
     Raises
     ------
     ArgumentError
-        The budget buys no start.
+        The budget buys no start, or nothing can fit sites of as many parameters.
     """
     stages: list[Stage] = []
 
@@ -95,7 +96,12 @@ def climb(
             notes.append(found.name)
         evidence = replace(evidence, engine=found.engine)
         return Climbed(problem, found.positions[:, None], None, evidence, stages)
-    assert start is not None
+    if start is None:
+        raise ArgumentError(
+            f"Expected sites that a search, chains or a guide can take, found {problem.dim:,} "
+            "parameters, with sites inside a subsampled plate, whose batches no guide takes. "
+            "Write the plate without subsample_size=."
+        )
     if policy.next_rung(evidence) == "end":
         alone = start.draw(policy.DRAWS, generator.integers(2**32, size=4).tolist())
         return Climbed(problem, alone[:, None], None, evidence, stages)
@@ -112,7 +118,7 @@ def climb(
     coupled: Coupled | None = None
     for turn in range(TURNS):
         symmetry = None if search is None else search.symmetry
-        start = start if search is None else search.start
+        start, found_more = start if search is None else search.start, False
         with stage("corrected draws") as notes:
             proposal = Proposal(start.modes, proposed_weights(start.weights))
             drawn, log_ratios = drawn_from(proposal, policy.DRAWS, evaluate, generator, symmetry)
@@ -163,6 +169,9 @@ def climb(
                         evidence = replace(evidence, modes=_modes(search, notes, generator))
                     if found_more and turn < TURNS - 1:
                         continue
+        if found_more and evidence.modes is not None:
+            # On the last turn, so that nothing starts in it.
+            evidence = replace(evidence, modes=replace(evidence.modes, left=True))
         evidence = replace(evidence, correction=begun.correction, left=meter.left)
         if policy.next_rung(evidence) != "chains":
             break
@@ -175,7 +184,7 @@ def climb(
             sampled.kernel.evaluate = evaluate
         if search is None or evidence.modes is None:
             break
-        left = watched.has_found()
+        left = watched.has_found() or evidence.modes.left
         evidence = replace(evidence, modes=replace(evidence.modes, left=left))
         if not left:
             break

@@ -263,7 +263,7 @@ def _of_modes(evidence: Evidence) -> list[str]:
         )
     if modes.left:
         reasons.append(
-            "The chains met a mode that none of them started from, again and again: others may be "
+            "A mode that no chain started from was met again and again: others may be "
             "missing. Narrow the priors, or write the model so that its modes are alike in width."
         )
     found = modes.orders
