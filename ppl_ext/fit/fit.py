@@ -403,8 +403,8 @@ class Fit:
     ) -> dict[str, Any]:
         """The draws, see ``draws``, or so many of them, evenly spaced.
 
-        The number may be given without its name. ``group_by_chain`` gives them with an axis of
-        chains in front, as the hosts' ``MCMC`` does, and as many of each.
+        Both may be given without their names. ``group_by_chain`` gives draws with an axis of chains
+        in front, as the hosts' ``MCMC`` does, and as many of each.
 
         Raises
         ------
@@ -413,6 +413,7 @@ class Fit:
         """
         if num_samples is None:
             num_samples = next((each for each in given if is_count(each)), None)
+        group_by_chain = next((each for each in given if isinstance(each, bool)), group_by_chain)
         check_choice("group_by_chain", group_by_chain, (True, False))
         number, chains = len(next(iter(self.draws.values()))), self.num_chains
         more = "fit.more(number) makes further draws."

@@ -141,6 +141,8 @@ class Noncentred:
 
     #: Of a program that takes further arguments than the model.
     __signature__: inspect.Signature
+    #: Whether :data:`ENTRY_DATA` is the program's own argument, and none of the model's.
+    takes_data = False
 
     def __init__(
         self,
@@ -157,7 +159,7 @@ class Noncentred:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.moves.config:
             return self.model(*args, **kwargs)
-        data = kwargs.pop(ENTRY_DATA, None)
+        data = kwargs.pop(ENTRY_DATA) if self.takes_data else None
         moves = self.moves if data is None else self.moves.given(data)
         return self._reparam(self.model, config=dict(moves.config))(*args, **kwargs)
 
@@ -171,6 +173,7 @@ class Noncentred:
         if not known or known[-1].kind is not inspect.Parameter.VAR_KEYWORD:
             known.append(inspect.Parameter(ENTRY_DATA, inspect.Parameter.KEYWORD_ONLY))
         found.__signature__ = signature.replace(parameters=known)
+        found.takes_data = True
         return found
 
     @property

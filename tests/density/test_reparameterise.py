@@ -244,3 +244,19 @@ def test_two_ways_to_write_a_density_are_compared_with_the_jacobian() -> None:
     # What rounding hides is no difference.
     assert told(lambda e: moved(e) + 0.01, lambda e: e * scales) != ""
     assert told(lambda e: moved(e) + 0.01, lambda e: e * scales, 1e-3) == ""
+
+
+def test_an_argument_of_the_models_may_have_the_name_of_that_of_entries(backend: Any) -> None:
+    """A program without entries that are standardised hands it on."""
+    own = backend.room("density.reparameterise")
+
+    def model(entry_data_by_site: Any) -> None:
+        s = backend.host.sample("s", backend.dist.HalfNormal(entry_data_by_site))
+        backend.host.sample("e", backend.dist.Normal(0.3, s))
+
+    given = {ENTRY_DATA: backend.array(2.0)}
+    target, data = backend.target(model, (), given)
+    moves = own.moves_of(target, data)
+    assert moves.latents == MOVED
+    program = own.noncentred(model, moves, target.layout.names)
+    check_moved(moves, target, data, *backend.target(program, (), given))

@@ -58,6 +58,9 @@ def test_fewer_draws_of_a_fit_are_as_many_of_each_chain() -> None:
     np.testing.assert_array_equal(found["x"], draws.reshape(4, 3))
     few = fit.get_samples(num_samples=3, group_by_chain=True)["x"]
     np.testing.assert_array_equal(few, [[1.0], [4.0], [7.0], [10.0]])
+    # Without names, as NumPyro's and Pyro's ``MCMC`` take them.
+    np.testing.assert_array_equal(fit.get_samples(True)["x"], found["x"])
+    np.testing.assert_array_equal(fit.get_samples(3, True)["x"], few)
 
 
 def test_a_normal_posterior_is_exact(backend: Any, tmp_path: Path) -> None:

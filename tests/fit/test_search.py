@@ -240,6 +240,21 @@ def test_jumps_are_looked_at_after_an_eighth_more(monkeypatch: pytest.MonkeyPatc
     assert looked[0] < 1_000
 
 
+@pytest.mark.parametrize("looks", [(True, False), (False, True), (False, False)])
+def test_a_mode_that_is_found_on_the_last_turn_is_told(
+    looks: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the look before mixtures or by that after them: no chain starts in it."""
+    found = iter(looks)
+    monkeypatch.setattr(ladder, "TURNS", 1)
+    monkeypatch.setattr(Search, "look", lambda *_: next(found))
+    target = mixture(3, [0.5, 0.5], [-0.7, 0.7], [0.3, 0.9])
+    climb = climbed(target)
+    modes, stages = climb.evidence.modes, [stage.name for stage in climb.stages]
+    assert "mixtures" in stages and next(found, None) is None
+    assert modes is not None and modes.left == any(looks)
+
+
 def test_jumps_go_on_to_a_mixture_and_leave_the_density_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1882,6 +1882,13 @@ def _fit() -> Iterator[Mutation]:
         "one, other = moved(points), written(found)",
         "reparameterise " + tests,
     )
+    yield from neutral(
+        "an argument of the model's that is taken for that of entries",
+        "target/noncentred.py",
+        "kwargs.pop(ENTRY_DATA) if self.takes_data else None",
+        "kwargs.pop(ENTRY_DATA, None)",
+        "reparameterise " + tests,
+    )
     yield from pyro(
         "guides of one class that share their parameters",
         "score/guide_engine.py",
@@ -2183,6 +2190,13 @@ def _fit() -> Iterator[Mutation]:
             "+ LEAST_SEARCH * (evidence.modes is None)",
             "",
             "policy test_search",
+        ),
+        (
+            "a mode that is found before the mixtures of the last turn, forgotten",
+            "fit/ladder/ladder.py",
+            "found_more |= finds",
+            "found_more = finds",
+            "test_search",
         ),
         (
             "no further search where a mixture is no better",

@@ -153,8 +153,9 @@ def _aim(
     """Let chains of jumps go on with a mixture that is fitted to all draws so far.
 
     The chains have used up the draws that were known, and their kernel changes this once. Each of
-    both kernels leaves the density as it is, so that the bound on the distance after the first
-    transitions stays one.
+    both kernels leaves the density as it is. The bound is on the distance after the first
+    transitions: the second kernel is fitted to draws at which the chains are, among others, and
+    pairs do not tell what that adds.
     """
     kernel = sampled.kernel
     if not policy.may_aim(float(sampled.window.jumped.mean()), len(begun.start.mean)):

@@ -162,13 +162,14 @@ def climb(
                 # Also where mixtures took what was left: then the search says that it was cut.
                 if search is not None:
                     points = unexplained(begun.drawn.positions, begun.log_ratios)
-                    found_more = search.look(limited, points)
+                    finds = search.look(limited, points)
                     if is_late and begun.correction.khat > DOUBTFUL:
-                        found_more |= search.go_on(limited, MORE)
-                    if found_more or is_late:
+                        finds |= search.go_on(limited, MORE)
+                    if finds or is_late:
                         evidence = replace(evidence, modes=_modes(search, notes, generator))
-                    if found_more and turn < TURNS - 1:
+                    if finds and turn < TURNS - 1:
                         continue
+                    found_more |= finds
         if found_more and evidence.modes is not None:
             # On the last turn, so that nothing starts in it.
             evidence = replace(evidence, modes=replace(evidence.modes, left=True))
