@@ -28,6 +28,7 @@ from ppl_ext.start.given import check_start
 from ppl_ext.start.search import InPieces
 from ppl_ext.start.start import Start
 from ppl_ext.target.missing_rows import UNOBSERVED
+from ppl_ext.target.noncentred import Noncentred
 
 #: Mean acceptance for which the step size is adapted.
 ACCEPTANCE = 0.6
@@ -134,7 +135,12 @@ def _meet(
     ways = ways_of(model, args, kwargs, seed_of(rng_key), generator, engine="warm_chains")
     target, chosen = warm.met(ways, source)
     if chosen is not None:
-        return chosen.own, warm.of_fit(source)
+        own = chosen.own
+        if isinstance(own.model, Noncentred):
+            # The host's kernel, and what reads its draws, run it with the model's arguments alone.
+            program = own.model.holding(chosen.data.kwargs)
+            own = LogDensity(program, rng_key, args, kwargs, check=False, engine="warm_chains")
+        return own, warm.of_fit(source)
     transport = _transport(source, target)
     if transport is not None:
         moved = transport.reparam(model)

@@ -223,7 +223,7 @@ class _Met(NamedTuple):
         data = target.bind(*args, **kwargs)
         if chosen is not None:
             own: LogDensity = chosen.own
-            own_data = own.bind(*args, **kwargs)
+            own_data = chosen.data
 
             def both(z: Tensor) -> dict[str, Tensor]:
                 return {**own.constrain(z, own_data), **chosen.values(z.numpy())}

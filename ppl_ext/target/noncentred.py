@@ -176,6 +176,13 @@ class Noncentred:
         found.takes_data = True
         return found
 
+    def holding(self, kwargs: Mapping[str, Any]) -> Noncentred:
+        """The program that holds :data:`ENTRY_DATA` of these, and takes the model's arguments."""
+        if ENTRY_DATA not in kwargs:
+            return self
+        moves = self.moves.given(kwargs[ENTRY_DATA])
+        return type(self)(self.model, self._reparam, moves, self.names)
+
     @property
     def parameter_sites(self) -> tuple[str, ...]:
         """What draws hold beside latent sites; see ``BoundModelShell.parameter_sites``."""

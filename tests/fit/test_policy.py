@@ -185,7 +185,7 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
         (
             {"correction": GOOD, "modes": replace(MODES, left=True)},
             "not trusted",
-            "Chains were ended where they met that mode.",
+            "Chains have no start in that mode.",
         ),
         ({"correction": FAIR, "wanted": INEXACT}, "approximate", "k-hat 0.65"),
         ({"correction": BAD, "wanted": INEXACT}, "not trusted", "far from the posterior"),

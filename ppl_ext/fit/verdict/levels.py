@@ -130,7 +130,7 @@ def _words_without_chains(evidence: Evidence) -> str:
     if not evidence.wanted.exact:
         return "Chains were not run: exact=False."
     if evidence.modes is not None and evidence.modes.left:
-        return "Chains were ended where they met that mode."
+        return "Chains have no start in that mode."
     return "Chains were not run: the time that seconds= allows ended before. Give more seconds."
 
 
