@@ -27,9 +27,8 @@ FAR = 3.0
 #: Step of the differences that curvatures are from, in standard deviations.
 STEP = 0.05
 #: Share of what is known of an entry at the mode, given its scale, that has to be the data's for
-#: some entry: below, the non-centred way is as good, and needs no third program. The mode's scale
-#: may be small; with a share of 0.2 there chains of eight schools still gain a fifth.
-LEAST_TOLD = 0.05
+#: some entry: below, the non-centred way is as good, and needs no third program.
+LEAST_TOLD = 0.3
 
 Positions = np.ndarray
 

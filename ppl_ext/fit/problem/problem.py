@@ -118,7 +118,7 @@ class Problem:
         By site that is partly non-centred, what data tell of its entries, as arrays (2, ...): see
         :mod:`ppl_ext.fit.ladder.centring`.
     strain : float
-        Factor by which the curvature of these entries still changes with other sites.
+        Infinite where entries are written so, and 1 otherwise: see ``facts.Program``.
     partly : callable, optional
         Of such a mapping: the program with its sites written so.
     other_forms : tuple of str

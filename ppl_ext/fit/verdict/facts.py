@@ -31,8 +31,9 @@ class Program:
     has_engine : bool
         Whether an engine can fit it by minibatches.
     strain : float
-        Factor by which the curvature of sites of latent scale still changes with their scales,
-        where they are written partly non-centred.
+        How much parts of the posterior may be lacking in which a latent scale is near zero, as a
+        factor: above 3.5 chains have to agree closely. Infinite where sites are written partly
+        non-centred.
     far_out : int
         Evaluations that tell whether the density falls far out, where a prior is improper.
     """
