@@ -171,12 +171,33 @@ def test_a_fit_that_is_non_centred(backend: Any) -> None:
     for name, mean, deviation in (("mu", 4.4, 3.3), ("tau", 3.6, 3.2)):
         size = convergence(draws[name].T[..., None]).ess_bulk.min()
         assert abs(draws[name].mean() - mean) < (0.05 + 5.0 / math.sqrt(size)) * deviation
-    entries = draws["theta_decentered"]
-    told = fit.climbed.problem.entry_data["theta"]
-    _, _, own_mean, deviation = standardised(draws["mu"][..., None], draws["tau"][..., None], *told)
-    np.testing.assert_allclose(draws["theta"], own_mean + deviation * entries, rtol=1e-3, atol=1e-3)
+    moved = draws["mu"][..., None] + draws["tau"][..., None] * draws["theta_decentered"]
+    np.testing.assert_allclose(draws["theta"], moved, rtol=1e-3, atol=1e-3)
     posterior = backend.public.to_arviz(mcmc, y, sample_stats=False)["posterior"]
     assert posterior["theta"].shape == (4, 250, 8)
+
+
+def test_a_fit_whose_entries_are_standardised_given_their_data(backend: Any) -> None:
+    """Chains move in the same entries; the sites as written come of these."""
+    host, dist = backend.host, backend.dist
+    y, error = np.array([0.2, 1.4, 0.9, -1.0]), np.repeat([0.05, 1.5], 2)
+
+    def model(y: Any) -> None:
+        mean = host.sample("mean", dist.Normal(0.0, 2.0))
+        scale = host.sample("scale", dist.HalfNormal(backend.array(1.0)))
+        with host.plate("groups", 4):
+            effect = host.sample("effect", dist.Normal(mean, scale))
+            host.sample("y", dist.Normal(effect, backend.array(error)), obs=y)
+
+    fit = fit_of(backend, model, backend.array(y), exact=False)
+    mcmc, draws = chains_of(backend, model, fit, backend.array(y))
+    told = fit.climbed.problem.entry_data["effect"]
+    given = draws["mean"][..., None], draws["scale"][..., None]
+    _, _, mean, deviation = standardised(*given, *told)
+    expected = mean + deviation * draws["effect_decentered"]
+    np.testing.assert_allclose(draws["effect"], expected, rtol=1e-3, atol=1e-3)
+    posterior = backend.public.to_arviz(mcmc, backend.array(y), sample_stats=False)["posterior"]
+    assert posterior["effect"].shape == (4, 250, 4)
 
 
 def correlated(backend: Any) -> Any:
