@@ -136,7 +136,7 @@ def _meet(
     target, chosen = warm.met(ways, source)
     if chosen is not None:
         own = chosen.own
-        if isinstance(own.model, Noncentred):
+        if isinstance(own.model, Noncentred) and own.model.takes_data:
             # The host's kernel, and what reads its draws, run it with the model's arguments alone.
             program = own.model.holding(chosen.data.kwargs)
             own = LogDensity(program, rng_key, args, kwargs, check=False, engine="warm_chains")

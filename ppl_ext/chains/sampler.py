@@ -164,6 +164,14 @@ class Kernel:
         places = [before, *places] if self.draws_of_each > 1 else [chains]
         return chains, chance, float(divergent.mean()), jumped, places
 
+    def propose_from(self, mixture: Proposal, metric: Factor) -> None:
+        """Make jumps to draws of a mixture that was fitted to draws, and trajectories by a metric.
+
+        How many jumps there are after a trajectory is then told anew.
+        """
+        self.proposal, self.known, self.jumps = mixture, None, 1
+        self.factors, self.weights, self.is_mixture = [metric], np.ones(1), True
+
     @property
     def goes_nowhere(self) -> bool:
         """Whether steps had to be made so small that trajectories end where they begin."""
@@ -570,9 +578,7 @@ def _refit(kernel: Kernel, window: Window, generator: np.random.Generator) -> No
         bend = fitted_bend(flat, np.full(len(flat), effective / len(flat)))
     straight = flat if bend is None else bend.straight(flat)[0]
     modes, weights, whole = fitted(straight, generator)
-    kernel.proposal, kernel.known = Proposal(modes, weights, bend), None
-    kernel.factors, kernel.weights = [whole.factor], np.ones(1)
-    kernel.jumps, kernel.is_mixture = 1, True
+    kernel.propose_from(Proposal(modes, weights, bend), whole.factor)
 
 
 def _improve(kernel: Kernel, drawn: Float[np.ndarray, "N M D"]) -> bool:

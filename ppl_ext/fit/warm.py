@@ -235,8 +235,7 @@ def way_of(fit: Fit, ways: Iterable[Problem]) -> Problem:
     """
     own = fit.climbed.problem
     for way in ways:
-        if own.entry_data and way.partly is not None:
-            way = way.between(own.entry_data)
+        way = way.between(own.entry_data)
         if way.name == own.name and way.own.layout.shapes == own.own.layout.shapes:
             return way
     raise ArgumentError(

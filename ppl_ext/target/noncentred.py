@@ -177,9 +177,7 @@ class Noncentred:
         return found
 
     def holding(self, kwargs: Mapping[str, Any]) -> Noncentred:
-        """The program that holds :data:`ENTRY_DATA` of these, and takes the model's arguments."""
-        if ENTRY_DATA not in kwargs:
-            return self
+        """One that takes data as it holds them, from these: it takes the model's arguments."""
         moves = self.moves.given(kwargs[ENTRY_DATA])
         return type(self)(self.model, self._reparam, moves, self.names)
 

@@ -179,5 +179,11 @@ def test_median_r_hat_sees_chains_that_stand_apart() -> None:
 def test_compiling_is_of_the_run_that_it_is_counted_for(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     monkeypatch.setattr(sets, "forget_programs", partial(order.append, "forget"))
-    sets.timed(partial(order.append, "fit"))  # type: ignore[arg-type]
+    fitted = Fitted({}, 80)
+
+    def work() -> Fitted:
+        order.append("fit")
+        return fitted
+
+    assert sets.timed(work)[0] is fitted
     assert order == ["forget", "fit"]

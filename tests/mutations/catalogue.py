@@ -1942,8 +1942,8 @@ def _fit() -> Iterator[Mutation]:
         (
             "a saved fit that forgets what data tell of its entries",
             "fit/after/bound.py",
-            "if entry_data and problem.partly is not None:",
-            "if False:",
+            "problem = problem.between(entry_data)",
+            "pass",
         ),
         (
             "a refit that forgets what data told of its entries",
@@ -2229,8 +2229,8 @@ def _fit() -> Iterator[Mutation]:
         (
             "a mixture that is fitted and not proposed from",
             "fit/ladder/by_chains.py",
-            "kernel.proposal, metric = found",
-            "_, metric = found",
+            "kernel.propose_from(*found)",
+            "kernel.propose_from(kernel.proposal, found[1])",
             "test_search",
         ),
         (

@@ -37,8 +37,7 @@ def way_of(
             raise _other(f"the sites {', '.join(names)}")
         if problem.digest() != arguments:
             raise _other("other numbers in its arguments")
-        if entry_data and problem.partly is not None:
-            problem = problem.between(entry_data)
+        problem = problem.between(entry_data)
         if problem.name == name:
             return problem
     raise _other(f"one that cannot be written {name}")

@@ -171,7 +171,7 @@ def refitted(
     with staged(stages, meter, "refit") as notes:
         problem = next((p for p in (written, *seen) if _is_of(p, before.problem)), None)
         why = why or _difference(before, problem)
-        if problem is not None and before.problem.entry_data and not why:
+        if problem is not None and not why:
             problem = problem.between(before.problem.entry_data)
         if not why:
             assert problem is not None

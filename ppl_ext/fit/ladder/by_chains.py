@@ -163,8 +163,7 @@ def _aim(
     may_bend = policy.may_bend(program, has_labels=kernel.symmetry is not None)
     found = fitted_to(begun.known, generator, may_bend=may_bend)
     if found is not None:
-        kernel.proposal, metric = found
-        kernel.factors, kernel.weights, kernel.is_mixture = [metric], np.ones(1), True
+        kernel.propose_from(*found)
 
 
 def _are(is_enough: Callable[[Convergence, Window], bool], sampled: Sampled) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -141,9 +140,7 @@ def _partly(
     if reason := _difference(written, between, found.modes[0], meter):
         dropped.append(f"Not fitted {between.name}: {reason}.")
         return None
-    # However even the widths of entries are, the density falls slowly where their scale is near
-    # zero. Approximations have few draws there, and what chains lack of that tail nothing tells.
-    return replace(between, strain=math.inf), found
+    return between, found
 
 
 def _difference(written: Problem, other: Problem, mode: Mode, meter: Meter) -> str:

@@ -117,8 +117,6 @@ class Problem:
     entry_data : mapping of str to array
         By site that is partly non-centred, what data tell of its entries, as arrays (2, ...): see
         :mod:`ppl_ext.fit.ladder.centring`.
-    strain : float
-        Infinite where entries are written so, and 1 otherwise: see ``facts.Program``.
     partly : callable, optional
         Of such a mapping: the program with its sites written so.
     other_forms : tuple of str
@@ -153,12 +151,20 @@ class Problem:
     maps: Maps | None = None
     latents: Mapping[str, str] = field(default_factory=dict)
     entry_data: Mapping[str, np.ndarray] = field(default_factory=dict)
-    strain: float = 1.0
     partly: Callable[[Mapping[str, np.ndarray]], Problem] | None = None
     other_forms: tuple[str, ...] = ()
     observed: Observed = field(default_factory=Observed)
     prior: Prior | None = None
     views: Views | None = None
+
+    @property
+    def strain(self) -> float:
+        """Infinite where entries are standardised given their data: see ``facts.Program``.
+
+        However even their widths are, the density falls slowly where their scale is near zero.
+        Approximations have few draws there, and what chains lack of that tail nothing tells.
+        """
+        return math.inf if self.entry_data else 1.0
 
     @property
     def is_whole(self) -> bool:
@@ -200,8 +206,12 @@ class Problem:
         return each * self.times_all_rows + self.reading / WIDTH
 
     def between(self, entry_data: Mapping[str, np.ndarray]) -> Problem:
-        """The program with entries standardised given their data; ``partly`` is given."""
-        assert self.partly is not None
+        """The program with entries standardised given their data.
+
+        Itself where there are no such data, or this way to write it does not lead to that one.
+        """
+        if not entry_data or self.partly is None:
+            return self
         return replace(self.partly(entry_data), views=self.views)
 
     def with_all_rows(self, points: Callable[[int], Positions]) -> Problem:
