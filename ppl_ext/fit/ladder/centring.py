@@ -26,6 +26,8 @@ from ppl_ext.start.start import Mode
 FAR = 3.0
 #: Step of the differences that curvatures are from, in standard deviations.
 STEP = 0.05
+#: Standard deviations between the quantiles of a Normal at a twentieth and at 19 of them.
+WITHIN = 3.29
 #: Share of what is known of an entry at the mode, given its scale, that has to be the data's for
 #: some entry: below, the non-centred way is as good, and needs no third program.
 LEAST_TOLD = 0.3
@@ -49,6 +51,14 @@ class EntryData:
 
     entries: dict[str, np.ndarray] = field(default_factory=dict)
     least: float = np.inf
+
+
+@np.errstate(all="ignore")
+def neck_among(problem: Problem, sites: Iterable[str], draws: Positions, meter: Meter) -> float:
+    """:func:`neck` where draws (S, D) are: a Normal at a mode may lie far from the mass."""
+    low, middle, high = np.quantile(draws, [0.05, 0.5, 0.95], axis=0)
+    mode = Mode(middle, (high - low) / WITHIN, 0.0, 0.0)
+    return neck(problem, sites, mode, meter)
 
 
 @np.errstate(all="ignore")

@@ -58,7 +58,7 @@ def chained_of(
         window.stuck,
         found.is_adrift,
         worst_site,
-        has_other_form=worst_site in problem.other_forms,
+        has_other_form=problem.other_form is not None and worst_site in problem.other_form.latents,
         improper=problem.target.layout.improper,
         coordinate_r_hat=float(coordinates.r_hat[slow]),
         coordinate_site=next(name for name, at in sites if at.start <= slow < at.stop),

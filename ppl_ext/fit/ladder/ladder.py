@@ -21,6 +21,7 @@ from ppl_ext.chains.proposal import Proposal, drawn_from
 from ppl_ext.chains.sampler import Sampled
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.ladder.by_chains import run_chains
+from ppl_ext.fit.ladder.centring import neck_among
 from ppl_ext.fit.ladder.chain_figures import chained_of, endless, flat_far_out
 from ppl_ext.fit.ladder.climbed import Climbed, staged
 from ppl_ext.fit.ladder.corrected import (
@@ -63,20 +64,50 @@ def climb(
 ) -> Climbed:
     """Fit a program as it is written, or in one of the other ways to write it.
 
+    Where draws of the program as it is written lie in a neck, it is fitted anew in the other way.
+    The Normals by which a way was chosen may lie far from the mass.
+
     Raises
     ------
     ArgumentError
         The budget buys no start, or nothing can fit sites of as many parameters.
     """
-    stages: list[Stage] = []
+    climbed = _climb(written, others, generator, wanted, meter, [])
+    other, stages = climbed.problem.other_form, climbed.stages
+    if other is not None and policy.is_strained(climbed.evidence.neck):
+        with suppress(ArgumentError):  # The budget buys no start.
+            again = _climb(written, iter([other]), generator, wanted, meter, stages, has_neck=True)
+            # As written again where the other way failed: then the neck stands.
+            return climbed if again.problem.name == written.name else again
+    return climbed
 
+
+def _climb(
+    written: Problem,
+    others: Iterator[Problem],
+    generator: np.random.Generator,
+    wanted: facts.Wanted,
+    meter: Meter,
+    stages: list[Stage],
+    *,
+    has_neck: bool = False,
+) -> Climbed:
+    """Fit a program in one of the ways to write it, not as written where that has a neck.
+
+    Raises
+    ------
+    ArgumentError
+        As of :func:`climb`.
+    """
     stage = partial(staged, stages, meter)
     timely = partial(meter.of, timely=True)
     problem, start, dropped = written, None, list[str]()
     if problem.dim <= MOST_SEARCHED:
         with stage("start") as notes:
             look_at_slopes(problem, meter)
-            problem, start, program = begin(written, others, generator, meter, dropped)
+            problem, start, program = begin(
+                written, others, generator, meter, dropped, has_neck=has_neck
+            )
             notes.append(f"{words_of_form(problem)}{modes_in_words(len(start.modes))}")
     else:
         program = known_of(problem, None, meter)
@@ -174,6 +205,12 @@ def climb(
             # On the last turn, so that nothing starts in it.
             evidence = replace(evidence, modes=replace(evidence.modes, left=True))
         evidence = replace(evidence, correction=begun.correction, left=meter.left)
+        if problem.other_form is not None:
+            near = begun.drawn.positions[resampled(begun.weights, policy.DRAWS, generator)]
+            evidence = _neck(evidence, problem, near, meter)
+            if policy.is_strained(evidence.neck):
+                sampled = None
+                break
         if policy.next_rung(evidence) != "chains":
             break
         limited = meter.of(problem.evaluate, leaves=evidence.program.far_out)
@@ -190,7 +227,8 @@ def climb(
         if not left:
             break
     if sampled is not None:
-        evidence = replace(evidence, coupled=coupled)
+        flat = sampled.draws.reshape(-1, problem.dim)
+        evidence = _neck(replace(evidence, coupled=coupled), problem, flat, meter)
         climbed = Climbed(problem, sampled.draws, sampled, evidence, stages, symmetry)
         return with_chains(climbed, sampled)
     evidence = replace(evidence, left=meter.left)
@@ -212,6 +250,17 @@ def _modes(search: Search, notes: list[str], generator: np.random.Generator) -> 
     if found.number > 1 and search.symmetry is None:
         return replace(found, exchanged=_labels(search.problem, search.start, generator))
     return found
+
+
+def _neck(
+    evidence: facts.Evidence, problem: Problem, draws: Float[np.ndarray, "S D"], meter: Meter
+) -> facts.Evidence:
+    """The evidence with how curvatures change over draws, where another form may be better."""
+    with suppress(SpentError):
+        if problem.other_form is not None:
+            factor = neck_among(problem, problem.other_form.latents, draws, meter)
+            evidence = replace(evidence, neck=factor)
+    return evidence
 
 
 def _far_out(

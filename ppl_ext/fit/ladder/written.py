@@ -49,8 +49,12 @@ def begin(
     generator: np.random.Generator,
     meter: Meter,
     dropped: list[str],
+    *,
+    has_neck: bool = False,
 ) -> tuple[Problem, Start, facts.Program]:
     """The best way to write a program, where its draws start, and what is known of it there.
+
+    It is not the program as written where that is known to have a neck.
 
     Raises
     ------
@@ -58,7 +62,7 @@ def begin(
         The budget ends before.
     """
     try:
-        problem, start = best_written(written, others, generator, meter, dropped)
+        problem, start = best_written(written, others, generator, meter, dropped, has_neck)
         return problem, start, known_of(problem, start, meter)
     except SpentError:
         raise ArgumentError(
@@ -76,23 +80,24 @@ def best_written(
     generator: np.random.Generator,
     meter: Meter,
     dropped: list[str],
+    has_neck: bool = False,
 ) -> tuple[Problem, Start]:
     """The way to write a program whose Normal has the highest bound on the evidence.
 
     Another way is taken as well where sites of latent scale make a narrow neck of the program as it
-    is written: a Normal at the mode does not see it. Ways that fail, or have another density, are
-    ``dropped`` with the reason, and the fit goes on without them. The program as it is written gets
-    the names of sites that another way has in another form, which advice may name.
+    is written: a Normal at the mode does not see it, and it may be known (``has_neck``) from draws.
+    Ways that fail, or have another density, are ``dropped`` with the reason, and the fit goes on
+    without them. The program as it is written then knows of its other form.
     """
     problem, start = written, _start_of(written, generator, meter)
-    other_forms, tried = list[str](), "non-centred"
+    other_form, tried = written.other_form, "non-centred"
     try:
         for other in others:
             of_other = _start_of(other, generator, meter)
             if told := _difference(written, other, of_other.modes[0], meter):
                 dropped.append(f"Not fitted {other.name}: {told}.")
                 continue
-            other_forms.extend(other.latents)
+            other_form = other
             if problem is not written:
                 continue
             is_better = of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER
@@ -100,7 +105,12 @@ def best_written(
             # written alike, and not each by its own data.
             may_differ = (start.weights > LEAST_MASS).sum() == 1
             first = start.modes[0]
-            if is_better or neck(written, other.latents, first, meter) > policy.STRAINED:
+            has_neck = (
+                has_neck
+                or is_better
+                or policy.is_strained(neck(written, other.latents, first, meter))
+            )
+            if has_neck:
                 problem, start, most = other, of_other, 1.0
             else:
                 most = FEW_DATA
@@ -113,8 +123,8 @@ def best_written(
     except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the fit.
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         dropped.append(f"Not fitted with sites of latent scale {tried}, which failed: {reason}")
-    if problem is written and other_forms:
-        problem = replace(written, other_forms=tuple(other_forms))
+    if problem is written and other_form is not None:
+        problem = replace(written, other_form=other_form)
     return problem, start
 
 

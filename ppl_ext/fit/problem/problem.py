@@ -119,8 +119,8 @@ class Problem:
         :mod:`ppl_ext.fit.ladder.centring`.
     partly : callable, optional
         Of such a mapping: the program with its sites written so.
-    other_forms : tuple of str
-        Sites that another way to write the program has in another form, such as non-centred.
+    other_form : Problem, optional
+        Another way to write the program, that has some of its sites in another form.
     observed : Observed
         What of the data the program sees.
     prior : callable, optional
@@ -152,7 +152,7 @@ class Problem:
     latents: Mapping[str, str] = field(default_factory=dict)
     entry_data: Mapping[str, np.ndarray] = field(default_factory=dict)
     partly: Callable[[Mapping[str, np.ndarray]], Problem] | None = None
-    other_forms: tuple[str, ...] = ()
+    other_form: Problem | None = None
     observed: Observed = field(default_factory=Observed)
     prior: Prior | None = None
     views: Views | None = None

@@ -64,7 +64,7 @@ def is_doubtful(found: Chained, correction: Correction | None, strain: float = 1
     that chains seldom enter some parts of the posterior.
     """
     is_heavy = bool(found.heavy) and (correction is None or not policy.is_good(correction))
-    return is_heavy or strain > policy.STRAINED
+    return is_heavy or policy.is_strained(strain)
 
 
 def enough(

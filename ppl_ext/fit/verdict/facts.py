@@ -246,6 +246,9 @@ class Evidence:
         Whether the chains had done what was asked before they went on.
     flat : tuple of str
         Sites with an improper prior along which the density does not fall far out.
+    neck : float
+        Factor by which curvatures of sites of latent scale change over the draws, where these sites
+        are as written and might be in another form.
     """
 
     program: Program
@@ -259,3 +262,4 @@ class Evidence:
     coupled: Coupled | None = None
     rested: bool = False
     flat: tuple[str, ...] = ()
+    neck: float = 1.0

@@ -17,8 +17,10 @@ from ppl_ext.fit.verdict.policy import (
     BEST_KHAT,
     BEST_SHARE,
     DRAWS,
+    STRAINED,
     chains_refused,
     is_good,
+    is_strained,
     rows_refused,
 )
 from ppl_ext.fit.verdict.verdict import Level, Verdict
@@ -69,7 +71,13 @@ def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
 
 def _against(evidence: Evidence) -> list[str]:
     """What speaks against draws whatever they are of."""
-    return [*_of_modes(evidence), *_of_far_out(evidence), *of_rounding(evidence.program)]
+    program = evidence.program
+    return [
+        *_of_modes(evidence),
+        *_of_far_out(evidence),
+        *_of_neck(evidence),
+        *of_rounding(program),
+    ]
 
 
 def _by_chains(evidence: Evidence, found: Chained) -> tuple[Level, tuple[str, ...]]:
@@ -303,6 +311,16 @@ def _of_undefined(correction: Correction | None) -> list[str]:
         f"The log density is not a number at {correction.undefined:.0%} of the draws near the "
         "mode, as where numbers become 0 or infinite in this precision, or a matrix has no "
         "Cholesky factor. Use double precision; of a matrix, add more to its diagonal."
+    ]
+
+
+def _of_neck(evidence: Evidence) -> list[str]:
+    if not is_strained(evidence.neck):
+        return []
+    return [
+        f"Curvatures of sites of latent scale change by a factor of {evidence.neck:,.0f} over the "
+        f"draws, expected at most {STRAINED}: draws where the scale is small may be missing. Give "
+        "a larger budget= or seconds=, or write these sites non-centred."
     ]
 
 

@@ -139,6 +139,11 @@ def _rounded(seconds: float) -> str:
     return f"{seconds:.0f}" if seconds >= 10.0 else f"{seconds:.2g}"
 
 
+def is_strained(factor: float) -> bool:
+    """Whether curvatures change so much that parts of the posterior may be lacking."""
+    return factor > STRAINED
+
+
 def is_good(correction: Correction) -> bool:
     """Whether reweighted draws may be trusted."""
     return correction.khat < BEST_KHAT and correction.share > BEST_SHARE
@@ -156,7 +161,7 @@ def covers(program: Program, first: Correction) -> bool:
     a mixture lacks what the Normals lack, such as the thin ends of a ring. Where widths depend on
     scales jumps do not come to agree as closely as is asked there.
     """
-    return first.khat < FAR_KHAT and program.strain <= STRAINED
+    return first.khat < FAR_KHAT and not is_strained(program.strain)
 
 
 def may_adapt(correction: Correction, dim: int) -> bool:
@@ -175,7 +180,7 @@ def may_bend(program: Program, *, has_labels: bool) -> bool:
     Such coordinates are fitted where draws are, and lead chains away from a neck in which no draw
     is. Where labels are put in order the density has an edge, which they would take for a ridge.
     """
-    return not has_labels and program.strain <= STRAINED
+    return not has_labels and not is_strained(program.strain)
 
 
 def is_better(correction: Correction, than: Correction) -> bool:
