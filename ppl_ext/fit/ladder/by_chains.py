@@ -61,7 +61,8 @@ def run_chains(
     They end early where a mode was met that none of them started from.
     """
     is_enough = partial(
-        _is_enough, problem, symmetry, wanted, begun.correction, meter, time.perf_counter()
+        *(_is_enough, problem, program, symmetry, wanted, begun.correction, meter),
+        time.perf_counter(),
     )
 
     def may_go_on() -> bool:
@@ -178,6 +179,7 @@ def _told_of_draws(sampled: Sampled) -> str:
 
 def _is_enough(
     problem: Problem,
+    program: facts.Program,
     symmetry: Symmetry | None,
     wanted: facts.Wanted,
     correction: facts.Correction,
@@ -195,7 +197,7 @@ def _is_enough(
         return False
     chained = chained_of(problem, window, figures, symmetry)
     meter.shows(chained.ess_bulk, wanted.target_ess, time.perf_counter() - began)
-    is_heavy = agreement.is_doubtful(chained, correction, problem.strain)
+    is_heavy = agreement.is_doubtful(chained, correction, program.strain)
     is_far = policy.lacks_approximation(correction)
     return agreement.enough(
         chained, wanted, is_sure=is_sure, is_heavy=is_heavy, is_far=is_far, tail_share=tail_share

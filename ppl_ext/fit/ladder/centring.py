@@ -32,6 +32,10 @@ WITHIN = 3.29
 #: some entry: below, the non-centred way is as good, and needs no third program.
 LEAST_TOLD = 0.3
 
+#: Change of the log of an entry's scale, by a standard deviation of a coordinate, that is more than
+#: rounding.
+LEAST_CHANGE = 0.01
+
 Positions = np.ndarray
 
 
@@ -47,10 +51,13 @@ class EntryData:
         non-centred way is as good.
     least : float
         Of the entry of which data tell least, the data's share of what is known of it at the mode.
+    scales : tuple of int
+        Coordinates of the non-centred way on which the entries' scales depend.
     """
 
     entries: dict[str, np.ndarray] = field(default_factory=dict)
     least: float = np.inf
+    scales: tuple[int, ...] = ()
 
 
 @np.errstate(all="ignore")
@@ -131,7 +138,22 @@ def entry_data(written: Problem, other: Problem, mode: Mode, meter: Meter) -> En
         entries[site] = np.stack([precisions, pulls]).reshape(2, *shapes[other.latents[site]])
     if not all(np.isfinite(each).all() for each in entries.values()):
         return EntryData()
-    return EntryData(entries, float(shares.min()))
+    return EntryData(entries, float(shares.min()), _scales(written, other, mode))
+
+
+def _scales(written: Problem, other: Problem, mode: Mode) -> tuple[int, ...]:
+    """Coordinates of the non-centred way on which scales of entries depend."""
+    assert written.maps is not None
+    own, theirs = _own(other, other.latents.values()), _own(written, other.latents)
+    where = np.flatnonzero(~own)
+    points = mode.mean + np.vstack([np.zeros(other.dim), np.diag(mode.deviations)[where]])
+    # A step of 1 of all non-centred entries moves those as written by their scales.
+    first, second = (
+        written.positions_of(other, each)[:, theirs] for each in (points, points + own)
+    )
+    logs = np.log(np.abs(second - first))
+    is_scale = (np.abs(logs[1:] - logs[0]) > LEAST_CHANGE).any(1)
+    return tuple(map(int, where[is_scale]))
 
 
 def _told(precision: Float[np.ndarray, "D D"], sites: Sequence[slice]) -> Float[np.ndarray, " own"]:

@@ -20,6 +20,7 @@ from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.proposal import Proposal, drawn_from
 from ppl_ext.chains.sampler import Sampled
 from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.ladder.along_scales import along_scales
 from ppl_ext.fit.ladder.by_chains import run_chains
 from ppl_ext.fit.ladder.centring import neck_among
 from ppl_ext.fit.ladder.chain_figures import chained_of, endless, flat_far_out
@@ -151,10 +152,21 @@ def _climb(
         symmetry = None if search is None else search.symmetry
         start, found_more = start if search is None else search.start, False
         with stage("corrected draws") as notes:
-            proposal = Proposal(start.modes, proposed_weights(start.weights))
+            proposal, metric = Proposal(start.modes, proposed_weights(start.weights)), None
+            if symmetry is None and len(start.modes) == 1:
+                with suppress(SpentError):
+                    along = along_scales(
+                        timely(problem.evaluate, policy.LEAST_CHAINS),
+                        *(start.modes[0], problem.scales, problem.epsilon),
+                    )
+                    if along is not None:
+                        proposal, metric = along
+                        notes.append(f"{len(proposal.modes)} Normals along scales")
             drawn, log_ratios = drawn_from(proposal, policy.DRAWS, evaluate, generator, symmetry)
             correction, weights = correction_of(drawn, log_ratios, evidence.program.rounding)
             notes.append(_told_of_weights(correction))
+            if metric is not None and policy.is_close(correction):
+                evidence = replace(evidence, program=replace(evidence.program, strain=1.0))
             weighted = proposal
             may_adapt = policy.may_adapt(correction, problem.dim)
             # Where weights of a single Normal are reliable, a mixture tells first whether its shape
@@ -179,6 +191,7 @@ def _climb(
                     continue
             begun = Approximation(
                 *(start, weighted, proposal, drawn, log_ratios, correction, correction, weights),
+                metric=metric,
                 known=(Weighted(proposal, drawn, log_ratios),),
             )
         if may_adapt:

@@ -145,7 +145,7 @@ def _partly(
     told = entry_data(written, other, start.modes[0], meter)
     if not told.least <= most or other.partly is None:
         return None
-    between = other.between(told.entries)
+    between = replace(other.between(told.entries), scales=told.scales)
     found = _start_of(between, generator, meter)
     if reason := _difference(written, between, found.modes[0], meter):
         dropped.append(f"Not fitted {between.name}: {reason}.")

@@ -117,6 +117,8 @@ class Problem:
     entry_data : mapping of str to array
         By site that is partly non-centred, what data tell of its entries, as arrays (2, ...): see
         :mod:`ppl_ext.fit.ladder.centring`.
+    scales : tuple of int
+        Coordinates on which scales of sites that are partly non-centred depend, where known.
     partly : callable, optional
         Of such a mapping: the program with its sites written so.
     other_form : Problem, optional
@@ -151,6 +153,7 @@ class Problem:
     maps: Maps | None = None
     latents: Mapping[str, str] = field(default_factory=dict)
     entry_data: Mapping[str, np.ndarray] = field(default_factory=dict)
+    scales: tuple[int, ...] = ()
     partly: Callable[[Mapping[str, np.ndarray]], Problem] | None = None
     other_form: Problem | None = None
     observed: Observed = field(default_factory=Observed)
