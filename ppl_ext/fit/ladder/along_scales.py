@@ -1,4 +1,4 @@
-"""A mixture of Normals along scales: where the others lie, and how widely, given each value of them.
+"""A mixture of Normals along scales: where all else lies, and how widely, given scales.
 
 The log density of the others given scales is taken for that of a Normal, as H. Rue, S. Martino and
 N. Chopin, "Approximate Bayesian inference for latent Gaussian models by using integrated nested
