@@ -1,9 +1,9 @@
 """A mixture of Normals along scales: where all else lies, and how widely, given scales.
 
-The log density of the others given scales is taken for that of a Normal, as H. Rue, S. Martino and
+The density of the others given scales is taken for that of a Normal, as H. Rue, S. Martino and
 N. Chopin, "Approximate Bayesian inference for latent Gaussian models by using integrated nested
-Laplace approximations" (2009), section 3, take it. Values of the scales lie on a grid that goes
-on until little mass is left. So the mixture has draws where a scale is near zero, where a Normal at
+Laplace approximations" (2009), section 3, take it. Values of the scales lie on a grid that goes on
+until little mass is left. So the mixture has draws where a scale is near zero, where a Normal at
 the mode and mixtures fitted to its draws have few, and there they are as narrow as the others are.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
@@ -20,47 +19,26 @@ from scipy.special import logsumexp
 from ppl_ext.chains.hamiltonian import Factor
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.start.local_normal import step_of
-from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.paths import Evaluate, Vector
 from ppl_ext.start.start import Mode
 
-#: Scales of which there is a grid at most, and parameters: a point of it takes two evaluations for
-#: each of them.
-MOST_SCALES, MOST_PARAMETERS = 2, 50
+#: Scales of which there is a grid at most, and parameters: a place takes two evaluations for each.
+MOST_SCALES, MOST_PARAMETERS = 2, 100
 #: Places along a scale, in standard deviations of the Normal at the mode to either side. Far out
-#: they are further apart, as logarithms of scales have an exponential tail.
-PLACES = (0.0, 0.7, 1.4, 2.2, 3.2, 4.5, 6.0, 8.0, 11.0, 15.0)
+#: they are further apart, as logarithms of scales have an exponential tail. Where there are two
+#: scales each has half as many.
+PLACES = (0.0, 0.6, 1.2, 1.8, 2.4, 3.0, 3.7, 4.5, 5.5, 6.8, 8.5, 11.0, 14.0, 18.0, 23.0, 29.0)
 #: Nats below the largest density of the scales at which the grid ends: a tail of 1/3,000 is left.
 DEPTH = 8.0
 #: Standard deviation of a component along a scale, as a share of the distance between places: the
 #: sum of Normals that far apart is even.
-SHARE = 0.7
-#: Newton's steps to where the others lie, and the longest, in standard deviations, after which no
-#: further one is made.
-STEPS, SHORT = 4, 0.2
+SHARE = 0.9
+#: Newton's steps to where the others lie at most, and nats by which the density that a step
+#: predicts may be wrong for it to be the last.
+STEPS, AGREED = 4, 0.05
 
+Places = tuple[int, ...]
 Positions = Float[np.ndarray, "P D"]
-
-
-@dataclass(frozen=True)
-class Conditional:
-    """The Normal of all others given scales: at one place of the grid.
-
-    Attributes
-    ----------
-    mean : array (D,)
-        The scales as they are there, and the others' means.
-    slopes : array (R, K)
-        By which these change with the scales.
-    factor : array (R, R)
-        Lower Cholesky factor of the others' covariance.
-    log_density : float
-        Of the scales, up to a constant.
-    """
-
-    mean: Float[np.ndarray, " D"]
-    slopes: Float[np.ndarray, "R K"]
-    factor: Float[np.ndarray, "R R"]
-    log_density: float
 
 
 @np.errstate(all="ignore")
@@ -69,7 +47,8 @@ def along_scales(
 ) -> tuple[Proposal, Factor] | None:
     """A mixture along scales, and a root of its covariance.
 
-    None where there are more scales or parameters than grids are for, or no Normal was found.
+    None where there are more scales or parameters than grids are for, where the others are no
+    Normal at some place, and where the grid ends before the density has fallen.
 
     Parameters
     ----------
@@ -87,126 +66,108 @@ def along_scales(
     SpentError
         The evaluations ended.
     """
-    dim = len(mode.mean)
-    if not 0 < len(scales) <= MOST_SCALES or dim > MOST_PARAMETERS or len(scales) == dim:
+    dim, which = len(mode.mean), np.asarray(scales, int)
+    if not 0 < len(which) <= MOST_SCALES or dim > MOST_PARAMETERS or len(which) == dim:
         return None
-    which = np.asarray(scales)
-    widths = mode.deviations[which]
-    places = np.array([*(-place for place in PLACES[:0:-1]), *PLACES])
-    middle = (len(PLACES) - 1,) * len(which)
-    found: dict[tuple[int, ...], Conditional] = {}
+    one_side = PLACES[:: len(which)]
+    places = np.array([*(-place for place in one_side[:0:-1]), *one_side])
+    widths, middle = mode.deviations[which], (len(one_side) - 1,) * len(which)
+    found: dict[Places, tuple[Mode, Positions]] = {}
     seen, wave = {middle}, {middle: mode.mean}
     while wave:
         points = np.stack(list(wave.values()))
         points[:, which] = mode.mean[which] + widths * places[np.array(list(wave))]
-        for at, one in zip(
-            wave, _conditionals(evaluate, points, which, mode, epsilon), strict=True
-        ):
-            if one is not None:
-                found[at] = one
-        if not found:
+        normals = _given(evaluate, points, which, mode, epsilon)
+        if normals is None:
             return None
-        top = max(one.log_density for one in found.values())
-        wave = {}
-        for at, one in found.items():
-            if one.log_density < top - DEPTH:
+        found |= zip(wave, normals, strict=True)
+        top, wave = max(normal.log_mass for normal, _ in found.values()), {}
+        for at, (normal, slopes) in found.items():
+            if normal.log_mass < top - DEPTH:
                 continue
             for axis, turn in itertools.product(range(len(which)), (-1, 1)):
                 near = tuple(n + turn * (k == axis) for k, n in enumerate(at))
-                if near in seen or not 0 <= near[axis] < len(places):
-                    continue
-                seen.add(near)
-                wave[near] = _moved(one, which, widths * (places[list(near)] - places[list(at)]))
+                if not 0 <= near[axis] < len(places):
+                    return None
+                if near not in seen:
+                    seen.add(near)
+                    by = widths * (places[list(near)] - places[list(at)])
+                    wave[near] = normal.mean + slopes @ by
     return _mixture(found, which, widths, places)
 
 
-def _moved(
-    one: Conditional, scales: np.ndarray, by: Float[np.ndarray, " K"]
-) -> Float[np.ndarray, " D"]:
-    """Where the others lie, by their slopes, if the scales change."""
-    moved = one.mean.copy()
-    moved[np.setdiff1d(np.arange(len(moved)), scales)] += one.slopes @ by
-    return moved
+def _given(
+    evaluate: Evaluate, points: Positions, scales: np.ndarray, mode: Mode, epsilon: float
+) -> list[tuple[Mode, Positions]] | None:
+    """The Normals given scales as they are at points (P, D), near which the others lie.
 
-
-def _conditionals(
-    evaluate: Evaluate,
-    points: Positions,
-    scales: np.ndarray,
-    mode: Mode,
-    epsilon: float,
-) -> list[Conditional | None]:
-    """The Normals of the others at points, which are first guesses; None where there is none."""
-    number, dim = points.shape
+    In each the scales are fixed: their rows of the factor are zero, and its mass is their density.
+    Beside it are the slopes (D, K) by which means change with the scales, for which these have
+    slopes of 1. None where some point has no Normal.
+    """
+    (number, dim), step = points.shape, step_of(epsilon)
     others = np.setdiff1d(np.arange(dim), scales)
-    found: list[Conditional | None] = [None] * number
-    left, moves = np.arange(number), step_of(epsilon) * np.diag(mode.deviations)
+    moves = step * np.diag(mode.deviations)[others]
+    found: dict[int, tuple[Mode, Positions]] = {}
+    left = np.arange(number)
     for _ in range(STEPS):
         here = points[left]
-        around = np.stack(
-            [here, *(here + each for each in moves), *(here - each for each in moves)]
-        )
+        around = np.concatenate([here[None], here + moves[:, None], here - moves[:, None]])
         values, scores = evaluate(around.reshape(-1, dim))
-        values, scores = values.reshape(-1, len(left)), scores.reshape(-1, len(left), dim)
-        # Minus the second derivatives, by a coordinate of each difference.
-        change = (scores[dim + 1 :] - scores[1 : dim + 1]) / (2.0 * np.diag(moves)[:, None, None])
-        again = []
-        for k, row in enumerate(left):
-            precision = 0.5 * (change[:, k] + change[:, k].T)
-            own = precision[np.ix_(others, others)]
-            try:
-                root = np.linalg.cholesky(own)
-            except np.linalg.LinAlgError:
-                continue
-            inverse = np.linalg.inv(root)
-            white = inverse @ scores[0, k, others]
-            if not np.isfinite(white).all() or not np.isfinite(values[0, k]):
-                continue
-            points[row, others] += inverse.T @ white
-            if np.linalg.norm(white) > SHORT:
-                again.append(row)
-            factor = np.linalg.cholesky(inverse.T @ inverse)
-            found[row] = Conditional(
-                points[row].copy(),
-                -inverse.T @ inverse @ precision[np.ix_(others, scales)],
-                factor,
-                float(values[0, k] + 0.5 * white @ white - np.log(np.diag(root)).sum()),
+        values, scores = values[: len(left)], scores.reshape(*around.shape)
+        ahead, behind = np.split(scores[1:], 2)
+        # Minus the second derivatives (P, R, D): of all coordinates, by the others.
+        curvatures = (
+            (behind - ahead) / (2.0 * moves[range(len(others)), others, None, None])
+        ).swapaxes(0, 1)
+        own = curvatures[:, :, others]
+        try:
+            roots = np.linalg.inv(np.linalg.cholesky(0.5 * (own + own.swapaxes(1, 2))))
+        except np.linalg.LinAlgError:
+            return None
+        covariances = roots.swapaxes(1, 2) @ roots
+        white = np.einsum("pij,pj->pi", roots, scores[0][:, others])
+        points[np.ix_(left, others)] += np.einsum("pji,pj->pi", roots, white)
+        after, _ = evaluate(points[left])
+        if not np.isfinite(after).all():
+            return None
+        log_densities = after + np.log(np.abs(np.diagonal(roots, axis1=1, axis2=2))).sum(1)
+        for row, at in enumerate(left.tolist()):
+            slopes = np.zeros((dim, len(scales)))
+            slopes[scales], slopes[others] = (
+                np.eye(len(scales)),
+                -covariances[row] @ curvatures[row][:, scales],
             )
-        left = np.array(again, dtype=int)
+            factor = np.zeros((dim, dim))
+            factor[np.ix_(others, others)] = roots[row].T
+            found[at] = Mode(points[at].copy(), factor, float(log_densities[row]), 0.0), slopes
+        error = np.abs(values + 0.5 * np.square(white).sum(1) - after)
+        left = left[~(error < AGREED)]
         if not len(left):
-            break
-    return found
+            return [found[at] for at in range(number)]
+    return None
 
 
 def _mixture(
-    found: dict[tuple[int, ...], Conditional],
+    found: dict[Places, tuple[Mode, Positions]],
     scales: np.ndarray,
-    widths: Float[np.ndarray, " K"],
-    places: Float[np.ndarray, " G"],
+    widths: Vector,
+    places: Vector,
 ) -> tuple[Proposal, Factor]:
     """The mixture of these Normals, each of as much of the scales as is nearest to its place."""
-    distances = np.gradient(places)
-    modes, log_weights = list[Mode](), list[float]()
-    for at, one in found.items():
-        own = SHARE * widths * distances[list(at)]
-        dim = len(one.mean)
-        others = np.setdiff1d(np.arange(dim), scales)
-        root = np.zeros((dim, dim))
-        root[np.ix_(scales, np.arange(len(scales)))] = np.diag(own)
-        root[np.ix_(others, np.arange(len(scales)))] = one.slopes * own
-        root[np.ix_(others, np.arange(len(scales), dim))] = one.factor
-        log_weights.append(one.log_density + float(np.log(distances[list(at)]).sum()))
-        modes.append(Mode(one.mean, _lower(root), log_weights[-1], 0.0))
-    weights = np.exp(np.array(log_weights) - logsumexp(log_weights))
+    distances = np.gradient(places)[np.array(list(found))]
+    log_weights = [normal.log_mass for normal, _ in found.values()] + np.log(distances).sum(1)
+    weights = np.exp(log_weights - logsumexp(log_weights))
+    modes = list[Mode]()
+    for (normal, slopes), own in zip(found.values(), SHARE * widths * distances, strict=True):
+        root = normal.root.copy()
+        root[:, scales] = slopes * own
+        # The lower Cholesky factor of the covariance of which this is a root.
+        upper = np.linalg.qr(root.T).R
+        signs = np.where(np.diag(upper) < 0.0, -1.0, 1.0)
+        modes.append(Mode(normal.mean, upper.T * signs, normal.log_mass, 0.0))
     means, roots = np.stack([m.mean for m in modes]), np.stack([m.root for m in modes])
     off = means - weights @ means
     covariance = np.einsum("k,kij,klj->il", weights, roots, roots)
     covariance += (weights[:, None] * off).T @ off
     return Proposal(tuple(modes), weights), np.linalg.cholesky(covariance)
-
-
-def _lower(root: Float[np.ndarray, "D D"]) -> Float[np.ndarray, "D D"]:
-    """The lower Cholesky factor of which another root of the same covariance is."""
-    upper = np.linalg.qr(root.T).R
-    found: Float[np.ndarray, "D D"] = upper.T * np.where(np.diag(upper) < 0.0, -1.0, 1.0)
-    return found

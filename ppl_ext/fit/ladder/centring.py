@@ -51,13 +51,10 @@ class EntryData:
         non-centred way is as good.
     least : float
         Of the entry of which data tell least, the data's share of what is known of it at the mode.
-    scales : tuple of int
-        Coordinates of the non-centred way on which the entries' scales depend.
     """
 
     entries: dict[str, np.ndarray] = field(default_factory=dict)
     least: float = np.inf
-    scales: tuple[int, ...] = ()
 
 
 @np.errstate(all="ignore")
@@ -138,12 +135,17 @@ def entry_data(written: Problem, other: Problem, mode: Mode, meter: Meter) -> En
         entries[site] = np.stack([precisions, pulls]).reshape(2, *shapes[other.latents[site]])
     if not all(np.isfinite(each).all() for each in entries.values()):
         return EntryData()
-    return EntryData(entries, float(shares.min()), _scales(written, other, mode))
+    return EntryData(entries, float(shares.min()))
 
 
-def _scales(written: Problem, other: Problem, mode: Mode) -> tuple[int, ...]:
-    """Coordinates of the non-centred way on which scales of entries depend."""
-    assert written.maps is not None
+@np.errstate(all="ignore")
+def scales_of(written: Problem, other: Problem, mode: Mode) -> dict[str, list[int]]:
+    """By site, the places of its coordinates on which the scales of non-centred entries depend.
+
+    ``mode`` is one of the non-centred way.
+    """
+    if written.maps is None or not other.latents:
+        return {}
     own, theirs = _own(other, other.latents.values()), _own(written, other.latents)
     where = np.flatnonzero(~own)
     points = mode.mean + np.vstack([np.zeros(other.dim), np.diag(mode.deviations)[where]])
@@ -152,8 +154,10 @@ def _scales(written: Problem, other: Problem, mode: Mode) -> tuple[int, ...]:
         written.positions_of(other, each)[:, theirs] for each in (points, points + own)
     )
     logs = np.log(np.abs(second - first))
-    is_scale = (np.abs(logs[1:] - logs[0]) > LEAST_CHANGE).any(1)
-    return tuple(map(int, where[is_scale]))
+    is_scale = np.zeros(other.dim, bool)
+    is_scale[where] = (np.abs(logs[1:] - logs[0]) > LEAST_CHANGE).any(1)
+    places = {site: np.flatnonzero(is_scale[at]) for site, at in other.coordinates.items()}
+    return {site: place.tolist() for site, place in places.items() if len(place)}
 
 
 def _told(precision: Float[np.ndarray, "D D"], sites: Sequence[slice]) -> Float[np.ndarray, " own"]:

@@ -165,8 +165,9 @@ def _climb(
             drawn, log_ratios = drawn_from(proposal, policy.DRAWS, evaluate, generator, symmetry)
             correction, weights = correction_of(drawn, log_ratios, evidence.program.rounding)
             notes.append(_told_of_weights(correction))
-            if metric is not None and policy.is_close(correction):
-                evidence = replace(evidence, program=replace(evidence.program, strain=1.0))
+            is_even = metric is not None and correction.khat < policy.FAR_KHAT
+            strain = 1.0 if is_even else problem.strain
+            evidence = replace(evidence, program=replace(evidence.program, strain=strain))
             weighted = proposal
             may_adapt = policy.may_adapt(correction, problem.dim)
             # Where weights of a single Normal are reliable, a mixture tells first whether its shape
@@ -218,7 +219,7 @@ def _climb(
             # On the last turn, so that nothing starts in it.
             evidence = replace(evidence, modes=replace(evidence.modes, left=True))
         evidence = replace(evidence, correction=begun.correction, left=meter.left)
-        if problem.other_form is not None:
+        if not is_even and problem.other_form is not None:
             near = begun.drawn.positions[resampled(begun.weights, policy.DRAWS, generator)]
             evidence = _neck(evidence, problem, near, meter)
             if policy.is_strained(evidence.neck):
@@ -240,8 +241,9 @@ def _climb(
         if not left:
             break
     if sampled is not None:
-        flat = sampled.draws.reshape(-1, problem.dim)
-        evidence = _neck(replace(evidence, coupled=coupled), problem, flat, meter)
+        evidence = replace(evidence, coupled=coupled)
+        if not is_even:
+            evidence = _neck(evidence, problem, sampled.draws.reshape(-1, problem.dim), meter)
         climbed = Climbed(problem, sampled.draws, sampled, evidence, stages, symmetry)
         return with_chains(climbed, sampled)
     evidence = replace(evidence, left=meter.left)

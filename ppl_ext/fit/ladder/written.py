@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.ladder.centring import entry_data, neck
+from ppl_ext.fit.ladder.centring import entry_data, neck, scales_of
 from ppl_ext.fit.ladder.chain_figures import cost_far_out
 from ppl_ext.fit.ladder.modes import LEAST_MASS
 from ppl_ext.fit.problem.problem import Meter, Problem, timed
@@ -90,14 +90,14 @@ def best_written(
     without them. The program as it is written then knows of its other form.
     """
     problem, start = written, _start_of(written, generator, meter)
-    other_form, tried = written.other_form, "non-centred"
+    other_form, tried, scales = written.other_form, "non-centred", dict[str, list[int]]()
     try:
         for other in others:
             of_other = _start_of(other, generator, meter)
             if told := _difference(written, other, of_other.modes[0], meter):
                 dropped.append(f"Not fitted {other.name}: {told}.")
                 continue
-            other_form = other
+            other_form, scales = other, scales_of(written, other, of_other.modes[0])
             if problem is not written:
                 continue
             is_better = of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER
@@ -125,7 +125,8 @@ def best_written(
         dropped.append(f"Not fitted with sites of latent scale {tried}, which failed: {reason}")
     if problem is written and other_form is not None:
         problem = replace(written, other_form=other_form)
-    return problem, start
+    at = [problem.coordinates[site].start + n for site, own in scales.items() for n in own]
+    return replace(problem, scales=tuple(at)), start
 
 
 def _partly(
@@ -145,7 +146,7 @@ def _partly(
     told = entry_data(written, other, start.modes[0], meter)
     if not told.least <= most or other.partly is None:
         return None
-    between = replace(other.between(told.entries), scales=told.scales)
+    between = other.between(told.entries)
     found = _start_of(between, generator, meter)
     if reason := _difference(written, between, found.modes[0], meter):
         dropped.append(f"Not fitted {between.name}: {reason}.")

@@ -118,7 +118,7 @@ class Problem:
         By site that is partly non-centred, what data tell of its entries, as arrays (2, ...): see
         :mod:`ppl_ext.fit.ladder.centring`.
     scales : tuple of int
-        Coordinates on which scales of sites that are partly non-centred depend, where known.
+        Coordinates on which the scales of sites of latent scale depend, where known.
     partly : callable, optional
         Of such a mapping: the program with its sites written so.
     other_form : Problem, optional
