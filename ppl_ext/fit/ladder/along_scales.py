@@ -22,8 +22,9 @@ from ppl_ext.start.local_normal import step_of
 from ppl_ext.start.paths import Evaluate, Vector
 from ppl_ext.start.start import Mode
 
-#: Scales of which there is a grid at most, and parameters: a place takes two evaluations for each.
-MOST_SCALES, MOST_PARAMETERS = 2, 100
+#: Parameters up to which there is a grid, by the number of scales: with two evaluations for each of
+#: them at a place it takes no more than chains do at least.
+MOST_PARAMETERS = {1: 100, 2: 30}
 #: Places along a scale, in standard deviations of the Normal at the mode to either side. Far out
 #: they are further apart, as logarithms of scales have an exponential tail. Where there are two
 #: scales each has half as many.
@@ -39,6 +40,11 @@ STEPS, AGREED = 4, 0.05
 
 Places = tuple[int, ...]
 Positions = Float[np.ndarray, "P D"]
+
+
+def has_grid(scales: int, dim: int) -> bool:
+    """Whether there is a grid of so many scales among D parameters."""
+    return scales < dim <= MOST_PARAMETERS.get(scales, 0)
 
 
 @np.errstate(all="ignore")
@@ -67,7 +73,7 @@ def along_scales(
         The evaluations ended.
     """
     dim, which = len(mode.mean), np.asarray(scales, int)
-    if not 0 < len(which) <= MOST_SCALES or dim > MOST_PARAMETERS or len(which) == dim:
+    if not has_grid(len(which), dim):
         return None
     one_side = PLACES[:: len(which)]
     places = np.array([*(-place for place in one_side[:0:-1]), *one_side])

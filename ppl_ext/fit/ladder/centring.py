@@ -50,7 +50,8 @@ class EntryData:
         exp(k x - h x^2 / 2) of each entry x of a value of the site, and k. Empty where the
         non-centred way is as good.
     least : float
-        Of the entry of which data tell least, the data's share of what is known of it at the mode.
+        Of the entry of which data tell least, the data's share of what is known of it at the mode;
+        infinite where that is not known.
     """
 
     entries: dict[str, np.ndarray] = field(default_factory=dict)
@@ -120,7 +121,7 @@ def entry_data(written: Problem, other: Problem, mode: Mode, meter: Meter) -> En
     told[own] = _told(curvature / np.outer(deviations, deviations), ordered)
     shares = told[own] / (1.0 + told[own])
     if not shares.max() >= LEAST_TOLD:
-        return EntryData()
+        return EntryData(least=float(shares.min()))
     first = written.positions_of(other, mode.mean[None])[0]
     # What the slope has beside that of the standard Normal priors of entries.
     slopes = evaluate(mode.mean[None])[1][0] + mode.mean

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.fit.ladder.along_scales import has_grid
 from ppl_ext.fit.ladder.centring import entry_data, neck, scales_of
 from ppl_ext.fit.ladder.chain_figures import cost_far_out
 from ppl_ext.fit.ladder.modes import LEAST_MASS
@@ -24,8 +25,8 @@ from ppl_ext.witnesses.slopes import check_slopes
 #: Nats by which the bound on the evidence must be higher for another way to write the program to be
 #: the better one: bounds are averages over draws, and have errors of their own.
 BETTER = 0.5
-#: Where the program could stay as written it is partly non-centred only if data have no more than
-#: this share of what is known of some entry: too little for that entry to stay centred.
+#: Share of what is known of an entry, given its scale, that data have at most for the program as
+#: written to have a neck there: too little for the entry to stay as wide where the scale is small.
 FEW_DATA = 0.3
 
 
@@ -82,76 +83,59 @@ def best_written(
     dropped: list[str],
     has_neck: bool = False,
 ) -> tuple[Problem, Start]:
-    """The way to write a program whose Normal has the highest bound on the evidence.
+    """The way to write a program that has no neck, or whose Normal has the highest bound.
 
-    Another way is taken as well where sites of latent scale make a narrow neck of the program as it
-    is written: a Normal at the mode does not see it, and it may be known (``has_neck``) from draws.
-    Ways that fail, or have another density, are ``dropped`` with the reason, and the fit goes on
-    without them. The program as it is written then knows of its other form.
+    Where data tell little of some entry of a site of latent scale, the program as written is narrow
+    where the scale is small: then it is not searched. Nor is it where there is one scale, with a
+    grid along it: entries that are standardised given their data serve as well there. Else another
+    way is taken where its bound on the evidence is higher, or where there is such a neck all the
+    same, which a Normal at the mode does not see, or which is known (``has_neck``) from draws. Ways
+    that fail, or have another density, are ``dropped`` with the reason, and the fit goes on without
+    them. The program as it is written then knows of its other form.
     """
-    problem, start = written, _start_of(written, generator, meter)
-    other_form, tried, scales = written.other_form, "non-centred", dict[str, list[int]]()
+    chosen: tuple[Problem, Start] | None = None
+    start: Start | None = None
+    tried, scales = "non-centred", dict[str, list[int]]()
     try:
         for other in others:
             of_other = _start_of(other, generator, meter)
-            if told := _difference(written, other, of_other.modes[0], meter):
-                dropped.append(f"Not fitted {other.name}: {told}.")
+            first = of_other.modes[0]
+            if reason := _difference(written, other, first, meter):
+                dropped.append(f"Not fitted {other.name}: {reason}.")
                 continue
-            other_form, scales = other, scales_of(written, other, of_other.modes[0])
-            if problem is not written:
-                continue
-            is_better = of_other.modes[0].log_mass > start.modes[0].log_mass + BETTER
+            scales, told = (
+                scales_of(written, other, first),
+                entry_data(written, other, first, meter),
+            )
             # Several modes may come of labels that can be exchanged. Their entries must then be
             # written alike, and not each by its own data.
-            may_differ = (start.weights > LEAST_MASS).sum() == 1
-            first = start.modes[0]
-            has_neck = (
-                has_neck
-                or is_better
-                or policy.is_strained(neck(written, other.latents, first, meter))
-            )
-            if has_neck:
-                problem, start, most = other, of_other, 1.0
-            else:
-                most = FEW_DATA
-            tried = "partly non-centred"
-            if may_differ:
-                found = _partly(written, other, of_other, most, generator, meter, dropped)
-                problem, start = found or (problem, start)
+            is_one = (of_other.weights > LEAST_MASS).sum() == 1
+            is_one_scale = sum(map(len, scales.values())) == 1
+            most = 1.0 if is_one_scale and has_grid(1, other.dim) else FEW_DATA
+            if not (has_neck or (is_one and told.least <= most)):
+                start = _start_of(written, generator, meter)
+                is_one = (start.weights > LEAST_MASS).sum() == 1
+                mode = start.modes[0]
+                is_better = first.log_mass > mode.log_mass + BETTER
+                if not (is_better or policy.is_strained(neck(written, other.latents, mode, meter))):
+                    written = replace(written, other_form=other)
+                    continue
+            chosen, tried = (other, of_other), "partly non-centred"
+            if is_one and told.entries and other.partly is not None:
+                between = other.between(told.entries)
+                found = _start_of(between, generator, meter)
+                if reason := _difference(written, between, found.modes[0], meter):
+                    dropped.append(f"Not fitted {between.name}: {reason}.")
+                else:
+                    chosen = between, found
     except SpentError:
         dropped.append(f"Not fitted with sites of latent scale {tried}: the budget ended before.")
     except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the fit.
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         dropped.append(f"Not fitted with sites of latent scale {tried}, which failed: {reason}")
-    if problem is written and other_form is not None:
-        problem = replace(written, other_form=other_form)
+    problem, start = chosen or (written, start or _start_of(written, generator, meter))
     at = [problem.coordinates[site].start + n for site, own in scales.items() for n in own]
     return replace(problem, scales=tuple(at)), start
-
-
-def _partly(
-    written: Problem,
-    other: Problem,
-    start: Start,
-    most: float,
-    generator: np.random.Generator,
-    meter: Meter,
-    dropped: list[str],
-) -> tuple[Problem, Start] | None:
-    """The way with entries standardised given their data, where these tell much of some entries.
-
-    ``start`` is that of the non-centred way, and ``most`` the largest share that data have of what
-    is known of some entry for this way to be worth a third program.
-    """
-    told = entry_data(written, other, start.modes[0], meter)
-    if not told.least <= most or other.partly is None:
-        return None
-    between = other.between(told.entries)
-    found = _start_of(between, generator, meter)
-    if reason := _difference(written, between, found.modes[0], meter):
-        dropped.append(f"Not fitted {between.name}: {reason}.")
-        return None
-    return between, found
 
 
 def _difference(written: Problem, other: Problem, mode: Mode, meter: Meter) -> str:
