@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from ppl_ext.fit.ladder.centring import EntryData, _told, entry_data, neck
+from ppl_ext.fit.ladder.centring import EntryData, _told, entry_data, neck, neck_among, scales_of
 from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.fit.verdict.policy import STRAINED
 from ppl_ext.start.find import find
@@ -69,6 +69,9 @@ def test_a_neck_is_where_widths_follow_another_site(error: float, is_narrow: boo
     low, high = (np.exp(-2.0 * log) + error**-2 for log in (0.9, -0.9))
     assert found == pytest.approx(high / low, rel=1e-3) and meter.evaluations == 4
     assert (found > STRAINED) == is_narrow
+    # The same where draws have these quantiles.
+    draws = mode.at(norm.ppf((np.arange(2_000)[:, None] + 0.5) / 2_000).repeat(2, 1))
+    assert neck_among(written, ["effect"], draws, meter) == pytest.approx(found, rel=1e-2)
     assert neck(written, [], mode, meter) == neck(written, list(places), mode, meter) == 1.0
 
 
@@ -142,7 +145,20 @@ def test_what_data_tell_of_entries_is_exact_where_it_is_normal(
 def test_entries_with_few_data_stay_non_centred() -> None:
     written, other = groups(Y, np.full(4, 10.0))
     start = find(other.evaluate, other.starting_points, np.random.default_rng(0), 1e-16)
-    assert entry_data(written, other, start.modes[0], Meter(10_000, 60.0)) == EntryData()
+    found = entry_data(written, other, start.modes[0], Meter(10_000, 60.0))
+    # Of the entry of which they tell least: its share beside the prior's, which is 1.
+    scale = np.exp(start.mean[1])
+    assert found == EntryData(least=pytest.approx(1.0 / (1.0 + (10.0 / scale) ** 2), rel=0.01))
+    # A covariance that is not whole tells nothing, and that is not few data.
+    diagonal = replace(start.modes[0], factor=start.modes[0].deviations)
+    assert np.isinf(entry_data(written, other, diagonal, Meter(10_000, 60.0)).least)
+
+
+def test_scales_of_entries_are_found_by_what_moves_them() -> None:
+    written, other = groups(Y, ERRORS)
+    mode = Mode(np.zeros(other.dim), np.eye(other.dim), 0.0, 0.0)
+    assert scales_of(written, other, mode) == {"u": [0]}
+    assert scales_of(written, replace(other, latents={}), mode) == {}
 
 
 @pytest.mark.parametrize("scale", [1e-3, 0.4, 30.0])

@@ -214,13 +214,13 @@ def test_groups_with_many_and_with_few_data_are_as_wide_whatever_the_scale(
     # Of some 400 effective draws 20 are in either tail, with a standard error of 4.5.
     assert np.mean(below < 0.05) == pytest.approx(0.05, abs=0.04)
     assert np.mean(below > 0.95) == pytest.approx(0.05, abs=0.04)
-    assert fit.verdict.level == "exact" and fit.verdict.evaluations < 70_000
+    assert fit.verdict.level == "exact" and fit.verdict.evaluations < 10_000
     assert any("effect partly non-centred" in reason for reason in fit.verdict.reasons)
     told = fit.climbed.problem.entry_data["effect"]
     np.testing.assert_allclose(told[0], errors**-2.0, rtol=0.02)
     np.testing.assert_allclose(told[1], y * errors**-2.0, rtol=0.02, atol=0.1)
-    # Jumps alone are not enough, and chains have to agree closely.
-    assert np.isinf(fit.climbed.problem.strain)
+    # Jumps to a mixture along the scale are enough; without, chains would have to agree closely.
+    assert fit.history[-1].name == "jumps" and np.isinf(fit.climbed.problem.strain)
     fit.save(tmp_path / "fit")
     loaded = backend.public.load_fit(tmp_path / "fit", model, backend.array(y))
     further, again = (numbers(backend, each.more(64))["scale"] for each in (fit, loaded))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,33 @@ def climbed(target: Mixture, seed: int = 0, meter: Meter | None = None) -> Climb
     nothing: Iterator[Problem] = iter(())
     wanted, meter = facts.Wanted(400.0, True, math.inf), meter or Meter(100_000, math.inf)
     return climb(problem_of(target, generator), nothing, generator, wanted, meter)
+
+
+def test_a_program_whose_draws_lie_in_a_neck_is_fitted_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other way has the same density here, and latents of its own; the neck is planted."""
+    target = mixture(2, [1.0], [0.0], [1.0])
+    wanted = facts.Wanted(400.0, True, math.inf)
+
+    def neck_among(problem: Problem, sites: Any, *_: Any) -> float:
+        assert problem.name == "as written" and list(sites) == ["z"]
+        return 10.0
+
+    monkeypatch.setattr(ladder, "neck_among", neck_among)
+    for budget in (100_000, 1_150):
+        generator, meter = np.random.default_rng(0), Meter(budget, math.inf)
+        other = problem_of(target, generator, name="non-centred", latents={"z": "z_decentered"})
+        other = replace(other, coordinates={"z_decentered": slice(0, 2)})
+        written = problem_of(target, generator)
+        found = climb(written, iter([other]), generator, wanted, meter)
+        starts = [stage.name for stage in found.stages].count("start")
+        if budget > 1_150:
+            assert found.problem.name == "non-centred" and found.verdict.level == "exact"
+            assert starts == 2 and found.evidence.neck == 1.0
+        else:
+            assert found.problem.name == "as written" and found.verdict.level == "not trusted"
+            assert "may be missing" in str(found.verdict)
 
 
 def share_in(target: Mixture, draws: np.ndarray, number: int) -> float:

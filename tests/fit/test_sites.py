@@ -22,7 +22,7 @@ def judged(draws: np.ndarray, latents: Any = (), **sites: Any) -> facts.Chained:
         coordinates={dict(latents).get(n, n): slice(k, k + 1) for k, n in enumerate(sites)},
         latents=dict(latents),
         numbers=lambda z: {n: of(z[:, k]) for k, (n, of) in enumerate(sites.items())},
-        other_forms=("scale",),
+        other_form=SimpleNamespace(latents={"scale": "scale_decentered"}),
     )
     ones = np.ones(len(draws))
     window = Window(draws, np.ones(draws.shape[:2]), 0.0 * ones, ones, np.ones(draws.shape[:2]))

@@ -99,6 +99,9 @@ SENTENCES: dict[str, Callable[[], str]] = {
             chains=replace(RESTED, r_hat=1.2), correction=Correction(0.9, 0.02, undefined=0.14)
         )
     ),
+    "Curvatures of sites of latent scale change by a factor of 120 over the draws, expected at "
+    "most 3.5: draws where the scale is small may be missing. Give a larger budget= or seconds=, "
+    "or write these sites non-centred.": lambda: reasons(chains=RESTED, neck=120.0),
     "The least certain standard deviation, that of 'theta[2]', has an error of 4.1%.": (
         lambda: reasons(chains=replace(RESTED, deviation_error=0.0412, deviation_number="theta[2]"))
     ),

@@ -1936,7 +1936,7 @@ def _fit() -> Iterator[Mutation]:
         (
             "chains whose widths follow a scale believed as others",
             "fit/verdict/agreement.py",
-            "return is_heavy or strain > policy.STRAINED",
+            "return is_heavy or policy.is_strained(strain)",
             "return is_heavy",
         ),
         (
@@ -1959,11 +1959,58 @@ def _fit() -> Iterator[Mutation]:
         ),
     ):
         yield from neutral(name, file, old, new, "centring policy as_wide_whatever")
+    for name, old, new in (
+        (
+            "others that stand still along a scale",
+            "root[:, scales] = slopes * own",
+            "root[scales, range(len(scales))] = own",
+        ),
+        (
+            "slopes of others along a scale with the wrong sign",
+            "-covariances[row] @ curvatures[row][:, scales]",
+            "covariances[row] @ curvatures[row][:, scales]",
+        ),
+        (
+            "densities of scales without the widths of others",
+            "log_densities = after + np.log(np.abs(np.diagonal(roots, axis1=1, axis2=2))).sum(1)",
+            "log_densities = after",
+        ),
+        (
+            "places along a scale that all stand for as much of it",
+            "+ np.log(distances).sum(1)",
+            "+ 0.0 * np.log(distances).sum(1)",
+        ),
+        (
+            "a grid that ends early",
+            "if normal.log_mass < top - DEPTH:",
+            "if normal.log_mass < top - 1.0:",
+        ),
+        (
+            "a grid that ends before the density has fallen",
+            "if not 0 <= near[axis] < len(places):\n                    return None",
+            "if not 0 <= near[axis] < len(places):\n                    continue",
+        ),
+    ):
+        yield from neutral(name, "fit/ladder/along_scales.py", old, new, "along_scales")
+    yield from neutral(
+        "every coordinate taken for a scale",
+        "fit/ladder/centring.py",
+        "is_scale[where] = (np.abs(logs[1:] - logs[0]) > LEAST_CHANGE).any(1)",
+        "is_scale[where] = True",
+        "centring",
+    )
+    yield from neutral(
+        "draws in a neck believed",
+        "fit/ladder/ladder.py",
+        "if other is not None and policy.is_strained(climbed.evidence.neck):",
+        "if False and other is not None:",
+        "test_search",
+    )
     yield from neutral(
         "another program taken for another way to write it",
         "fit/ladder/written.py",
-        "if told := _difference(written, other, of_other.modes[0], meter):",
-        "if told := '':",
+        "if reason := _difference(written, other, first, meter):",
+        "if reason := '':",
         "reparameterise " + tests,
     )
     yield from neutral(

@@ -165,7 +165,7 @@ def _climb(
             drawn, log_ratios = drawn_from(proposal, policy.DRAWS, evaluate, generator, symmetry)
             correction, weights = correction_of(drawn, log_ratios, evidence.program.rounding)
             notes.append(_told_of_weights(correction))
-            is_even = metric is not None and policy.is_near(correction)
+            is_even = metric is not None and policy.is_reliable(correction)
             strain = 1.0 if is_even else problem.strain
             evidence = replace(evidence, program=replace(evidence.program, strain=strain))
             weighted = proposal

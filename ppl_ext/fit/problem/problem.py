@@ -164,8 +164,9 @@ class Problem:
     def strain(self) -> float:
         """Infinite where entries are standardised given their data: see ``facts.Program``.
 
-        However even their widths are, the density falls slowly where their scale is near zero.
-        Approximations have few draws there, and what chains lack of that tail nothing tells.
+        However even their widths are, the density falls slowly where their scale is near zero. But
+        for mixtures along scales approximations have few draws there, and what chains lack of that
+        tail nothing tells.
         """
         return math.inf if self.entry_data else 1.0
 

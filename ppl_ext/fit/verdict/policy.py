@@ -154,7 +154,7 @@ def is_close(correction: Correction) -> bool:
     return is_good(correction) and correction.khat < CLOSE_KHAT
 
 
-def is_near(correction: Correction) -> bool:
+def is_reliable(correction: Correction) -> bool:
     """Whether weights of an approximation along scales tell that it has draws of all parts."""
     return correction.khat < FAR_KHAT and correction.share > BEST_SHARE
 
