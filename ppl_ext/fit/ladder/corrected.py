@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,12 +13,18 @@ from ppl_ext.chains.adaptive import Weighted, adapted
 from ppl_ext.chains.hamiltonian import Chains, Factor
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.symmetry import Symmetry
+from ppl_ext.fit.ladder.along_scales import along_scales
 from ppl_ext.fit.ladder.modes import LEAST_WEIGHT
+from ppl_ext.fit.problem.problem import Problem
 from ppl_ext.fit.verdict import facts, policy
-from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.start import Start
 from ppl_ext.statistics.effective import weighted_number
 from ppl_ext.statistics.khat import LogRatios, pareto_khat
+
+#: Standard deviation, in nats, of the log ratios of density and Normal below which a Normal at the
+#: mode is as good as Normals along scales.
+NORMAL = 0.1
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,24 @@ class Approximation:
     weights: Float[np.ndarray, " S"]
     metric: Factor | None = None
     known: tuple[Weighted, ...] = ()
+
+
+def first_proposal(
+    evaluate: Evaluate, problem: Problem, start: Start, symmetry: Symmetry | None
+) -> tuple[Proposal, Factor | None]:
+    """Normals at the modes; or along scales, with a metric, where there is one mode and a grid.
+
+    There is none where the program is as well as Normal.
+    """
+    proposal, mode = Proposal(start.modes, proposed_weights(start.weights)), start.modes[0]
+    is_normal = mode.spread < NORMAL and not policy.is_strained(problem.strain)
+    if len(start.modes) > 1 or symmetry is not None or is_normal:
+        return proposal, None
+    with suppress(SpentError):
+        found = along_scales(evaluate, mode, problem.scales, problem.epsilon)
+        if found is not None:
+            return found
+    return proposal, None
 
 
 def better_approximations(

@@ -17,10 +17,9 @@ from jaxtyping import Float
 
 from ppl_ext.chains.adaptive import Weighted
 from ppl_ext.chains.coupling import Coupled
-from ppl_ext.chains.proposal import Proposal, drawn_from
+from ppl_ext.chains.proposal import drawn_from
 from ppl_ext.chains.sampler import Sampled
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.ladder.along_scales import along_scales
 from ppl_ext.fit.ladder.by_chains import run_chains
 from ppl_ext.fit.ladder.centring import neck_among
 from ppl_ext.fit.ladder.chain_figures import chained_of, endless, flat_far_out
@@ -29,6 +28,7 @@ from ppl_ext.fit.ladder.corrected import (
     Approximation,
     better_approximations,
     correction_of,
+    first_proposal,
     proposed_weights,
     resampled,
 )
@@ -152,16 +152,10 @@ def _climb(
         symmetry = None if search is None else search.symmetry
         start, found_more = start if search is None else search.start, False
         with stage("corrected draws") as notes:
-            proposal, metric = Proposal(start.modes, proposed_weights(start.weights)), None
-            if symmetry is None and len(start.modes) == 1:
-                with suppress(SpentError):
-                    along = along_scales(
-                        timely(problem.evaluate, policy.LEAST_CHAINS),
-                        *(start.modes[0], problem.scales, problem.epsilon),
-                    )
-                    if along is not None:
-                        proposal, metric = along
-                        notes.append(f"{len(proposal.modes)} Normals along scales")
+            limited = timely(problem.evaluate, policy.LEAST_CHAINS)
+            proposal, metric = first_proposal(limited, problem, start, symmetry)
+            if metric is not None:
+                notes.append(f"{len(proposal.modes)} Normals along scales")
             drawn, log_ratios = drawn_from(proposal, policy.DRAWS, evaluate, generator, symmetry)
             correction, weights = correction_of(drawn, log_ratios, evidence.program.rounding)
             notes.append(_told_of_weights(correction))
