@@ -94,6 +94,8 @@ def test_a_mixture_along_a_scale_has_all_of_it_and_its_low_tail() -> None:
     positions, weights, ratios = weighted(proposal, groups)
     assert weighted_number(weights) > 0.8 * len(weights)
     assert pareto_khat(LogRatios(ratios, 0.0)).khat < 0.3
+    # The tails of the scale have as much of the mixture as they have of the density, or more.
+    assert weights.max() * len(weights) < 2.5
     # The weights' mean is the evidence: the log density is normalised over all but the data.
     evidence = logsumexp(
         [
