@@ -37,6 +37,8 @@ SHARE = 0.9
 #: Newton's steps to where the others lie at most, and nats by which the density that a step
 #: predicts may be wrong for it to be the last.
 STEPS, AGREED = 4, 0.05
+#: Rounding of a log density, as a multiple of its relative precision, that is no such error.
+ROUNDED = 4.0
 
 Places = tuple[int, ...]
 Positions = Float[np.ndarray, "P D"]
@@ -139,16 +141,13 @@ def _given(
             return None
         log_densities = after + np.log(np.abs(np.diagonal(roots, axis1=1, axis2=2))).sum(1)
         for row, at in enumerate(left.tolist()):
-            slopes = np.zeros((dim, len(scales)))
-            slopes[scales], slopes[others] = (
-                np.eye(len(scales)),
-                -covariances[row] @ curvatures[row][:, scales],
-            )
-            factor = np.zeros((dim, dim))
+            slopes, factor = np.zeros((dim, len(scales))), np.zeros((dim, dim))
+            slopes[scales] = np.eye(len(scales))
+            slopes[others] = -covariances[row] @ curvatures[row][:, scales]
             factor[np.ix_(others, others)] = roots[row].T
             found[at] = Mode(points[at].copy(), factor, float(log_densities[row]), 0.0), slopes
         error = np.abs(values + 0.5 * np.square(white).sum(1) - after)
-        left = left[~(error < AGREED)]
+        left = left[~(error < AGREED + ROUNDED * epsilon * np.abs(after))]
         if not len(left):
             return [found[at] for at in range(number)]
     return None

@@ -103,24 +103,23 @@ def best_written(
             if reason := _difference(written, other, first, meter):
                 dropped.append(f"Not fitted {other.name}: {reason}.")
                 continue
-            scales, told = (
-                scales_of(written, other, first),
-                entry_data(written, other, first, meter),
-            )
+            scales = scales_of(written, other, first)
+            told = entry_data(written, other, first, meter)
             # Several modes may come of labels that can be exchanged. Their entries must then be
             # written alike, and not each by its own data.
             is_one = (of_other.weights > LEAST_MASS).sum() == 1
             is_one_scale = sum(map(len, scales.values())) == 1
             most = 1.0 if is_one_scale and has_grid(1, other.dim) else FEW_DATA
+            chosen = other, of_other  # Also where the budget ends below.
             if not (has_neck or (is_one and told.least <= most)):
                 start = _start_of(written, generator, meter)
                 is_one = (start.weights > LEAST_MASS).sum() == 1
                 mode = start.modes[0]
                 is_better = first.log_mass > mode.log_mass + BETTER
                 if not (is_better or policy.is_strained(neck(written, other.latents, mode, meter))):
-                    written = replace(written, other_form=other)
+                    chosen, written = None, replace(written, other_form=other)
                     continue
-            chosen, tried = (other, of_other), "partly non-centred"
+            tried = "partly non-centred"
             if is_one and told.entries and other.partly is not None:
                 between = other.between(told.entries)
                 found = _start_of(between, generator, meter)
