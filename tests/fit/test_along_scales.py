@@ -12,7 +12,14 @@ from scipy.special import logsumexp
 from scipy.stats import multivariate_normal, norm
 
 from ppl_ext.chains.proposal import Proposal, drawn_from
-from ppl_ext.fit.ladder.along_scales import DEPTH, MOST_PARAMETERS, along_scales, has_grid
+from ppl_ext.fit.ladder.along_scales import (
+    DEPTH,
+    MOST_PARAMETERS,
+    PLACES,
+    SHARE,
+    along_scales,
+    has_grid,
+)
 from ppl_ext.start.find import find
 from ppl_ext.start.start import Mode
 from ppl_ext.statistics.effective import weighted_number
@@ -125,6 +132,9 @@ def test_a_slow_tail_has_as_much_of_the_mixture_as_of_the_density() -> None:
     found = along_scales(slow, Mode(np.zeros(2), np.eye(2), 0.0, 0.0), [0], EPSILON)
     assert found is not None
     places, spreads = np.array([(one.mean[0], one.deviations[0]) for one in found[0].modes]).T
+    # Places are in deviations of the Normal, and components wide beside their distance.
+    assert set(PLACES[:3]) <= set(np.round(places, 9))
+    assert spreads[places.argmin()] > spreads[0] == pytest.approx(SHARE * PLACES[1])
     for share in (1e-3, 1e-2, 1e-1):
         ends = math.log(-math.log1p(-share))
         own = found[0].weights @ norm.cdf((ends - places) / spreads)
@@ -148,6 +158,24 @@ def test_means_of_others_follow_the_scale_within_each_component() -> None:
         slope = covariance[1, 0] / covariance[0, 0]
         assert slope == pytest.approx(one.mean[0], abs=1e-6)
         assert covariance[1, 1] - slope * covariance[1, 0] == pytest.approx(0.01, rel=1e-6)
+
+
+def test_components_lie_where_the_others_are_highest() -> None:
+    """x^4 beside a pull that grows with u: one Newton step does not end there."""
+
+    def bent(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        u, x = z[:, 0], z[:, 1]
+        pull = np.exp(1.5 * u)
+        values = -0.5 * u**2 - 0.25 * x**4 - 0.05 * x**2 + pull * x - 0.75 * pull ** (4.0 / 3.0)
+        of_u = -u + 1.5 * (pull * x - pull ** (4.0 / 3.0))
+        return values, np.column_stack([of_u, -(x**3) - 0.1 * x + pull])
+
+    found = along_scales(bent, Mode(np.array([0.0, 1.0]), np.eye(2), 0.0, 0.0), [0], EPSILON)
+    assert found is not None
+    means = np.stack([one.mean for one in found[0].modes])
+    widths = 1.0 / np.sqrt(3.0 * means[:, 1] ** 2 + 0.1)
+    left = np.abs(bent(means)[1][:, 1]) * widths
+    assert left.max() < 0.35, left
 
 
 def test_two_scales_have_a_grid_of_both() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from scipy.stats import norm
 
 from ppl_ext.fit.ladder.centring import EntryData, _told, entry_data, neck, neck_among, scales_of
+from ppl_ext.fit.ladder.written import best_written
 from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.fit.verdict.policy import STRAINED
 from ppl_ext.start.find import find
@@ -159,6 +161,47 @@ def test_scales_of_entries_are_found_by_what_moves_them() -> None:
     mode = Mode(np.zeros(other.dim), np.eye(other.dim), 0.0, 0.0)
     assert scales_of(written, other, mode) == {"u": [0]}
     assert scales_of(written, replace(other, latents={}), mode) == {}
+
+
+def test_a_scale_may_fall_with_its_coordinate_and_be_that_of_some_entries() -> None:
+    """Two effects of scale e^v0, which is small, and two of precision e^v1; m is their mean."""
+    places = {"m": slice(0, 1), "v": slice(1, 3), "effect": slice(3, 7)}
+
+    def values(z: np.ndarray) -> dict[str, np.ndarray]:
+        scales = np.exp(z[:, [1, 1, 2, 2]] * [1.0, 1.0, -0.5, -0.5])
+        return {"m": z[:, :1], "v": z[:, 1:3], "effect": z[:, :1] - scales * z[:, 3:]}
+
+    def there(found: Mapping[str, np.ndarray]) -> np.ndarray:
+        return np.concatenate([found[name] for name in places], axis=1)
+
+    def none(_: np.ndarray) -> Any:
+        raise AssertionError
+
+    own = {"m": places["m"], "v": places["v"], "effect_decentered": places["effect"]}
+    written = problem(none, places, maps=(none, there))
+    other = problem(none, own, latents={"effect": "effect_decentered"}, values=values)
+    mode = Mode(np.array([0.3, -8.0, 0.4, 0.1, -0.2, 0.3, 0.1]), np.eye(7), 0.0, 0.0)
+    assert scales_of(written, other, mode) == {"v": [0, 1]}
+
+
+@pytest.mark.parametrize("error", [0.05, 10.0])
+def test_a_program_with_one_scale_is_not_searched_as_written(error: float) -> None:
+    """Neither where data tell little of entries, nor where they tell much, as there is a grid."""
+    written, other = groups(Y, np.full(4, error))
+
+    def never(_: np.ndarray) -> Any:
+        raise AssertionError
+
+    def value(z: np.ndarray) -> np.ndarray:
+        m, u, x = z[:, :1], z[:, 1:2], z[:, 2:]
+        told = norm.logpdf(x, m, np.exp(u)) + norm.logpdf(Y, x, error)
+        return told.sum(1) + norm.logpdf(z[:, 0], 0.0, WIDE) + norm.logpdf(z[:, 1], 0.0, 1.5)
+
+    written = replace(written, evaluate=by_differences(value), starting_points=never)
+    other = replace(other, name="non-centred")
+    meter, dropped = Meter(100_000, math.inf), list[str]()
+    found, _ = best_written(written, iter([other]), np.random.default_rng(0), meter, dropped)
+    assert found.name == "non-centred" and found.scales == (1,), dropped
 
 
 @pytest.mark.parametrize("scale", [1e-3, 0.4, 30.0])

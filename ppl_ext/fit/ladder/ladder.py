@@ -152,7 +152,8 @@ def _climb(
         symmetry = None if search is None else search.symmetry
         start, found_more = start if search is None else search.start, False
         with stage("corrected draws") as notes:
-            limited = timely(problem.evaluate, policy.LEAST_CHAINS)
+            left = policy.DRAWS + policy.LEAST_CHAINS * (policy.chains_refused(evidence) is None)
+            limited = timely(problem.evaluate, left)
             proposal, metric = first_proposal(limited, problem, start, symmetry)
             if metric is not None:
                 notes.append(f"{len(proposal.modes)} Normals along scales")
