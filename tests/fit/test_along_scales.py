@@ -170,7 +170,7 @@ def test_components_lie_where_the_others_are_highest() -> None:
         of_u = -u + 1.5 * (pull * x - pull ** (4.0 / 3.0))
         return values, np.column_stack([of_u, -(x**3) - 0.1 * x + pull])
 
-    found = along_scales(bent, Mode(np.array([0.0, 1.0]), np.eye(2), 0.0, 0.0), [0], EPSILON)
+    found = along_scales(bent, Mode(np.array([0.0, 3.0]), np.eye(2), 0.0, 0.0), [0], EPSILON)
     assert found is not None
     means = np.stack([one.mean for one in found[0].modes])
     widths = 1.0 / np.sqrt(3.0 * means[:, 1] ** 2 + 0.1)

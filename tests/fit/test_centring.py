@@ -201,7 +201,7 @@ def test_a_program_with_one_scale_is_not_searched_as_written(error: float) -> No
     other = replace(other, name="non-centred")
     meter, dropped = Meter(100_000, math.inf), list[str]()
     found, _ = best_written(written, iter([other]), np.random.default_rng(0), meter, dropped)
-    assert found.name == "non-centred" and found.scales == (1,), dropped
+    assert found.name == "non-centred" and found.scales == (1,) and not dropped, dropped
 
 
 @pytest.mark.parametrize("scale", [1e-3, 0.4, 30.0])
