@@ -33,7 +33,7 @@ class Program:
     strain : float
         How much parts of the posterior may be lacking in which a latent scale is near zero, as a
         factor: above 3.5 chains have to agree closely. Infinite where sites are written partly
-        non-centred.
+        non-centred, unless a mixture along scales, whose weights are reliable, has draws there.
     far_out : int
         Evaluations that tell whether the density falls far out, where a prior is improper.
     """
