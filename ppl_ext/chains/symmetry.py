@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from ppl_ext.errors import ArgumentError
+from ppl_ext.start.local_normal import lower_factor
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.start import Mode
 
@@ -177,9 +178,7 @@ class Symmetry:
         found = self._moved(np.concatenate([mode.mean[None], around]), every)
         # Entries do not only change places: transforms of simplexes, as by sticks, mix them.
         slopes = (found[1 : dim + 1] - found[dim + 1 :]) / (2.0 * step[:, None])
-        # A lower triangular root with the same product; its diagonal is made positive below.
-        upper = np.linalg.qr((slopes.T @ mode.root).T).R
-        factor = upper.T * np.where(np.diag(upper) < 0.0, -1.0, 1.0)
+        factor = lower_factor(slopes.T @ mode.root)
         if mode.factor.ndim == 1:
             factor = np.linalg.norm(factor, axis=1)
         return Mode(found[0], factor, mode.log_mass, mode.spread)

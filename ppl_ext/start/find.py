@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.start.local_normal import local_deviations, local_factor
+from ppl_ext.start.local_normal import local_deviations, local_factor, lower_factor
 from ppl_ext.start.paths import GAIN, Evaluate, Path, Vector, side_by_side
 from ppl_ext.start.start import Mode, Start
 
@@ -366,6 +366,5 @@ def _step(
     # narrow to trust it, and the step stays that of the present width.
     move = RATE * (vectors @ ((vectors.T @ push) / np.maximum(sizes, 1.0)))
     move *= min(1.0, FARTHEST / max(float(np.linalg.norm(move)), FARTHEST))
-    upper = np.linalg.qr((mode.factor @ (vectors / np.sqrt(sizes))).T).R
-    factor = upper.T * np.where(np.diag(upper) < 0.0, -1.0, 1.0)
+    factor = lower_factor(mode.factor @ (vectors / np.sqrt(sizes)))
     return Mode(mode.mean + mode.factor @ move, factor, -math.inf, math.inf)

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import described
 from ppl_ext.start.find import MOST_DIMENSIONS, Counted, local_normal
+from ppl_ext.start.local_normal import lower_factor
 from ppl_ext.start.paths import Evaluate, Vector
 from ppl_ext.start.start import Mode, Start
 from ppl_ext.target.on_host import on_host
@@ -293,8 +294,7 @@ def normal_of(points: Float[np.ndarray, "n D"]) -> Mode:
     deviations = np.sqrt(np.square(centred).sum(0))
     least = LEAST_DEVIATION * np.maximum(np.abs(mean), deviations.max())
     if dim <= MOST_DIMENSIONS and number > DRAWS_PER_DIMENSION * dim:
-        upper = np.linalg.qr(centred).R
-        factor = upper.T * np.where(np.diag(upper) < 0.0, -1.0, 1.0)
+        factor = lower_factor(centred.T)
         if (np.diag(factor) > least).all():
             return Mode(mean, factor, 0.0, 0.0)
     return Mode(mean, np.maximum(deviations, least), 0.0, 0.0)

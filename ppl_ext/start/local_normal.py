@@ -43,6 +43,16 @@ def whitened_curvature(
     return 0.5 * (curvature + curvature.T)
 
 
+def lower_factor(root: Float[np.ndarray, "D K"]) -> Matrix:
+    """The lower Cholesky factor (D, D) of the covariance of which another root (D, K) is given.
+
+    By QR, which keeps the digits that the product of roots would lose.
+    """
+    upper = np.linalg.qr(root.T).R
+    found: Matrix = upper.T * np.where(np.diag(upper) < 0.0, -1.0, 1.0)
+    return found
+
+
 def local_factor(
     evaluate: Evaluate, point: Vector, factor: Matrix, epsilon: float
 ) -> Matrix | None:
@@ -71,8 +81,7 @@ def local_factor(
         sizes = np.maximum(np.abs(values), FLAT)
         # The factor of a root of the covariance, since of the covariance itself rounding leaves
         # nothing of the narrow directions.
-        upper = np.linalg.qr((factor @ (vectors / np.sqrt(sizes))).T).R
-        factor = upper.T * np.where(np.diag(upper) < 0.0, -1.0, 1.0)
+        factor = lower_factor(factor @ (vectors / np.sqrt(sizes)))
         # About one: differences were as long as they were meant to be.
         if NEAR[0] < sizes.min() and sizes.max() < NEAR[1]:
             return factor

@@ -40,6 +40,23 @@ def numbers(backend: Any, fit: Any) -> dict[str, np.ndarray]:
     return {name: backend.numpy(value) for name, value in fit.draws.items()}
 
 
+def shares_of_scale(logs: np.ndarray, y: np.ndarray, shared: np.ndarray, prior: Any) -> np.ndarray:
+    """Distribution function of the scale of groups at its logarithms, by quadrature.
+
+    Rows y are Normal given the scale: ``shared`` is their covariance beside its square.
+    """
+    terms = np.array(
+        [
+            multivariate_normal.logpdf(y, cov=shared + np.exp(2.0 * log) * np.eye(len(y)))
+            + prior.logpdf(np.exp(log))
+            + log
+            for log in logs
+        ]
+    )
+    shares = np.cumsum(np.exp(terms - terms.max()))
+    return np.asarray(shares / shares[-1])
+
+
 def test_fewer_draws_of_a_fit_are_as_many_of_each_chain() -> None:
     draws = np.arange(12.0).reshape(4, 3).ravel()  # of four chains, one after another
     fit = Fit({"x": draws, "w": np.stack([draws, -draws], -1)}, Verdict("exact", ()), 4)
@@ -149,17 +166,8 @@ def test_the_neck_of_a_scale_near_zero_is_not_missed(backend: Any) -> None:
     errors = 0.5 + generator.uniform(size=3)
     y = generator.normal(1.0, 0.3, 3) + errors * generator.normal(size=3)
     logs = np.linspace(-14.0, 12.0, 2001)
-    shared = 4.0 + np.diag(errors**2)
-    terms = np.array(
-        [
-            multivariate_normal.logpdf(y, cov=shared + np.exp(2.0 * log) * np.eye(3))
-            + halfcauchy.logpdf(np.exp(log))
-            + log
-            for log in logs
-        ]
-    )
-    shares = np.cumsum(np.exp(terms - terms.max()))
-    neck = float(np.interp(0.05, shares / shares[-1], logs))
+    shares = shares_of_scale(logs, y, 4.0 + np.diag(errors**2), halfcauchy())
+    neck = float(np.interp(0.05, shares, logs))
     assert neck == pytest.approx(-2.66, abs=0.01)
 
     def model(y: Any) -> None:
@@ -198,19 +206,9 @@ def test_groups_with_many_and_with_few_data_are_as_wide_whatever_the_scale(
             host.sample("y", dist.Normal(effect, backend.array(errors)), obs=y)
 
     logs = np.linspace(-10.0, 4.0, 2001)
-    terms = np.array(
-        [
-            multivariate_normal.logpdf(
-                y, cov=25.0 + np.diag(errors**2) + np.exp(2.0 * log) * np.eye(8)
-            )
-            + halfnorm.logpdf(np.exp(log), scale=2.0)
-            + log
-            for log in logs
-        ]
-    )
-    shares = np.cumsum(np.exp(terms - terms.max()))
+    shares = shares_of_scale(logs, y, 25.0 + np.diag(errors**2), halfnorm(scale=2.0))
     fit = fit_of(backend, model, backend.array(y))
-    below = np.interp(np.log(numbers(backend, fit)["scale"]), logs, shares / shares[-1])
+    below = np.interp(np.log(numbers(backend, fit)["scale"]), logs, shares)
     # Of some 400 effective draws 20 are in either tail, with a standard error of 4.5.
     assert np.mean(below < 0.05) == pytest.approx(0.05, abs=0.04)
     assert np.mean(below > 0.95) == pytest.approx(0.05, abs=0.04)
@@ -257,20 +255,12 @@ def test_the_low_tail_of_a_scale_of_uneven_groups_is_not_lacking(backend: Any) -
             host.sample("y", dist.Normal(effect[..., group], 2.0), obs=y)
 
     means = np.array([y[group == number].mean() for number in range(6)])
-    shared, logs = 4.0 + np.diag(4.0 / sizes), np.linspace(-14.0, 3.0, 2001)
-    terms = np.array(
-        [
-            multivariate_normal.logpdf(means, cov=shared + np.exp(2.0 * log) * np.eye(6))
-            + halfnorm.logpdf(np.exp(log))
-            + log
-            for log in logs
-        ]
-    )
-    shares = np.cumsum(np.exp(terms - terms.max()))
+    logs = np.linspace(-14.0, 3.0, 2001)
+    shares = shares_of_scale(logs, means, 4.0 + np.diag(4.0 / sizes), halfnorm())
     fits = [fit_of(backend, model, backend.array(y), seed=seed) for seed in range(8)]
     assert all(fit.verdict.level == "exact" for fit in fits)
     scales = np.concatenate([numbers(backend, fit)["scale"] for fit in fits])
-    below = np.interp(np.log(scales), logs, shares / shares[-1])
+    below = np.interp(np.log(scales), logs, shares)
     for share in (0.02, 0.05):
         # Eight times 400 effective draws, three standard errors.
         error = 3.0 * math.sqrt(share / 3_200)

@@ -2213,21 +2213,21 @@ def _fit() -> Iterator[Mutation]:
         (
             "bends where chains must find a neck",
             "fit/verdict/policy.py",
-            "return not has_labels and program.strain <= STRAINED",
+            "return not has_labels and not is_strained(program.strain)",
             "return not has_labels",
             "policy",
         ),
         (
             "jumps alone to a mixture, however far Normals are",
             "fit/verdict/policy.py",
-            "return first.khat < FAR_KHAT and program.strain <= STRAINED",
-            "return program.strain <= STRAINED",
+            "return first.khat < FAR_KHAT and not is_strained(program.strain)",
+            "return not is_strained(program.strain)",
             "policy",
         ),
         (
             "jumps alone where widths depend on scales",
             "fit/verdict/policy.py",
-            "return first.khat < FAR_KHAT and program.strain <= STRAINED",
+            "return first.khat < FAR_KHAT and not is_strained(program.strain)",
             "return first.khat < FAR_KHAT",
             "policy",
         ),
@@ -2411,8 +2411,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "a mode whose labels are put in order without its spread",
         "chains/symmetry.py",
-        "upper = np.linalg.qr((slopes.T @ mode.root).T).R",
-        "upper = mode.root.T",
+        "factor = lower_factor(slopes.T @ mode.root)",
+        "factor = mode.root",
         "symmetry " + tests,
     )
     yield from neutral(

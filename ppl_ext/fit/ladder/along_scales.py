@@ -18,7 +18,7 @@ from scipy.special import logsumexp
 
 from ppl_ext.chains.hamiltonian import Factor
 from ppl_ext.chains.proposal import Proposal
-from ppl_ext.start.local_normal import step_of
+from ppl_ext.start.local_normal import lower_factor, step_of
 from ppl_ext.start.paths import Evaluate, Vector
 from ppl_ext.start.start import Mode
 
@@ -113,9 +113,10 @@ def _given(
     Beside it are the slopes (D, K) by which means change with the scales, for which these have
     slopes of 1. None where some point has no Normal.
     """
-    (number, dim), step = points.shape, step_of(epsilon)
+    number, dim = points.shape
     others = np.setdiff1d(np.arange(dim), scales)
-    moves = step * np.diag(mode.deviations)[others]
+    lengths = step_of(epsilon) * mode.deviations[others]
+    moves = lengths[:, None] * np.eye(dim)[others]
     found: dict[int, tuple[Mode, Positions]] = {}
     left = np.arange(number)
     for _ in range(STEPS):
@@ -125,9 +126,7 @@ def _given(
         values, scores = values[: len(left)], scores.reshape(*around.shape)
         ahead, behind = np.split(scores[1:], 2)
         # Minus the second derivatives (P, R, D): of all coordinates, by the others.
-        curvatures = (
-            (behind - ahead) / (2.0 * moves[range(len(others)), others, None, None])
-        ).swapaxes(0, 1)
+        curvatures = ((behind - ahead) / (2.0 * lengths[:, None, None])).swapaxes(0, 1)
         own = curvatures[:, :, others]
         try:
             roots = np.linalg.inv(np.linalg.cholesky(0.5 * (own + own.swapaxes(1, 2))))
@@ -167,10 +166,7 @@ def _mixture(
     for (normal, slopes), own in zip(found.values(), SHARE * widths * distances, strict=True):
         root = normal.root.copy()
         root[:, scales] = slopes * own
-        # The lower Cholesky factor of the covariance of which this is a root.
-        upper = np.linalg.qr(root.T).R
-        signs = np.where(np.diag(upper) < 0.0, -1.0, 1.0)
-        modes.append(Mode(normal.mean, upper.T * signs, normal.log_mass, 0.0))
+        modes.append(Mode(normal.mean, lower_factor(root), normal.log_mass, 0.0))
     means, roots = np.stack([m.mean for m in modes]), np.stack([m.root for m in modes])
     off = means - weights @ means
     covariance = np.einsum("k,kij,klj->il", weights, roots, roots)

@@ -60,8 +60,8 @@ def run_chains(
 
     They end early where a mode was met that none of them started from.
     """
-    rule = partial(_is_enough, problem, program, symmetry, wanted, begun.correction, meter)
-    is_enough = partial(rule, time.perf_counter())
+    began, correction = time.perf_counter(), begun.correction
+    is_enough = partial(_is_enough, problem, program, symmetry, wanted, correction, meter, began)
 
     def may_go_on() -> bool:
         return meter.allows() and not watched.has_found()

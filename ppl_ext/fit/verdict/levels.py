@@ -71,13 +71,8 @@ def judge(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
 
 def _against(evidence: Evidence) -> list[str]:
     """What speaks against draws whatever they are of."""
-    program = evidence.program
-    return [
-        *_of_modes(evidence),
-        *_of_far_out(evidence),
-        *_of_neck(evidence),
-        *of_rounding(program),
-    ]
+    found = [*_of_modes(evidence), *_of_far_out(evidence), *_of_neck(evidence)]
+    return [*found, *of_rounding(evidence.program)]
 
 
 def _by_chains(evidence: Evidence, found: Chained) -> tuple[Level, tuple[str, ...]]:
