@@ -72,6 +72,8 @@ class Arguments:
     init_strategy : callable
     constants_reason : str or None
         Why the arguments are held as constants of the compiled program, when they are.
+    placed : bool
+        Whether such constants are arrays of JAX, not of NumPy.
     known_forms : set
         Signatures of arguments whose plates are known, a cache that :meth:`check_form` fills.
     programs : dict
@@ -84,6 +86,7 @@ class Arguments:
     bound: BoundModel
     init_strategy: InitStrategy
     constants_reason: str | None = None
+    placed: bool = True
     known_forms: set[Any] = field(default_factory=set)
     programs: dict[Any, Fingerprint | None] = field(default_factory=dict)
     rows: dict[Any, set[int]] = field(default_factory=dict)
@@ -97,29 +100,30 @@ class Arguments:
             The density cannot be traced either way.
         """
         # What a model may raise where it needs the value of something that is traced.
-        errors = (TypeError, ValueError, IndexError, AssertionError, NotImplementedError)
-        try:
-            self._look_twice(data)
-        except ModelCheckError:
-            raise
-        except errors as error:
-            first = error
+        expected = (TypeError, ValueError, IndexError, AssertionError, NotImplementedError)
+        errors = []
+        for form in data.forms():
+            try:
+                self._look_twice(form)
+            except ModelCheckError:
+                raise
+            except expected as error:
+                errors.append(error)
+            else:
+                break
         else:
+            # Constants of JAX fail for what the model itself does, not for their kind.
+            raise self._tracing_error(errors[1]) from errors[1]
+        if not errors:
             return self
-        try:
-            self._look_twice(data.as_constants())
-        except ModelCheckError:
-            raise
-        except errors as error:
-            raise self._tracing_error(error) from error
-        reason = f"{type(first).__name__}: " + str(first).strip().split("\n")[0]
+        reason = f"{type(errors[0]).__name__}: " + str(errors[0]).strip().split("\n")[0]
         warnings.warn(
             "The model needs concrete values of its array arguments, so they are held as constants "
             f"of the compiled program and new arrays mean a new compilation. The reason: {reason}",
             EvaluationWarning,
             stacklevel=4,
         )
-        return replace(self, constants_reason=reason)
+        return replace(self, constants_reason=reason, placed=len(errors) == 1)
 
     def _look_twice(self, data: Data) -> None:
         """Trace the density twice, to see that it is the same, and keep what it is.
@@ -249,7 +253,7 @@ class Arguments:
                 f"({self.constants_reason}), but they are traced by an outer jax.jit. Close over "
                 "them instead of passing them to the jitted function."
             )
-        return data.as_constants()
+        return data.as_constants(placed=self.placed)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Data:
         """Arguments of one call, checked against the model's signature and its plates.

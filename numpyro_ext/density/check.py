@@ -160,11 +160,10 @@ def structure_of_model(
     found: tuple[Structure, dict[str, Any]] | None = None
     # A model that looks at values of its arguments cannot be traced by them: they are constants
     # then.
-    for constants in (False, True):
+    for form in data.forms():
         try:
             # Warnings of a try that fails are dropped: the next one gives them again.
             with swapped(warnings.catch_warnings(record=True)) as heard:
-                form = data.as_constants() if constants else data
                 found = _traced(look, model, rng_key, form, init_strategy)
         except Exception:  # noqa: BLE001 the run below meets it, and says it better
             continue
@@ -539,15 +538,18 @@ def resolve_plates(
         terms = [site_log_prob(site) for site in trace.values() if site["type"] == "sample"]
         return jnp.stack([jnp.asarray(term, float) for term in terms])
 
-    try:
-        used, short = index_use(log_joint, indices, sizes, latents, data)
-    except jax.errors.TracerArrayConversionError:
+    errors = []
+    for form in data.forms():
         try:
-            used, short = index_use(log_joint, indices, sizes, latents, data.as_constants())
-        except jax.errors.TracerArrayConversionError as error:
-            raise closure_error(structure.plates) from error
-    except (TypeError, IndexError):
-        used, short = index_use(log_joint, indices, sizes, latents, data.as_constants())
+            used, short = index_use(log_joint, indices, sizes, latents, form)
+            break
+        except (TypeError, IndexError) as error:
+            errors.append(error)
+    else:
+        # Constants of JAX fail for what the model itself does, not for the kind of its arguments.
+        if isinstance(errors[1], jax.errors.TracerArrayConversionError):
+            raise closure_error(structure.plates) from errors[1]
+        raise errors[1]
     for name, rows in short.items():
         raise ModelCheckError(
             f"Plate '{name}' has {sizes[name]} rows, but the model looks its indices up in an "

@@ -5,7 +5,7 @@ pytree whose arrays are traced.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -110,13 +110,14 @@ class _Constant:
 
     __slots__ = ("_key", "value")
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, placed: bool) -> None:
+        # A copy: the caller may write to the array, and the digest would no longer be that of the
+        # contents.
         contents = np.array(value)
+        contents.flags.writeable = False
         digest = hashlib.blake2b(contents.tobytes(), digest_size=16).digest()
-        self._key = (contents.shape, contents.dtype.str, digest)
-        # From a copy: the caller may write to the array, and the digest would no longer be that of
-        # the contents.
-        self.value = jax.device_put(contents)
+        self._key = (contents.shape, contents.dtype.str, digest, placed)
+        self.value = jax.device_put(contents) if placed else contents
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -162,6 +163,10 @@ class Data:
     constants : bool
         Hold the arrays as constants of the compiled program, for models that need concrete
         values, such as ``len(np.unique(group))``.
+    placed : bool
+        Constants are arrays of JAX, in which a model may look traced rows up. Else they are
+        NumPy's, of which a model may compute a length, as ``int(group.max()) + 1``: of constants
+        of its own JAX traces that.
     """
 
     __slots__ = ("_arrays", "_auxiliary")
@@ -172,6 +177,7 @@ class Data:
         kwargs: Mapping[str, Any] | None = None,
         *,
         constants: bool = False,
+        placed: bool = True,
     ) -> None:
         # Callables whole: modules are pytrees, and their parameters are no arguments that are
         # traced.
@@ -185,7 +191,7 @@ class Data:
             elif constants and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                 entries.append(_Static(leaf))
             elif constants:
-                entries.append(_Constant(leaf))
+                entries.append(_Constant(leaf, placed))
             else:
                 entries.append(None)
                 arrays.append(leaf)
@@ -212,9 +218,18 @@ class Data:
         """The traced arrays, in pytree order."""
         return self._arrays
 
-    def as_constants(self) -> Data:
+    def as_constants(self, *, placed: bool = True) -> Data:
         """The same arguments with every array held as a constant of the program."""
-        return Data(self.args, self.kwargs, constants=True)
+        return Data(self.args, self.kwargs, constants=True, placed=placed)
+
+    def forms(self) -> Iterator[Data]:
+        """The same arguments, in the order in which a model is tried with them.
+
+        Traced, then as constants of JAX, then as constants of NumPy.
+        """
+        yield self
+        yield self.as_constants()
+        yield self.as_constants(placed=False)
 
     def on_device(self) -> Data:
         """The same arguments with NumPy arrays moved to JAX arrays."""

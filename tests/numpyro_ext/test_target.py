@@ -298,6 +298,26 @@ def test_models_that_need_concrete_arrays_fall_back_to_constants_once() -> None:
     assert target.bind(group.copy(), y.copy()).signature() == data.signature()
     moved = target.score(z, target.bind(group, y + 1.0)).score
     assert_close(moved, np.add(expected, [1.0, 2.0, 1.0]))
+
+
+@pytest.mark.parametrize("place", [np.asarray, jnp.asarray])
+def test_a_length_may_be_computed_from_an_argument(place: Callable[[Any], Any]) -> None:
+    """JAX traces the largest entry of a constant of its own, and NumPy computes it."""
+
+    def model(group: Any, y: Any) -> None:
+        with numpyro.plate("groups", int(group.max()) + 1):
+            mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(mean[group], 1.0).to_event(1), obs=y)
+
+    group, y = place([0, 1, 1, 2]), place([0.5, 1.0, 2.0, -1.0])
+    with pytest.warns(EvaluationWarning, match="new arrays mean a new compilation"):
+        target = LogDensity(model, KEY, (group, y))
+    z = jnp.array([[0.1, 0.2, 0.3]])
+    for move in (0.0, 1.0):
+        expected = [[-0.1 + 0.4, -0.2 + 0.8 + 1.8, -0.3 - 1.3]] + move * np.array([1.0, 2.0, 1.0])
+        assert_close(target.score(z, target.bind(group, y + move)).score, expected)
+    more = target.bind(place([0, 0, 1, 1, 2]), place(np.zeros(5)))
+    assert_close(target.score(z, more).score, [[-0.3, -0.6, -0.6]])
     with pytest.raises(ArgumentError, match="Close over"):
         jax.jit(lambda y: target.bind(group, y))(y)
 
