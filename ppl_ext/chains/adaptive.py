@@ -120,19 +120,29 @@ def fitted_to(
     every = np.concatenate([one.drawn.positions for one in known])
     ratios = np.concatenate([one.log_ratios for one in known])
     values = np.concatenate([one.drawn.values for one in known])
-    values = np.where(np.isneginf(ratios), -np.inf, values)
     densities = np.stack([one.proposal.log_density(every) for one in known])
-    counts = flattened(values - logsumexp(densities, axis=0), every.shape[1])
+    logs = np.where(np.isneginf(ratios), -np.inf, values - logsumexp(densities, axis=0))
+    counts = flattened(logs, every.shape[1])
     if counts is None:
         return None
-    bend = fitted_bend(every, counts) if may_bend else None
-    straight = every if bend is None else bend.straight(every)[0]
+    first = known[0].proposal
+    given, bend = first.given, None
+    if given is not None:
+        # Given hyperparameters all else stays as it was found.
+        straight = every[:, given.which]
+    elif may_bend and (bend := fitted_bend(every, counts)) is not None:
+        straight = bend.straight(every)[0]
+    else:
+        straight = every
     modes, shares, whole = fitted(straight, generator, counts)
-    wide, first = replace(whole, factor=WIDER * whole.factor), known[0].proposal
+    own, metric = (*modes, replace(whole, factor=WIDER * whole.factor)), whole.factor
+    if given is not None:
+        own = tuple(map(given.widened, own))
+        metric = np.linalg.cholesky(np.cov(every.T, aweights=counts))
     core = (1.0 - WIDE - FIRST) * shares
     weights = np.concatenate([core, [WIDE], FIRST * first.weights])
-    proposal = Proposal((*modes, wide, *first.modes), weights, bend, len(first.modes))
-    return proposal, whole.factor
+    proposal = Proposal((*own, *first.modes), weights, bend, len(first.modes), given)
+    return proposal, metric
 
 
 def flattened(log_weights: LogRatios, dim: int) -> LogRatios | None:

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from scipy.special import gammaln, logsumexp
 
 from ppl_ext.chains.bends import Bend
+from ppl_ext.chains.given import Given
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.start.paths import Evaluate
@@ -37,12 +38,15 @@ class Proposal:
     bend : Bend, optional
         The Normals are of its straight coordinates, but for the last ``unbent`` ones.
     unbent : int
+    given : Given, optional
+        All Normals are of its straight coordinates.
     """
 
     modes: tuple[Mode, ...]
     weights: Float[np.ndarray, " modes"]
     bend: Bend | None = None
     unbent: int = 0
+    given: Given | None = None
 
     def draw(self, number: int, generator: np.random.Generator) -> Draws:
         """Independent draws (number, D)."""
@@ -58,7 +62,12 @@ class Proposal:
         if self.bend is not None:
             rows = which < self._bent
             drawn[rows] = self.bend.curved(drawn[rows])
-        return drawn
+        return drawn if self.given is None else self.given.curved(drawn)
+
+    @property
+    def free(self) -> int:
+        """Coordinates that a mixture fitted to draws tells of: the others are known given these."""
+        return len(self.modes[0].mean) if self.given is None else len(self.given.which)
 
     @property
     def _bent(self) -> int:
@@ -93,6 +102,9 @@ class Proposal:
     def log_components(self, positions: Draws) -> Float[np.ndarray, "K S"]:
         """Log density (K, S) of each component, without its weight."""
         number, dim = positions.shape
+        log_determinant = np.zeros(number)
+        if self.given is not None:
+            positions, log_determinant = self.given.straight(positions)
         means = np.stack([mode.mean for mode in self.modes])
         places, log_determinants = np.repeat(positions[None], len(means), 0), np.zeros(number)
         if self.bend is not None:
@@ -116,7 +128,8 @@ class Proposal:
         log_tails = np.logaddexp(log_student, log_each) + math.log(0.5 * TAILS)
         found = np.logaddexp(math.log1p(-TAILS) + log_normal, log_tails) - log_scales[:, None]
         found[: self._bent] += log_determinants
-        return found
+        # Far out the map given hyperparameters overflows.
+        return np.nan_to_num(found + log_determinant, nan=-np.inf, neginf=-np.inf, posinf=np.inf)
 
 
 @np.errstate(all="ignore")

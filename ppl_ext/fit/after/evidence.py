@@ -151,7 +151,11 @@ def _of_trusted(climbed: Climbed, generator: np.random.Generator) -> LogEvidence
     # The proposal is fitted to the first half of the draws and compared with the second: draws to
     # which it was fitted would look too near to it.
     half = number // 2 if sampled is not None else number
-    modes, weights, _ = fitted(positions[:half].reshape(-1, dim), generator)
+    given = None if sampled is None else sampled.kernel.proposal.given
+    straight = positions[:half].reshape(-1, dim)
+    if given is not None:
+        straight, _ = given.straight(straight)
+    modes, weights, _ = fitted(straight, generator)
     proposal = Proposal(modes, weights)
     of_draws: Float[np.ndarray, "N M"] | None = None
     if sampled is not None:
@@ -161,6 +165,7 @@ def _of_trusted(climbed: Climbed, generator: np.random.Generator) -> LogEvidence
             np.concatenate([(1.0 - FITTED) * own.weights, FITTED * weights]),
             own.bend,
             own.unbent + len(modes),
+            given,
         )
         log_q = proposal.log_density(positions[half:].reshape(-1, dim))
         of_draws = sampled.window.values[::spacing][half:] - log_q.reshape(-1, chains)

@@ -10,6 +10,7 @@ import numpy as np
 
 from ppl_ext.chains.bends import Bend
 from ppl_ext.chains.coupling import Coupled
+from ppl_ext.chains.given import Given
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Kernel, Sampled, Window
@@ -24,7 +25,7 @@ from ppl_ext.start.start import Mode
 _PARTS = {
     part.__name__: part
     for part in (
-        *(Mode, Bend, Proposal, Chains, Kernel, Window, Sampled, Stage),
+        *(Mode, Bend, Given, Proposal, Chains, Kernel, Window, Sampled, Stage),
         *(facts.Program, facts.Wanted, facts.Modes, facts.Correction, facts.Chained),
         *(facts.Engine, facts.Evidence, Orders, Symmetry, Exchange, Coupled),
     )

@@ -157,7 +157,7 @@ def _aim(
     pairs do not tell what that adds.
     """
     kernel = sampled.kernel
-    if not policy.may_aim(float(sampled.window.jumped.mean()), len(begun.start.mean)):
+    if not policy.may_aim(float(sampled.window.jumped.mean()), kernel.proposal.free):
         return
     may_bend = policy.may_bend(program, has_labels=kernel.symmetry is not None)
     found = fitted_to(begun.known, generator, may_bend=may_bend)

@@ -13,7 +13,7 @@ from ppl_ext.chains.adaptive import Weighted, adapted
 from ppl_ext.chains.hamiltonian import Chains, Factor
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.symmetry import Symmetry
-from ppl_ext.fit.ladder.along_scales import along_scales
+from ppl_ext.fit.ladder.given_scales import given_scales, has_room, hyperparameters
 from ppl_ext.fit.ladder.modes import LEAST_WEIGHT
 from ppl_ext.fit.problem.problem import Problem
 from ppl_ext.fit.verdict import facts, policy
@@ -50,18 +50,26 @@ class Approximation:
 
 
 def first_proposal(
-    evaluate: Evaluate, problem: Problem, start: Start, symmetry: Symmetry | None
+    evaluate: Evaluate,
+    problem: Problem,
+    start: Start,
+    symmetry: Symmetry | None,
+    generator: np.random.Generator,
 ) -> tuple[Proposal, Factor | None]:
-    """Normals at the modes; or along scales, with a metric, where there is one mode and a grid.
+    """Normals at the modes; or given hyperparameters, with a metric, where there is one mode.
 
-    There is none where the program is as well as Normal.
+    There are none given hyperparameters where no sites have a scale, or too many have, and where
+    the program is as well as Normal.
     """
     proposal, mode = Proposal(start.modes, proposed_weights(start.weights)), start.modes[0]
     is_normal = mode.spread < NORMAL and not policy.is_strained(problem.strain)
-    if len(start.modes) > 1 or symmetry is not None or is_normal:
+    has_none = symmetry is not None or is_normal or not has_room(len(problem.scales), problem.dim)
+    if len(start.modes) > 1 or has_none:
         return proposal, None
+    common = problem.epsilon, generator
     with suppress(SpentError):
-        found = along_scales(evaluate, mode, problem.scales, problem.epsilon)
+        which = hyperparameters(evaluate, mode, problem.scales, problem.entries, *common)
+        found = given_scales(evaluate, mode, which, *common)
         if found is not None:
             return found
     return proposal, None

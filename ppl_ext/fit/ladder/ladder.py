@@ -154,17 +154,18 @@ def _climb(
         with stage("corrected draws") as notes:
             left = policy.DRAWS + policy.LEAST_CHAINS * (policy.chains_refused(evidence) is None)
             limited = timely(problem.evaluate, left)
-            proposal, metric = first_proposal(limited, problem, start, symmetry)
-            if metric is not None:
-                notes.append(f"{len(proposal.modes)} Normals along scales")
+            proposal, metric = first_proposal(limited, problem, start, symmetry, generator)
+            if proposal.given is not None:
+                names = ", ".join(problem.names_of(proposal.given.which))
+                notes.append(f"Normals given {names} at {len(proposal.given.places)} places")
             drawn, log_ratios = drawn_from(proposal, policy.DRAWS, evaluate, generator, symmetry)
             correction, weights = correction_of(drawn, log_ratios, evidence.program.rounding)
             notes.append(_told_of_weights(correction))
-            is_even = metric is not None and policy.is_reliable(correction)
+            is_even = proposal.given is not None and policy.is_reliable(correction)
             strain = 1.0 if is_even else problem.strain
             evidence = replace(evidence, program=replace(evidence.program, strain=strain))
             weighted = proposal
-            may_adapt = policy.may_adapt(correction, problem.dim)
+            may_adapt = policy.may_adapt(correction, proposal.free)
             # Where weights of a single Normal are reliable, a mixture tells first whether its shape
             # alone is what k-hat is of.
             is_late = may_adapt and correction.khat < policy.FAR_KHAT and len(start.modes) == 1

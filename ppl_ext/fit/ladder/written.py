@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.ladder.along_scales import has_grid
+from ppl_ext.fit.ladder.given_scales import has_room
 from ppl_ext.fit.ladder.centring import entry_data, neck, scales_of
 from ppl_ext.fit.ladder.chain_figures import cost_far_out
 from ppl_ext.fit.ladder.modes import LEAST_MASS
@@ -86,8 +86,8 @@ def best_written(
     """The way to write a program that has no neck, or whose Normal has the highest bound.
 
     Where data tell little of some entry of a site of latent scale, the program as written is narrow
-    where the scale is small: then it is not searched. Nor is it where there is one scale, with a
-    grid along it: entries that are standardised given their data serve as well there. Else another
+    where the scale is small: then it is not searched. Nor is it where there is room for Normals
+    given the scales: entries that are standardised given their data serve as well there. Else another
     way is taken where its bound on the evidence is higher, or where there is such a neck all the
     same, which a Normal at the mode does not see, or which is known (``has_neck``) from draws. Ways
     that fail, or have another density, are ``dropped`` with the reason, and the fit goes on without
@@ -108,8 +108,8 @@ def best_written(
             # Several modes may come of labels that can be exchanged. Their entries must then be
             # written alike, and not each by its own data.
             is_one = (of_other.weights > LEAST_MASS).sum() == 1
-            is_one_scale = sum(map(len, scales.values())) == 1
-            most = 1.0 if is_one_scale and has_grid(1, other.dim) else FEW_DATA
+            number = sum(map(len, scales.values()))
+            most = 1.0 if has_room(number, other.dim) else FEW_DATA
             chosen = other, of_other  # Also where the budget ends below.
             if not (has_neck or (is_one and told.least <= most)):
                 start = _start_of(written, generator, meter)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -169,6 +169,26 @@ class Problem:
         tail nothing tells.
         """
         return math.inf if self.entry_data else 1.0
+
+    @property
+    def entries(self) -> np.ndarray:
+        """1 for coordinates of sites of latent scale (D,), where these are known, 0 for others."""
+        other = self.other_form
+        names = self.latents.values() if other is None else other.latents
+        found = np.zeros(self.dim)
+        for name in names:
+            found[self.coordinates[name]] = 1.0
+        return found
+
+    def names_of(self, coordinates: Iterable[int]) -> list[str]:
+        """Names of coordinates: of their sites, with the place in those that have several."""
+        found = list[str]()
+        for at in coordinates:
+            for site, own in self.coordinates.items():
+                if own.start <= at < own.stop:
+                    is_alone = own.stop == own.start + 1
+                    found.append(site if is_alone else f"{site}[{at - own.start}]")
+        return found
 
     @property
     def is_whole(self) -> bool:

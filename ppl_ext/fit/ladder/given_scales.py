@@ -1,0 +1,390 @@
+"""Draws of hyperparameters, and of all else given them: a first proposal for hierarchical programs.
+
+The density of the others given scales is taken for that of a Normal, as H. Rue, S. Martino and
+N. Chopin, "Approximate Bayesian inference for latent Gaussian models by using integrated nested
+Laplace approximations" (2009), section 3, take it. It is found at a few places, of which those
+after the first lie where most mass is far from the others, and is interpolated between them. So
+there are draws where a scale is near zero, where a Normal at the mode and mixtures fitted to its
+draws have few, and there they are as narrow as the others are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from scipy.interpolate import RBFInterpolator
+
+from ppl_ext.chains.given import Given, row_of
+from ppl_ext.chains.hamiltonian import Factor
+from ppl_ext.chains.mixture import fitted
+from ppl_ext.chains.proposal import Proposal
+from ppl_ext.start.local_normal import step_of
+from ppl_ext.start.paths import Evaluate, Vector
+from ppl_ext.start.start import Mode
+
+#: Hyperparameters at most, and evaluations for curvatures at all places: no more than chains take
+#: at least.
+MOST, MOST_EVALUATIONS = 5, 6_000
+#: Distance of the first places from the mode, in standard deviations of its Normal.
+FIRST = 1.2
+#: Rounds of further places, in each of which there are twice as many as hyperparameters. After each
+#: the density is looked at, with one evaluation, at so many times as many points, and again.
+ROUNDS, SEEN, LOOKS = 2, 6, 2
+#: Nats that a Newton's step may add where the density is looked at once.
+MOST_GAIN = 5.0
+#: Nats that a Normal at the mode loses by a coordinate beside the scales, where that is one of the
+#: hyperparameters.
+LOSES = 0.05
+#: Draws of the interpolated density of hyperparameters, of which so many are kept; rounds in which
+#: the Student t distribution that they come from is fitted to it, with its degrees of freedom and
+#: how much wider it is.
+DRAWN, KEPT, REFITTED, FREEDOM, WIDER = 8_000, 2_000, 6, 5.0, 1.3
+#: How far draws go, as a multiple of the farthest place and so many standard deviations of the
+#: Normal at the mode more: what is interpolated beyond its places soon tells nothing. And the share
+#: of the last draws that may lie in the last tenth of that: a density that falls leaves fewer.
+FARTHER, LEFT = (1.5, 2.0), 1e-3
+#: Nats below the largest density at which places no longer count for the density.
+DEPTH = 60.0
+#: Standard deviations that draws have at least.
+NARROWEST = 1e-3
+#: Weight of one Normal of all hyperparameters beside their mixture, and how many times wider it is.
+BESIDE, WIDE = 0.15, 1.5
+#: Newton's steps to where the others lie at most, and nats by which the density that a step
+#: predicts may be wrong for it to be the last.
+STEPS, NEAR = 4, 0.05
+#: Rounding of a log density, as a multiple of its relative precision, that is no such error.
+ROUNDED = 4.0
+
+Positions = Float[np.ndarray, "P D"]
+Places = Float[np.ndarray, "K Q"]
+
+
+class Normals(NamedTuple):
+    """Normals of the others given hyperparameters.
+
+    Attributes
+    ----------
+    means : array (K, R)
+    factors : array (K, R, R)
+        Lower factors of precisions.
+    log_densities : array (K,)
+        Of the hyperparameters, the others integrated out, up to a constant.
+    """
+
+    means: Float[np.ndarray, "K R"]
+    factors: Float[np.ndarray, "K R R"]
+    log_densities: Float[np.ndarray, " K"]
+
+    def rows(self, rows: np.ndarray) -> Normals:
+        """Some of them."""
+        return Normals(*(part[rows] for part in self))
+
+
+def places_of(number: int) -> int:
+    """Places at which Normals given so many hyperparameters are found at most."""
+    return (number + 1) * (number + 2) // 2 + ROUNDS * 2 * number
+
+
+def has_room(scales: int, dim: int) -> bool:
+    """Whether Normals given so many scales among D parameters are found at a bearable cost."""
+    most = MOST_EVALUATIONS / (2 * dim)
+    return 0 < scales < dim and scales <= MOST and places_of(scales) <= most
+
+
+@np.errstate(all="ignore")
+def hyperparameters(
+    evaluate: Evaluate,
+    mode: Mode,
+    scales: Sequence[int],
+    entries: Float[np.ndarray, " D"],
+    epsilon: float,
+    generator: np.random.Generator,
+) -> list[int]:
+    """The scales, and other coordinates on which it depends how widely entries lie.
+
+    Such are the scale of noise, or a correlation. Where a coordinate moves by one standard
+    deviation, and all else with it, the precision of the entries changes by some E times itself,
+    which costs a Normal tr(E²) / 4 nats where it is not followed; and the coordinate's mean is
+    tr(E) / 2 standard deviations from the mode. Both are told by one random direction. Of more than
+    there is room for those are taken that cost most.
+
+    Parameters
+    ----------
+    evaluate : callable
+        Log densities (P,) and scores (P, D).
+    mode : Mode
+    scales : sequence of int
+    entries : array (D,)
+        1 for coordinates of the sites whose scales these are, 0 for others.
+    epsilon : float
+        Relative precision of scores.
+    generator : numpy.random.Generator
+
+    Raises
+    ------
+    SpentError
+        The evaluations ended.
+    """
+    dim, own = len(mode.mean), np.flatnonzero(entries)
+    others = np.setdiff1d(np.flatnonzero(entries == 0.0), scales)
+    if not len(others):
+        return list(scales)
+    # The others follow as the Normal has it.
+    moves = (mode.root @ mode.root.T)[others] / mode.deviations[others, None]
+    direction = entries * mode.deviations * generator.choice((-1.0, 1.0), dim)
+    step = step_of(epsilon)
+    points = [
+        mode.mean + side * moves + turn * step * direction for side in (1, -1) for turn in (1, -1)
+    ]
+    _, scores = evaluate(np.concatenate(points))
+    scores = scores.reshape(2, 2, len(others), dim)
+    curved = (scores[:, 1] - scores[:, 0]) / (2.0 * step)
+    change = 0.5 * (curved[0] - curved[1])[:, own] * mode.deviations[own]
+    along = direction[own] / mode.deviations[own]
+    costs = 0.25 * np.square(change).sum(1) + 0.5 * np.square(0.5 * change @ along)
+    order = others[np.argsort(-costs)]
+    chosen = [int(at) for at in order[: (costs > LOSES).sum()]]
+    while chosen and not has_room(len(scales) + len(chosen), dim):
+        chosen.pop()
+    return sorted([*scales, *chosen])
+
+
+@np.errstate(all="ignore")
+def given_scales(
+    evaluate: Evaluate,
+    mode: Mode,
+    which: Sequence[int],
+    epsilon: float,
+    generator: np.random.Generator,
+) -> tuple[Proposal, Factor] | None:
+    """Draws of hyperparameters and of Normals given these, and a root of their covariance.
+
+    None where there are more of them or of all parameters than there is room for, where the others
+    are no Normal given the mode's, and where the density of the hyperparameters does not fall.
+
+    Parameters
+    ----------
+    evaluate : callable
+        Log densities (P,) and scores (P, D).
+    mode : Mode
+        A Normal, around which the first places lie.
+    which : sequence of int
+        Coordinates of the hyperparameters.
+    epsilon : float
+        Relative precision of scores.
+    generator : numpy.random.Generator
+
+    Raises
+    ------
+    SpentError
+        The evaluations ended.
+    """
+    dim, number = len(mode.mean), len(which)
+    if not has_room(number, dim):
+        return None
+    own = np.asarray(which, int)
+    others = np.setdiff1d(np.arange(dim), own)
+    covariance = mode.root @ mode.root.T
+    block = covariance[np.ix_(own, own)]
+    scale = np.linalg.cholesky(block)
+    slopes = np.linalg.solve(block, covariance[np.ix_(own, others)])
+    first = FIRST * np.eye(number)
+    pairs = [one + two for one, two in itertools.combinations(first, 2)]
+    places = np.vstack([np.zeros(number), first, -first, *pairs])
+    points = mode.mean + np.zeros((len(places), dim))
+    points[:, own] += places @ scale.T
+    points[:, others] += places @ scale.T @ slopes
+    normals, is_normal = _normals(evaluate, points, own, mode, epsilon)
+    if not is_normal[0]:
+        return None
+    center, factor = normals.means[0], normals.factors[0]
+    empty = np.zeros((0, number)), np.zeros((0, dim - number)), np.zeros((0, 1)), np.zeros(0)
+    given = Given(own, mode.mean[own], scale, center, factor, *empty[:3])
+    logs, seen = empty[3], _Seen(*(empty[at] for at in (0, 3, 1)))
+    for turn in range(ROUNDS + 1):
+        given = replace(
+            given,
+            places=np.concatenate([given.places, places[is_normal]]),
+            means=np.concatenate([given.means, (normals.means - center) @ factor]),
+            factors=_joined(given.factors, row_of(np.linalg.solve(factor, normals.factors))),
+        )
+        logs = np.concatenate([logs, normals.log_densities])
+        for _ in range(LOOKS):
+            density = _density(given, logs, seen)
+            drawn, is_ended = _draws_of(*density, generator)
+            seen = seen.and_at(_farthest(drawn, density[0], SEEN * number), given, evaluate)
+        density = _density(given, logs, seen)
+        drawn, is_ended = _draws_of(*density, generator)
+        if turn == ROUNDS:
+            break
+        places = _farthest(drawn, given.places, 2 * number)
+        normals, is_normal = _normals(evaluate, given.at(places), own, mode, epsilon)
+    return _proposal(given, drawn, generator) if is_ended else None
+
+
+def _joined(one: np.ndarray, two: np.ndarray) -> np.ndarray:
+    return two if not len(one) else np.concatenate([one, two])
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Hyperparameters at which the density was looked at once, near where the others lie.
+
+    Attributes
+    ----------
+    places : array (K, Q)
+    values : array (K,)
+        Log densities.
+    scores : array (K, R)
+        Of the others.
+    """
+
+    places: Places
+    values: Vector
+    scores: Float[np.ndarray, "K R"]
+
+    def and_at(self, places: Places, given: Given, evaluate: Evaluate) -> _Seen:
+        """These and others."""
+        values, scores = evaluate(given.at(places))
+        is_finite = np.isfinite(values) & np.isfinite(scores).all(1)
+        new = places[is_finite], values[is_finite], scores[is_finite][:, given.others]
+        old = self.places, self.values, self.scores
+        return _Seen(*map(np.concatenate, zip(old, new, strict=True)))
+
+
+def _density(given: Given, log_densities: Vector, seen: _Seen) -> tuple[Places, Vector]:
+    """Hyperparameters, and the log of their density there.
+
+    Where it was looked at once a Newton's step goes to where the others lie.
+    """
+    _, factors, logs = given.standardised(seen.places)
+    white = np.linalg.solve(factors, np.linalg.solve(given.factor, seen.scores.T).T[..., None])
+    gains = 0.5 * np.square(white).sum((1, 2))
+    is_near = gains < MOST_GAIN
+    looked = seen.values + gains - logs - np.log(np.diag(given.factor)).sum()
+    return (
+        np.concatenate([given.places, seen.places[is_near]]),
+        np.concatenate([log_densities, looked[is_near]]),
+    )
+
+
+def _normals(
+    evaluate: Evaluate, points: Positions, which: np.ndarray, mode: Mode, epsilon: float
+) -> tuple[Normals, np.ndarray]:
+    """Normals given hyperparameters as they are at points (P, D), near which the others lie.
+
+    Of those points that have one; beside them is told which (P,) these are.
+    """
+    number, dim = points.shape
+    others = np.setdiff1d(np.arange(dim), which)
+    lengths = step_of(epsilon) * mode.deviations[others]
+    moves = lengths[:, None] * np.eye(dim)[others]
+    size = len(others)
+    means, factors = np.zeros((number, size)), np.zeros((number, size, size))
+    logs, is_normal = np.full(number, -np.inf), np.zeros(number, bool)
+    left = np.arange(number)
+    for _ in range(STEPS):
+        here = points[left]
+        around = np.concatenate([here[None], here + moves[:, None], here - moves[:, None]])
+        values, scores = evaluate(around.reshape(-1, dim))
+        values, scores = values[: len(left)], scores.reshape(*around.shape)[..., others]
+        ahead, behind = np.split(scores[1:], 2)
+        precisions = ((behind - ahead) / (2.0 * lengths[:, None, None])).swapaxes(0, 1)
+        roots, is_positive = _roots(0.5 * (precisions + precisions.swapaxes(1, 2)))
+        left, roots = left[is_positive], roots[is_positive]
+        if not len(left):
+            break
+        values, scores = values[is_positive], scores[0][is_positive]
+        white = np.linalg.solve(roots, scores[..., None])
+        moved = points[np.ix_(left, others)]
+        moved += np.linalg.solve(roots.swapaxes(1, 2), white)[..., 0]
+        points[np.ix_(left, others)] = moved
+        after, _ = evaluate(points[left])
+        means[left], factors[left] = moved, roots
+        logs[left] = after - np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(1)
+        error = np.abs(values + 0.5 * np.square(white[..., 0]).sum(1) - after)
+        is_last = error < NEAR + ROUNDED * epsilon * np.abs(after)
+        is_normal[left] = is_last
+        left = left[~is_last & np.isfinite(after)]
+        if not len(left):
+            break
+    return Normals(means, factors, logs).rows(is_normal), is_normal
+
+
+def _roots(
+    precisions: Float[np.ndarray, "P R R"],
+) -> tuple[Float[np.ndarray, "P R R"], np.ndarray]:
+    """Lower factors of those that are positive definite, and which these are."""
+    is_finite = np.isfinite(precisions).all((1, 2))
+    roots = np.zeros_like(precisions)
+    is_positive = np.zeros(len(precisions), bool)
+    is_positive[is_finite] = np.linalg.eigvalsh(precisions[is_finite])[:, 0] > 0.0
+    roots[is_positive] = np.linalg.cholesky(precisions[is_positive])
+    return roots, is_positive
+
+
+def _interpolated(places: Places, log_densities: Float[np.ndarray, " K"]) -> RBFInterpolator:
+    """The log density of hyperparameters between places.
+
+    It is around a quadratic where all places are near the mode. Further ones tell how it falls, and
+    it falls on like a straight line: logarithms of scales have an exponential tail.
+    """
+    counts = log_densities > log_densities.max() - DEPTH
+    degree = 1 if np.abs(places).max() > FIRST else 2
+    return RBFInterpolator(places[counts], log_densities[counts], kernel="cubic", degree=degree)
+
+
+def _draws_of(
+    places: Places, log_densities: Vector, generator: np.random.Generator
+) -> tuple[Places, bool]:
+    """Draws of the density that is interpolated, and whether it has fallen where they end."""
+    number = places.shape[1]
+    log_density = _interpolated(places, log_densities - log_densities.max())
+    end = FARTHER[0] * np.abs(places).max() + FARTHER[1]
+    mean, root = np.zeros(number), np.eye(number)
+    for _ in range(REFITTED):
+        noise = generator.standard_t(FREEDOM, size=(DRAWN, number))
+        drawn = mean + WIDER * noise @ root.T
+        distances = np.abs(drawn).max(1)
+        logs = log_density(drawn)
+        logs += 0.5 * (FREEDOM + 1.0) * np.log1p(np.square(noise) / FREEDOM).sum(1)
+        logs = np.where(distances < end, logs, -np.inf)
+        weights = np.exp(logs - logs.max())
+        weights /= weights.sum()
+        mean = weights @ drawn
+        off = drawn - mean
+        covariance = (weights[:, None] * off).T @ off + NARROWEST**2 * np.eye(number)
+        root = np.linalg.cholesky(covariance)
+    is_ended = bool(weights @ (distances > 0.9 * end) < LEFT)
+    return drawn[generator.choice(DRAWN, KEPT, p=weights)], is_ended
+
+
+def _farthest(draws: Places, places: Places, number: int) -> Places:
+    """So many draws, each of those that are farthest from the places and from those before."""
+    root = np.linalg.cholesky(np.cov(draws.T).reshape(2 * draws.shape[1:]))
+    white, known = (np.linalg.solve(root, each.T).T for each in (draws, places))
+    distances = np.linalg.norm(white[:, None] - known, axis=2).min(1)
+    chosen = list[int]()
+    for _ in range(number):
+        chosen.append(int(distances.argmax()))
+        distances = np.minimum(distances, np.linalg.norm(white - white[chosen[-1]], axis=1))
+    return draws[chosen]
+
+
+def _proposal(
+    given: Given, places: Places, generator: np.random.Generator
+) -> tuple[Proposal, Factor]:
+    """A mixture fitted to draws of the hyperparameters, and a root of all coordinates' covariance."""
+    draws = given.middle + places @ given.scale.T
+    modes, shares, whole = fitted(draws, generator)
+    wide = Mode(whole.mean, WIDE * whole.factor, whole.log_mass, whole.spread)
+    straight = generator.normal(size=(len(draws), len(given.which) + len(given.others)))
+    straight[:, given.which] = draws
+    metric = np.linalg.cholesky(np.cov(given.curved(straight).T))
+    every = tuple(map(given.widened, (*modes, wide)))
+    return Proposal(every, np.append((1.0 - BESIDE) * shares, BESIDE), given=given), metric
