@@ -1959,39 +1959,57 @@ def _fit() -> Iterator[Mutation]:
         ),
     ):
         yield from neutral(name, file, old, new, "centring policy as_wide_whatever")
-    for name, old, new in (
+    for name, file, old, new in (
         (
-            "others that stand still along a scale",
-            "root[:, scales] = slopes * own",
-            "root[scales, range(len(scales))] = own",
-        ),
-        (
-            "slopes of others along a scale with the wrong sign",
-            "-covariances[row] @ curvatures[row][:, scales]",
-            "covariances[row] @ curvatures[row][:, scales]",
+            "first places at which the others stand still",
+            "fit/ladder/given_scales.py",
+            "white = np.linalg.solve(roots, scores[..., None])",
+            "white = 0.0 * np.linalg.solve(roots, scores[..., None])",
         ),
         (
             "densities of scales without the widths of others",
-            "log_densities = after + np.log(np.abs(np.diagonal(roots, axis1=1, axis2=2))).sum(1)",
-            "log_densities = after",
+            "fit/ladder/given_scales.py",
+            "logs[left] = after - np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(1)",
+            "logs[left] = after",
         ),
         (
-            "places along a scale that all stand for as much of it",
-            "+ np.log(distances).sum(1)",
-            "+ 0.0 * np.log(distances).sum(1)",
+            "densities that were looked at once without the widths of others",
+            "fit/ladder/given_scales.py",
+            "looked = seen.values + gains - logs -",
+            "looked = seen.values + gains -",
         ),
         (
-            "a grid that ends early",
-            "if normal.log_mass < top - DEPTH:",
-            "if normal.log_mass < top - 1.0:",
+            "draws of hyperparameters where their density was never looked at",
+            "fit/ladder/given_scales.py",
+            "logs = np.where(distances < 1.0, logs, -np.inf)",
+            "logs = np.where(distances < 0.3, logs, -np.inf)",
         ),
         (
-            "a grid that ends before the density has fallen",
-            "if not 0 <= near[axis] < len(places):\n                    return None",
-            "if not 0 <= near[axis] < len(places):\n                    continue",
+            "a density of hyperparameters that does not fall taken for one",
+            "fit/ladder/given_scales.py",
+            "return _proposal(given, drawn, generator) if is_ended else None",
+            "return _proposal(given, drawn, generator)",
+        ),
+        (
+            "hyperparameters beside the scales that are not looked for",
+            "fit/ladder/given_scales.py",
+            "order[: (costs > LOSES).sum()]",
+            "order[:0]",
+        ),
+        (
+            "a map given hyperparameters without its determinant",
+            "chains/given.py",
+            "return found, log_determinants + np.log(np.diag(self.factor)).sum()",
+            "return found, 0.0 * log_determinants",
+        ),
+        (
+            "others widened by the wrong factor given hyperparameters",
+            "chains/given.py",
+            "np.linalg.solve(factors.swapaxes(1, 2), z)",
+            "np.linalg.solve(factors, z)",
         ),
     ):
-        yield from neutral(name, "fit/ladder/along_scales.py", old, new, "along_scales")
+        yield from neutral(name, file, old, new, "given_scales")
     yield from neutral(
         "every coordinate taken for a scale",
         "fit/ladder/centring.py",

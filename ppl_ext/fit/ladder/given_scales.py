@@ -32,14 +32,15 @@ from ppl_ext.start.start import Mode
 MOST, MOST_EVALUATIONS = 5, 6_000
 #: Distance of the first places from the mode, in standard deviations of its Normal.
 FIRST = 1.2
-#: Rounds of further places, in each of which there are twice as many as hyperparameters. After each
-#: the density is looked at, with one evaluation, at so many times as many points, and again.
-ROUNDS, SEEN, LOOKS = 2, 6, 2
+#: Rounds of further places, in each of which there are so many more than hyperparameters. Before
+#: and after them the density is looked at, with one evaluation, at so many points for each
+#: hyperparameter, and so often.
+ROUNDS, FURTHER, SEEN, LOOKS = 2, 3, 6, 2
 #: Nats that a Newton's step may add where the density is looked at once.
 MOST_GAIN = 5.0
 #: Nats that a Normal at the mode loses by a coordinate beside the scales, where that is one of the
 #: hyperparameters.
-LOSES = 0.05
+LOSES = 0.1
 #: Draws of the interpolated density of hyperparameters, of which so many are kept; rounds in which
 #: the Student t distribution that they come from is fitted to it, with its degrees of freedom and
 #: how much wider it is.
@@ -47,7 +48,7 @@ DRAWN, KEPT, REFITTED, FREEDOM, WIDER = 8_000, 2_000, 6, 5.0, 1.3
 #: How far draws go, as a multiple of the farthest place and so many standard deviations of the
 #: Normal at the mode more: what is interpolated beyond its places soon tells nothing. And the share
 #: of the last draws that may lie in the last tenth of that: a density that falls leaves fewer.
-FARTHER, LEFT = (1.5, 2.0), 1e-3
+FARTHER, LEFT = (1.5, 2.0), 0.05
 #: Nats below the largest density at which places no longer count for the density.
 DEPTH = 60.0
 #: Standard deviations that draws have at least.
@@ -87,7 +88,7 @@ class Normals(NamedTuple):
 
 def places_of(number: int) -> int:
     """Places at which Normals given so many hyperparameters are found at most."""
-    return (number + 1) * (number + 2) // 2 + ROUNDS * 2 * number
+    return (number + 1) * (number + 2) // 2 + ROUNDS * (number + FURTHER)
 
 
 def has_room(scales: int, dim: int) -> bool:
@@ -216,13 +217,12 @@ def given_scales(
         logs = np.concatenate([logs, normals.log_densities])
         for _ in range(LOOKS):
             density = _density(given, logs, seen)
-            drawn, is_ended = _draws_of(*density, generator)
+            drawn, _ = _draws_of(*density, generator)
             seen = seen.and_at(_farthest(drawn, density[0], SEEN * number), given, evaluate)
-        density = _density(given, logs, seen)
-        drawn, is_ended = _draws_of(*density, generator)
+        drawn, is_ended = _draws_of(*_density(given, logs, seen), generator)
         if turn == ROUNDS:
             break
-        places = _farthest(drawn, given.places, 2 * number)
+        places = _farthest(drawn, given.places, number + FURTHER)
         normals, is_normal = _normals(evaluate, given.at(places), own, mode, epsilon)
     return _proposal(given, drawn, generator) if is_ended else None
 
@@ -350,17 +350,17 @@ def _draws_of(
     for _ in range(REFITTED):
         noise = generator.standard_t(FREEDOM, size=(DRAWN, number))
         drawn = mean + WIDER * noise @ root.T
-        distances = np.abs(drawn).max(1)
+        distances = np.abs(drawn).max(1) / end
         logs = log_density(drawn)
         logs += 0.5 * (FREEDOM + 1.0) * np.log1p(np.square(noise) / FREEDOM).sum(1)
-        logs = np.where(distances < end, logs, -np.inf)
+        logs = np.where(distances < 1.0, logs, -np.inf)
         weights = np.exp(logs - logs.max())
         weights /= weights.sum()
         mean = weights @ drawn
         off = drawn - mean
         covariance = (weights[:, None] * off).T @ off + NARROWEST**2 * np.eye(number)
         root = np.linalg.cholesky(covariance)
-    is_ended = bool(weights @ (distances > 0.9 * end) < LEFT)
+    is_ended = bool(weights @ (distances > 0.9) < LEFT)
     return drawn[generator.choice(DRAWN, KEPT, p=weights)], is_ended
 
 
@@ -379,7 +379,7 @@ def _farthest(draws: Places, places: Places, number: int) -> Places:
 def _proposal(
     given: Given, places: Places, generator: np.random.Generator
 ) -> tuple[Proposal, Factor]:
-    """A mixture fitted to draws of the hyperparameters, and a root of all coordinates' covariance."""
+    """A mixture fitted to draws of the hyperparameters, and a root of the covariance of all."""
     draws = given.middle + places @ given.scale.T
     modes, shares, whole = fitted(draws, generator)
     wide = Mode(whole.mean, WIDE * whole.factor, whole.log_mass, whole.spread)

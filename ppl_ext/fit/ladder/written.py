@@ -10,9 +10,9 @@ from functools import partial
 import numpy as np
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.ladder.given_scales import has_room
 from ppl_ext.fit.ladder.centring import entry_data, neck, scales_of
 from ppl_ext.fit.ladder.chain_figures import cost_far_out
+from ppl_ext.fit.ladder.given_scales import has_room
 from ppl_ext.fit.ladder.modes import LEAST_MASS
 from ppl_ext.fit.problem.problem import Meter, Problem, timed
 from ppl_ext.fit.verdict import facts, policy
@@ -87,11 +87,11 @@ def best_written(
 
     Where data tell little of some entry of a site of latent scale, the program as written is narrow
     where the scale is small: then it is not searched. Nor is it where there is room for Normals
-    given the scales: entries that are standardised given their data serve as well there. Else another
-    way is taken where its bound on the evidence is higher, or where there is such a neck all the
-    same, which a Normal at the mode does not see, or which is known (``has_neck``) from draws. Ways
-    that fail, or have another density, are ``dropped`` with the reason, and the fit goes on without
-    them. The program as it is written then knows of its other form.
+    given the scales: entries that are standardised given their data serve as well there. Else
+    another way is taken where its bound on the evidence is higher, or where there is such a neck
+    all the same, which a Normal at the mode does not see, or which is known (``has_neck``) from
+    draws. Ways that fail, or have another density, are ``dropped`` with the reason, and the fit
+    goes on without them. The program as it is written then knows of its other form.
     """
     chosen: tuple[Problem, Start] | None = None
     start: Start | None = None

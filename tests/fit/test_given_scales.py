@@ -1,0 +1,268 @@
+"""Normals given scales, on NumPy's problems whose scales have densities by quadrature."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal, norm
+
+from ppl_ext.chains.given import Given, row_of
+from ppl_ext.chains.proposal import Proposal, drawn_from
+from ppl_ext.fit.ladder.given_scales import given_scales, has_room, hyperparameters, places_of
+from ppl_ext.start.find import find
+from ppl_ext.start.start import Mode
+from ppl_ext.statistics.effective import weighted_number
+from ppl_ext.statistics.khat import LogRatios, pareto_khat
+
+#: Of the groups: measurements, their errors, the deviation of their mean's prior, and that of the
+#: log scale's.
+Y, ERRORS = np.array([1.3, -0.2, 0.4, 2.0, 0.9]), np.array([0.05, 0.2, 1.0, 3.0, 0.1])
+WIDE, LOG_WIDE = 2.0, 1.5
+LOGS = np.linspace(-9.0, 6.0, 601)
+EPSILON = 1e-16
+
+
+def groups(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log density of u, m and standardised effects with mean m and scale e^u, measured once.
+
+    Effects given m and u are standard Normal once standardised, so that what is left is the density
+    of u and m: rows with variances that u makes.
+    """
+    u, m, effects = z[:, 0], z[:, 1], z[:, 2:]
+    variances = ERRORS**2 + np.exp(2.0 * u)[:, None]
+    off = Y - m[:, None]
+    values = norm.logpdf(Y, m[:, None], np.sqrt(variances)).sum(1)
+    values = values + norm.logpdf(m, 0.0, WIDE) + norm.logpdf(u, 0.0, LOG_WIDE)
+    values = values + norm.logpdf(effects).sum(1)
+    of_u = (np.exp(2.0 * u)[:, None] * (off**2 / variances - 1.0) / variances).sum(1)
+    of_m = (off / variances).sum(1) - m / WIDE**2
+    scores = np.column_stack([of_u - u / LOG_WIDE**2, of_m, -effects])
+    return values, scores
+
+
+@functools.cache
+def shares_of_u() -> tuple[np.ndarray, float]:
+    """Distribution function of u at ``LOGS``, and the log evidence, by quadrature."""
+    terms = np.array(
+        [
+            multivariate_normal.logpdf(Y, cov=WIDE**2 + np.diag(ERRORS**2 + math.exp(2.0 * u)))
+            + norm.logpdf(u, 0.0, LOG_WIDE)
+            for u in LOGS
+        ]
+    )
+    shares = np.cumsum(np.exp(terms - terms.max()))
+    return shares / shares[-1], float(logsumexp(terms) + math.log(LOGS[1] - LOGS[0]))
+
+
+def start_of(density: Any, dim: int, scale: float = 0.1) -> Mode:
+    generator = np.random.default_rng(0)
+
+    def points(number: int) -> np.ndarray:
+        return scale * generator.normal(size=(number, dim))
+
+    return find(density, points, generator, EPSILON).modes[0]
+
+
+def weighted(proposal: Proposal, density: Any, number: int = 4_000) -> tuple[Any, np.ndarray, Any]:
+    drawn, ratios = drawn_from(proposal, number, density, np.random.default_rng(1))
+    weights = np.exp(ratios - logsumexp(ratios))
+    return drawn.positions, weights, ratios
+
+
+def test_the_scores_of_the_groups_are_the_slopes() -> None:
+    z = np.random.default_rng(0).normal(size=(5, 2 + len(Y)))
+    for move in 1e-5 * np.eye(z.shape[1]):
+        slope = (groups(z + move)[0] - groups(z - move)[0]) / 2e-5
+        np.testing.assert_allclose(slope, groups(z)[1] @ (move / 1e-5), rtol=1e-5, atol=1e-6)
+
+
+def found_of(density: Any, mode: Mode, which: list[int]) -> tuple[Proposal, np.ndarray] | None:
+    return given_scales(density, mode, which, EPSILON, np.random.default_rng(2))
+
+
+def test_draws_have_all_of_a_scale_and_its_low_tail() -> None:
+    """Given the scale all else is Normal here: what is left of weights is what is interpolated."""
+    dim = 2 + len(Y)
+    mode = start_of(groups, dim)
+    counts: list[int] = []
+
+    def counted(z: np.ndarray) -> Any:
+        counts.append(len(z))
+        return groups(z)
+
+    found = found_of(counted, mode, [0])
+    assert found is not None
+    proposal, metric = found
+    assert proposal.given is not None
+    # Two evaluations at a place for each coordinate beside the scale, one there and one after.
+    assert len(proposal.given.places) == places_of(1)
+    assert sum(counts) < places_of(1) * (2 * (dim - 1) + 2) + 40
+    positions, weights, ratios = weighted(proposal, groups)
+    assert weighted_number(weights) > 0.75 * len(weights)
+    assert pareto_khat(LogRatios(ratios, 0.0)).khat < 0.5
+    # The weights' mean is the evidence: the log density is normalised over all but the data.
+    shares, evidence = shares_of_u()
+    assert logsumexp(ratios) - math.log(len(ratios)) == pytest.approx(evidence, abs=0.03)
+    below = np.interp(positions[:, 0], LOGS, shares)
+    for share in (0.01, 0.05, 0.5, 0.95):
+        error = 4.0 * math.sqrt(share * (1.0 - share) / (0.75 * len(weights)))
+        assert weights @ (below < share) == pytest.approx(share, abs=error)
+    # The metric is a root of the covariance of the draws that weights leave.
+    center = weights @ positions
+    covariance = (weights[:, None] * (positions - center)).T @ (positions - center)
+    spread = np.sqrt(np.diag(metric @ metric.T) / np.diag(covariance))
+    assert (0.8 < spread).all() and (spread < 1.25).all()
+
+
+def test_a_slow_tail_has_as_many_draws_as_the_density() -> None:
+    """u is the log of an exponential, with a density that falls as e^u on the left."""
+
+    def slow(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        u, x = z[:, 0], z[:, 1]
+        return u - np.exp(u) - 0.5 * x**2, np.column_stack([1.0 - np.exp(u), -x])
+
+    found = found_of(slow, Mode(np.zeros(2), np.eye(2), 0.0, 0.0), [0])
+    assert found is not None
+    drawn = found[0].draw(40_000, np.random.default_rng(3))[:, 0]
+    for share in (1e-3, 1e-2, 1e-1):
+        own = np.mean(drawn < math.log(-math.log1p(-share)))
+        # Wide ones and those with heavy tails beside the mixture have more far out.
+        assert 0.8 * share < own < 1.5 * share + 0.05, (share, own)
+
+
+def test_means_and_widths_of_others_follow_the_scale() -> None:
+    """x ~ Normal(u^2 / 2, 0.1 e^(u / 2)) beside u."""
+
+    def curved(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        u, off = z[:, 0], z[:, 1] - 0.5 * z[:, 0] ** 2
+        precision = 100.0 * np.exp(-u)
+        values = -0.5 * u**2 - 0.5 * u - 0.5 * precision * off**2
+        of_u = -u - 0.5 + 0.5 * precision * off**2 + precision * off * u
+        return values, np.column_stack([of_u, -precision * off])
+
+    found = found_of(curved, Mode(np.zeros(2), np.diag([1.0, 0.1]), 0.0, 0.0), [0])
+    assert found is not None and found[0].given is not None
+    given, u = found[0].given, np.linspace(-2.0, 2.0, 11)
+    z = np.column_stack([u, 0.5 * u**2 + 0.1 * np.exp(0.5 * u)])
+    straight, log_determinants = given.straight(z)
+    # One standard deviation from the mean, at places and between them.
+    assert straight[:, 1] == pytest.approx(np.ones(len(u)), abs=0.2)
+    assert log_determinants == pytest.approx(math.log(10.0) - 0.5 * u, abs=0.05)
+    _, weights, ratios = weighted(found[0], curved)
+    assert weighted_number(weights) > 0.7 * len(weights)
+    # Mass: that of the two Normals.
+    mass = math.log(2.0 * math.pi) + math.log(0.1)
+    assert logsumexp(ratios) - math.log(len(ratios)) == pytest.approx(mass, abs=0.04)
+
+
+def test_normals_lie_where_the_others_are_highest() -> None:
+    """x^4 beside a pull that grows with u: one Newton step does not end there."""
+
+    def bent(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        u, x = z[:, 0], z[:, 1]
+        pull = np.exp(1.5 * u)
+        values = -0.5 * u**2 - 0.25 * x**4 - 0.05 * x**2 + pull * x - 0.75 * pull ** (4.0 / 3.0)
+        of_u = -u + 1.5 * (pull * x - pull ** (4.0 / 3.0))
+        return values, np.column_stack([of_u, -(x**3) - 0.1 * x + pull])
+
+    found = found_of(bent, Mode(np.array([0.0, 3.0]), np.eye(2), 0.0, 0.0), [0])
+    assert found is not None and found[0].given is not None
+    means = found[0].given.at(found[0].given.places)
+    widths = 1.0 / np.sqrt(3.0 * means[:, 1] ** 2 + 0.1)
+    left = np.abs(bent(means)[1][:, 1]) * widths
+    assert left.max() < 0.35, left
+
+
+def test_two_scales_have_draws_of_both() -> None:
+    """Two sets of groups side by side: their densities are products."""
+
+    def both(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        one, two = groups(z[:, own]), groups(z[:, ~own])
+        scores = np.empty_like(z)
+        scores[:, own], scores[:, ~own] = one[1], two[1]
+        return one[0] + two[0], scores
+
+    dim = 2 * (2 + len(Y))
+    own = np.arange(dim) % 2 == 0
+    found = found_of(both, start_of(both, dim), [0, 1])
+    assert found is not None
+    positions, weights, _ = weighted(found[0], both)
+    assert weighted_number(weights) > 0.5 * len(weights)
+    shares, _ = shares_of_u()
+    for scale in (0, 1):
+        below = np.interp(positions[:, scale], LOGS, shares)
+        assert weights @ (below < 0.05) == pytest.approx(0.05, abs=0.02)
+
+
+def test_a_map_given_hyperparameters_goes_back_and_has_its_determinant() -> None:
+    generator = np.random.default_rng(0)
+    factors = np.tril(0.3 * generator.normal(size=(9, 3, 3)), -1) + np.eye(3)
+    given = Given(
+        np.array([0, 3]),
+        np.array([0.5, -1.0]),
+        np.array([[2.0, 0.0], [0.5, 1.5]]),
+        generator.normal(size=3),
+        np.tril(generator.normal(size=(3, 3)), -1) + np.diag([1.0, 2.0, 0.5]),
+        generator.normal(size=(9, 2)),
+        generator.normal(size=(9, 3)),
+        row_of(factors * np.exp(0.2 * generator.normal(size=(9, 1, 1)))),
+    )
+    # At places the map is that of their Normals.
+    there = given.at(given.places)
+    straight, _ = given.straight(there)
+    np.testing.assert_allclose(straight[:, given.others], 0.0, atol=1e-9)
+    np.testing.assert_allclose(given.placed(there), given.places, atol=1e-12)
+    x = generator.normal(size=(4, 5))
+    straight, log_determinants = given.straight(x)
+    np.testing.assert_allclose(given.curved(straight), x, rtol=1e-9)
+    for row, log_determinant in zip(x, log_determinants, strict=True):
+        moves = 1e-6 * np.eye(5)
+        jacobian = (given.straight(row + moves)[0] - given.straight(row - moves)[0]) / 2e-6
+        _, expected = np.linalg.slogdet(jacobian)
+        assert log_determinant == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_widths_of_entries_depend_on_is_a_hyperparameter() -> None:
+    """Noise with scale e^v beside a location m: the precision of entries depends on v alone."""
+    data = np.random.default_rng(0).normal(size=(6, 4))
+
+    def measured(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        u, v, m, effects = z[:, 0], z[:, 1], z[:, 2], z[:, 3:]
+        scales, precision = np.exp(u)[:, None], np.exp(-2.0 * v)
+        off = (data - (m[:, None] + scales * effects)[..., None]) * precision[:, None, None]
+        squares = (off**2).sum((1, 2)) / precision
+        values = -0.5 * squares - data.size * v - 0.5 * (effects**2).sum(1) - 0.5 * m**2
+        values += -0.5 * u**2 - 0.5 * v**2
+        of_effects = off.sum(2) * scales - effects
+        of_u = (off.sum(2) * scales * effects).sum(1) - u
+        scores = [of_u, squares - data.size - v, off.sum((1, 2)) - m]
+        return values, np.column_stack([*scores, of_effects])
+
+    mode = start_of(measured, 9)
+    entries = np.array([0.0] * 3 + [1.0] * 6)
+    generator = np.random.default_rng(1)
+    assert hyperparameters(measured, mode, [0], entries, EPSILON, generator) == [0, 1]
+
+
+def test_there_is_no_such_proposal_where_it_would_lack_something() -> None:
+    def flat(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The scale's density never falls."""
+        return -0.5 * z[:, 1] ** 2, np.column_stack([np.zeros(len(z)), -z[:, 1]])
+
+    def parted(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The other has two modes."""
+        x = z[:, 1]
+        values = -0.5 * z[:, 0] ** 2 + 0.5 * x**2 - 0.01 * x**4
+        return values, np.column_stack([-z[:, 0], x - 0.04 * x**3])
+
+    mode = Mode(np.zeros(2), np.eye(2), 0.0, 0.0)
+    assert found_of(flat, mode, [0]) is None
+    assert found_of(parted, mode, [0]) is None
+    assert found_of(groups, mode, []) is None
+    assert has_room(1, 100) and not has_room(1, 1_000)
+    assert not has_room(6, 10) and not has_room(2, 2)
