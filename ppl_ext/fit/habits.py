@@ -244,7 +244,11 @@ def as_fitted(
     """
 
     def each(name: str, new: Any, fitted: Any) -> Any:
-        rank = len(getattr(fitted, "shape", ()))
+        shape = getattr(fitted, "shape", ())
+        # Of a distribution it is a method, and whole frames go to the model as they are.
+        if not isinstance(shape, tuple) or hasattr(fitted, "columns"):
+            return new
+        rank = len(shape)
         if not rank or isinstance(fitted, np.ndarray):
             return new
         if isinstance(new, (list, np.ndarray)):

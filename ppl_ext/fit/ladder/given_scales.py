@@ -35,7 +35,7 @@ FIRST = 1.2
 #: Rounds of further places, in each of which there are so many more than hyperparameters. Before
 #: and after them the density is looked at, with one evaluation, at so many points for each
 #: hyperparameter, and so often.
-ROUNDS, FURTHER, SEEN, LOOKS = 2, 3, 6, 2
+ROUNDS, FURTHER, SEEN, LOOKS = 2, 3, 6, 4
 #: Nats that a Newton's step may add where the density is looked at once.
 MOST_GAIN = 5.0
 #: Nats that a Normal at the mode loses by a coordinate beside the scales, where that is one of the
@@ -45,8 +45,8 @@ LOSES = 0.1
 #: the Student t distribution that they come from is fitted to it, with its degrees of freedom and
 #: how much wider it is.
 DRAWN, KEPT, REFITTED, FREEDOM, WIDER = 8_000, 2_000, 6, 5.0, 1.3
-#: How far draws go, as a multiple of the farthest place and so many standard deviations of the
-#: Normal at the mode more: what is interpolated beyond its places soon tells nothing. And the share
+#: How far draws go to either side, as a multiple of the farthest place and so many standard
+#: deviations of the Normal at the mode more: what is interpolated beyond its places soon tells nothing. And the share
 #: of the last draws that may lie in the last tenth of that: a density that falls leaves fewer.
 FARTHER, LEFT = (1.5, 2.0), 0.05
 #: Nats below the largest density at which places no longer count for the density.
@@ -345,12 +345,13 @@ def _draws_of(
     """Draws of the density that is interpolated, and whether it has fallen where they end."""
     number = places.shape[1]
     log_density = _interpolated(places, log_densities - log_densities.max())
-    end = FARTHER[0] * np.abs(places).max() + FARTHER[1]
+    low, high = (FARTHER[0] * end for end in (places.min(0), places.max(0)))
+    middle, reach = 0.5 * (low + high), 0.5 * (high - low) + FARTHER[1]
     mean, root = np.zeros(number), np.eye(number)
     for _ in range(REFITTED):
         noise = generator.standard_t(FREEDOM, size=(DRAWN, number))
         drawn = mean + WIDER * noise @ root.T
-        distances = np.abs(drawn).max(1) / end
+        distances = (np.abs(drawn - middle) / reach).max(1)
         logs = log_density(drawn)
         logs += 0.5 * (FREEDOM + 1.0) * np.log1p(np.square(noise) / FREEDOM).sum(1)
         logs = np.where(distances < 1.0, logs, -np.inf)

@@ -46,9 +46,6 @@ BEST_SHARE = 0.3
 #: looked for. A jump costs an evaluation, and a trajectory ten or more. Above, the tails of the
 #: approximation are thin, and chains that have few draws there look settled.
 CLOSE_KHAT = 0.3
-#: Share of the draws that weights leave from which on they are so even that a k-hat up to
-#: ``BEST_KHAT`` is close as well.
-EVEN_SHARE = 0.7
 #: Pareto k-hat from which on no approximation is near: Vehtari and others (2024) find that smoothed
 #: weights are not reliable beyond.
 FAR_KHAT = 0.7
@@ -154,8 +151,7 @@ def is_good(correction: Correction) -> bool:
 
 def is_close(correction: Correction) -> bool:
     """Whether jumps to draws of an approximation are chains enough."""
-    most = BEST_KHAT if correction.share > EVEN_SHARE else CLOSE_KHAT
-    return is_good(correction) and correction.khat < most
+    return is_good(correction) and correction.khat < CLOSE_KHAT
 
 
 def is_reliable(correction: Correction) -> bool:
