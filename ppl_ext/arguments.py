@@ -850,6 +850,13 @@ def is_column(value: Any) -> bool:
     return makes_arrays and not hasattr(value, "columns") and not hasattr(value, "dims")
 
 
+#: What models ask columns of data frames for, and arrays do not have.
+_OF_COLUMNS = frozenset(
+    "apply astype cat codes factorize groupby iloc index loc map name nunique to_list to_numpy "
+    "unique value_counts values".split()
+)
+
+
 class ForeignArgumentError(ArgumentError):
     """A model failed at arguments that are no arrays of its host's."""
 
@@ -889,6 +896,12 @@ def named_if_foreign(
             for name, each in _by_name(model, args, kwargs).items()
             if isinstance(each, list) and each and all(isinstance(n, int | float) for n in each)
         }
+        if not others and isinstance(error, AttributeError) and error.name in _OF_COLUMNS:
+            raise ForeignArgumentError(
+                f"The model asks an array for .{error.name}, which a column of a data frame has. "
+                "Columns come to the model as arrays. Give it the whole frame, as in fit(model, "
+                f"frame), which it gets as it is, or leave .{error.name} out of the model."
+            ) from error
         if not others:
             raise
         told = ", ".join(f"'{name}' is a {kind}" for name, kind in list(others.items())[:_NAMED])

@@ -87,6 +87,8 @@ def table(
     names, rows = [], []
     for name in chosen:
         flat = values[name].reshape(len(values[name]), -1)
+        if flat.dtype == bool:
+            flat = flat.astype(float)  # NumPy has no quantiles of booleans.
         for column, row in zip(flat.T, labels[name], strict=True):
             mean, sd, *worth = figures(row, column)
             names.append(row)

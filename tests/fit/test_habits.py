@@ -154,6 +154,44 @@ def test_engines_run_on_columns_of_a_data_frame(backend: Any, library: str) -> N
 
 
 @FRAMES
+def test_a_whole_frame_is_the_models_own_and_predicts(backend: Any, library: str) -> None:
+    host, dist = backend.host, backend.dist
+
+    def model(frame: Any, predict: bool = False) -> None:
+        mean = host.sample("mean", dist.Normal(backend.array(0.0), 10.0))
+        y = backend.array(frame["y"].to_numpy().copy())
+        host.sample("y", dist.Normal(mean, 1.0).expand([len(y)]).to_event(1), obs=y)
+
+    frame = frame_of(library, {"y": Y})
+    fit = fit_of(backend, model, frame, exact=False)
+    assert fit.predict()["y"].shape[1:] == fit.predict(frame)["y"].shape[1:] == (4,)
+
+
+@FRAMES
+def test_a_model_that_takes_an_array_for_a_column_is_told_so(backend: Any, library: str) -> None:
+    def model(y: Any) -> None:
+        mean = backend.host.sample("mean", backend.dist.Normal(backend.array(0.0), 1.0))
+        own = backend.dist.Normal(mean, 1.0).expand([4]).to_event(1)
+        backend.host.sample("y", own, obs=y.to_numpy())
+
+    y = frame_of(library, {"y": Y})["y"]
+    with pytest.raises(ArgumentError, match=r"asks an array for \.to_numpy, .* whole frame"):
+        fit_of(backend, model, y)
+
+
+def test_an_argument_may_be_a_distribution(backend: Any) -> None:
+    host, dist = backend.host, backend.dist
+
+    def model(prior: Any, y: Any) -> None:
+        mean = host.sample("mean", prior)
+        host.sample("y", dist.Normal(mean, 1.0).expand([4]).to_event(1), obs=y)
+
+    prior = dist.Normal(backend.array(0.0), 10.0)
+    fit = fit_of(backend, model, prior, backend.array(Y), exact=False)
+    assert fit.predict()["y"].shape[1:] == (4,)
+
+
+@FRAMES
 def test_columns_lose_no_digits_unseen(backend: Any, library: str) -> None:
     y = frame_of(library, {"y": 1.7e11 + Y})["y"]
     with pytest.raises(ArgumentError, match="rounding argument 'y'"):

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import xarray
 
+from ppl_ext.diagnostics.posterior import numbers_of_draws, table
 from ppl_ext.diagnostics.tables import Table
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.after.looks import KINDS
@@ -91,6 +92,18 @@ def test_the_summary_has_a_row_for_each_number_by_its_label(fit: Any) -> None:
     assert list(narrow.index) == ["slope"] and {"25%", "75%"} <= set(narrow.columns)
     with pytest.raises(ArgumentError, match=r"Expected some of the sites .*'slope'.*found \['b'\]"):
         fit.summary(["b"])
+
+
+def test_a_row_of_booleans_has_their_share() -> None:
+    held = np.random.default_rng(0).uniform(size=400) < 0.7
+    found = table(
+        numbers_of_draws({"held": held}, {}),
+        None,
+        0.9,
+        lambda row, x: (x.mean(), x.std(), *5 * [0.0]),
+    )
+    assert found.loc["held", "mean"] == held.mean()
+    assert list(found.loc["held", ["5%", "95%"]]) == [0.0, 1.0]
 
 
 def test_figures_of_a_site_are_those_of_its_draws() -> None:

@@ -46,8 +46,9 @@ LOSES = 0.1
 #: how much wider it is.
 DRAWN, KEPT, REFITTED, FREEDOM, WIDER = 8_000, 2_000, 6, 5.0, 1.3
 #: How far draws go to either side, as a multiple of the farthest place and so many standard
-#: deviations of the Normal at the mode more: what is interpolated beyond its places soon tells nothing. And the share
-#: of the last draws that may lie in the last tenth of that: a density that falls leaves fewer.
+#: deviations of the Normal at the mode more: what is interpolated beyond its places soon tells
+#: nothing. And the share of the last draws that may lie in the last tenth of that: a density that
+#: falls leaves fewer.
 FARTHER, LEFT = (1.5, 2.0), 0.05
 #: Nats below the largest density at which places no longer count for the density.
 DEPTH = 60.0
