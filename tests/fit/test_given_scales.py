@@ -261,9 +261,38 @@ def test_there_is_no_such_proposal_where_it_would_lack_something() -> None:
         values = -0.5 * z[:, 0] ** 2 + 0.5 * x**2 - 0.01 * x**4
         return values, np.column_stack([-z[:, 0], x - 0.04 * x**3])
 
+    def narrow(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The scale lies within a twentieth of the mode's Normal."""
+        precisions = np.array([400.0, 1.0])
+        return -0.5 * (precisions * z**2).sum(1), -precisions * z
+
     mode = Mode(np.zeros(2), np.eye(2), 0.0, 0.0)
+    with pytest.raises(np.linalg.LinAlgError):
+        found_of(narrow, mode, [0])
     assert found_of(flat, mode, [0]) is None
     assert found_of(parted, mode, [0]) is None
     assert found_of(groups, mode, []) is None
     assert has_room(1, 100) and not has_room(1, 1_000)
     assert not has_room(6, 10) and not has_room(2, 2)
+
+
+def test_draws_are_right_where_a_first_place_has_no_normal() -> None:
+    """Above 1.2 the other has two modes: there are draws of what lies below."""
+
+    def split(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        u, x = z[:, 0], z[:, 1]
+        excess = 1.0 / (1.0 + np.exp(-8.0 * (u - 1.2)))
+        curvature = 1.0 - 2.2 * excess
+        values = -0.5 * u**2 - 0.5 * curvature * x**2 - 0.1 * x**4
+        of_u = -u + 8.8 * excess * (1.0 - excess) * x**2
+        return values, np.column_stack([of_u, -curvature * x - 0.4 * x**3])
+
+    found = found_of(split, Mode(np.zeros(2), np.eye(2), 0.0, 0.0), [0])
+    assert found is not None and found[0].given is not None
+    assert len(found[0].given.places) < places_of(1)
+    drawn, weights, _ = weighted(found[0], split)
+    assert weighted_number(weights) > 0.3 * len(weights)
+    grid = np.stack(np.meshgrid(np.linspace(-6, 6, 601), np.linspace(-8, 8, 401)), -1)
+    masses = np.exp(split(grid.reshape(-1, 2))[0]).reshape(401, 601).sum(0)
+    share = masses[:301].sum() / masses.sum()
+    assert weights @ (drawn[:, 0] < 0.0) == pytest.approx(share, abs=0.05)

@@ -185,6 +185,8 @@ def given_scales(
     ------
     SpentError
         The evaluations ended.
+    numpy.linalg.LinAlgError
+        Too few of the places have a Normal, and a density that counts.
     """
     dim, number = len(mode.mean), len(which)
     if not has_room(number, dim):
@@ -332,11 +334,17 @@ def _roots(
 def _interpolated(places: Places, log_densities: Float[np.ndarray, " K"]) -> RBFInterpolator:
     """The log density of hyperparameters between places.
 
+    Raises ``LinAlgError`` where these do not span the space.
+
     It is around a quadratic where all places are near the mode. Further ones tell how it falls, and
     it falls on like a straight line: logarithms of scales have an exponential tail.
     """
     counts = log_densities > log_densities.max() - DEPTH
-    degree = 1 if np.abs(places).max() > FIRST else 2
+    number = places.shape[1]
+    is_near = np.abs(places).max() <= FIRST and 2 * counts.sum() >= (number + 1) * (number + 2)
+    degree = 2 if is_near else 1
+    if counts.sum() <= number:
+        raise np.linalg.LinAlgError
     return RBFInterpolator(places[counts], log_densities[counts], kernel="cubic", degree=degree)
 
 
