@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpyro
 from jax import Array
 from jax.extend.core import Literal
@@ -14,6 +15,7 @@ from numpyro import handlers
 from numpyro.distributions import (
     ExpandedDistribution,
     Independent,
+    MultivariateNormal,
     TransformedDistribution,
     constraints,
 )
@@ -23,24 +25,29 @@ from numpyro.infer.reparam import LocScaleReparam, Reparam, TransformReparam
 from numpyro_ext.density.layout import Data
 from numpyro_ext.density.log_density import LogDensity
 from numpyro_ext.programs import Program
-from ppl_ext.target.noncentred import Forms, Moves, Noncentred, Standardised
+from ppl_ext.target.noncentred import Arrays, Forms, Moves, Noncentred, Standardised
 
+_ARRAYS = Arrays(jnp, jnp.linalg.cholesky, jnp.linalg.solve)
 _FORMS = Forms(
     (Independent, ExpandedDistribution),
     TransformedDistribution,
     AffineTransform,
     (ExpTransform, SigmoidTransform),
+    MultivariateNormal,
+    _ARRAYS,
 )
 
 
 class StandardisedReparam(Standardised, Reparam):
     """A site whose entries are standardised given their data."""
 
+    arrays = _ARRAYS
+
     def __call__(self, name: str, fn: Any, obs: Any) -> tuple[None, Array]:
         base, shape, event_dim = self._unwrap(fn)
-        own, mean, deviation = self.of(base)
+        own, value_of, _ = self.of(base)
         own = self._wrap(own, shape, event_dim)
-        return None, mean + deviation * numpyro.sample(f"{name}_decentered", own)
+        return None, value_of(numpyro.sample(f"{name}_decentered", own))
 
 
 def noncentred(
@@ -58,7 +65,7 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
     and so are those inside a subsampled plate.
     """
     bound = target.bound
-    kinds = dict[str, tuple[bool, tuple[str, ...]]]()
+    kinds = dict[str, tuple[bool, tuple[str, ...], int]]()
     shifted = set[str]()
 
     def scales(position: Array, data: Data) -> dict[str, Array]:
@@ -74,8 +81,10 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
             if is_monotone := _FORMS.is_monotone(base):
                 base = _FORMS.unwrapped(base.base_dist)
             names = set(getattr(base, "arg_constraints", ()))
-            if {"loc", "scale"} <= names and base.support is constraints.real:
-                kinds[name] = is_monotone, tuple(sorted(names - {"loc", "scale"}))
+            if length := _FORMS.length_of(base):
+                kinds[name], found[name] = (is_monotone, (), length), base.scale_tril
+            elif {"loc", "scale"} <= names and base.support is constraints.real:
+                kinds[name] = is_monotone, tuple(sorted(names - {"loc", "scale"})), 0
                 found[name] = base.scale
         return found
 
@@ -85,19 +94,21 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
     for operation in program.eqns:
         if any(each in latent for each in operation.invars if not isinstance(each, Literal)):
             latent.update(operation.outvars)
-    latents, config = dict[str, str](), dict[str, Any]()
+    latents, config, lengths = dict[str, str](), dict[str, Any](), dict[str, int]()
     # A dictionary's leaves come in the order of its sorted keys.
     for name, out in zip(sorted(kinds), program.outvars, strict=True):
         # A scale that no operation leads to from the position is no latent one.
         if isinstance(out, Literal) or out not in latent:
             continue
-        is_monotone, others = kinds[name]
+        is_monotone, others, length = kinds[name]
         if is_monotone:
             config[name] = TransformReparam()
         stands_for = f"{name}_base" if is_monotone else name
         config[stands_for] = LocScaleReparam(0.0, shape_params=others)
+        if length:
+            lengths[name], config[stands_for] = length, StandardisedReparam(0.0)
         latents[name] = f"{stands_for}_decentered"
-    return Moves(latents, config, StandardisedReparam, frozenset(shifted))
+    return Moves(latents, config, StandardisedReparam, frozenset(shifted), lengths)
 
 
 def moved_values(target: LogDensity, data: Data, values: Mapping[str, Array]) -> dict[str, Array]:

@@ -51,6 +51,53 @@ NUMPYRO: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
 }
 
 
+#: By name: the option of a multivariate Normal of pairs, its location, shape of the batch, what is
+#: done with it, and whether its scale is latent.
+FACTOR, PLAIN = np.array([[1.0, 0.0], [0.6, 0.5]]), (lambda _, pairs: pairs)
+PAIRS: dict[str, tuple[str, Any, tuple[int, ...], Callable[..., Any], dict[str, str]]] = {
+    "factor": ("scale_tril", [0.3, -1.0], (), PLAIN, MOVED),
+    "covariance": ("covariance_matrix", [0.3, -1.0], (), PLAIN, MOVED),
+    "precision": ("precision_matrix", [0.3, -1.0], (), PLAIN, MOVED),
+    "locations": ("scale_tril", [[0.3, -1.0], [2.0, 1.0]], (), PLAIN, MOVED),
+    "factors": ("scale_tril", [0.3, -1.0], (2,), PLAIN, MOVED),
+    "expanded": ("scale_tril", [0.3, -1.0], (), lambda _, pairs: pairs.expand([2]), MOVED),
+    "of an event": (
+        "scale_tril",
+        [0.3, -1.0],
+        (),
+        lambda _, pairs: pairs.expand([2, 3]).to_event(1),
+        MOVED,
+    ),
+    "positive": (
+        "scale_tril",
+        [0.3, -1.0],
+        (),
+        lambda dist, pairs: dist.TransformedDistribution(pairs, [dist.transforms.ExpTransform()]),
+        MOVED_BASE,
+    ),
+    "masked": ("scale_tril", [0.3, -1.0], (), lambda _, pairs: pairs.mask(False), LEFT),
+    "constant": ("constant", [0.3, -1.0], (), PLAIN, LEFT),
+}
+
+
+def of_pairs(backend: Any, name: str) -> Callable[..., Any]:
+    """A distribution of ``PAIRS``, of dist and s."""
+    option, loc, batch, around, _ = PAIRS[name]
+
+    def distribution(dist: Any, s: Any) -> Any:
+        matrix, scale = backend.array(np.broadcast_to(FACTOR, (*batch, 2, 2)).copy()), s
+        if option == "constant":
+            return dist.MultivariateNormal(s * backend.array(loc), scale_tril=matrix)
+        if option != "scale_tril":
+            matrix, scale = matrix @ matrix.swapaxes(-1, -2), s**2
+        if option == "precision_matrix":
+            scale = s**-2
+        pairs = dist.MultivariateNormal(backend.array(loc), **{option: scale * matrix})
+        return around(dist, pairs)
+
+    return distribution
+
+
 def one_site(backend: Any, distribution: Callable[..., Any], around: Any = None) -> Any:
     """A site of a distribution with a latent scale, in a plate and under a handler."""
     host, dist = backend.host, backend.dist
@@ -77,11 +124,13 @@ def moved(backend: Any, model: Any) -> tuple[Moves, Any]:
         program, given = own.noncentred(model, moves, target.layout.names), {}
         if has_data:
             # Any numbers give the same program; the precisions are positive.
-            noise = np.random.default_rng(0).normal(size=(2, 2, target.dim // 2))
+            shape = target.layout.shapes["e"]
+            length = moves.lengths.get("e")
+            shape = (2, *shape) if length is None else (*shape[:-1], length + 1, length)
+            noise = np.random.default_rng(0).normal(size=shape)
             noise[0] = np.exp(noise[0])
-            shape = (2, *target.layout.shapes["e"])
             program = program.given_data()
-            given = {ENTRY_DATA: {"e": backend.array(noise.reshape(shape))}}
+            given = {ENTRY_DATA: {"e": backend.array(noise)}}
         check_moved(moves, target, data, *backend.target(program, (), given))
 
     return moves, compare
@@ -102,6 +151,16 @@ def test_sites_are_moved_whose_distribution_the_hosts_handlers_take(
     assert found.latents == expected
     # In which units their location and scale are is not known from their values.
     assert found.shifted == ({"e"} if family == "shifted" else set())
+    if found.latents:
+        compare()
+        compare(has_data=True)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_multivariate_normals_of_latent_scale_are_moved(backend: Any, name: str) -> None:
+    found, compare = moved(backend, one_site(backend, of_pairs(backend, name)))
+    assert found.latents == PAIRS[name][-1]
+    assert found.lengths == dict.fromkeys(set(found.latents), 2)
     if found.latents:
         compare()
         compare(has_data=True)
@@ -228,7 +287,7 @@ def test_two_ways_to_write_a_density_are_compared_with_the_jacobian() -> None:
         return -0.5 * np.square(e).sum(1)
 
     def told(of_moved: Any, there: Any = lambda e: e * scales, epsilon: float = 1e-7) -> str:
-        place = [(slice(0, 3), slice(0, 3))]
+        place = [(slice(0, 3), slice(0, 3), 1)]
         return difference(points_around(3), of_moved, written, there, place, epsilon)
 
     assert told(moved) == ""
