@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import multivariate_normal, norm
 
 from ppl_ext.fit.ladder.centring import EntryData, _told, entry_data, neck, neck_among, scales_of
 from ppl_ext.fit.ladder.written import best_written
@@ -18,7 +18,7 @@ from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.fit.verdict.policy import STRAINED
 from ppl_ext.start.find import find
 from ppl_ext.start.start import Mode
-from ppl_ext.target.noncentred import Moves, standardised
+from ppl_ext.target.noncentred import Arrays, Moves, standardised, standardised_vectors
 from tests.fit_support import WITHOUT_PROGRAM
 
 #: Of the groups: measurements and their errors, and the standard deviation of their mean's prior.
@@ -220,14 +220,113 @@ def test_standardised_entries_are_standard_normal_given_their_data(scale: float)
     np.testing.assert_allclose(np.diff(posterior), np.diff(norm.logpdf(entries)), rtol=1e-6)
 
 
+ON_NUMPY = Arrays(np, np.linalg.cholesky, np.linalg.solve)
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_standardised_vectors_are_standard_normal_given_their_data(length: int) -> None:
+    rng = np.random.default_rng(length)
+    loc, factor = rng.normal(size=length), np.tril(rng.normal(size=(length, length)))
+    np.fill_diagonal(factor, np.exp(rng.normal(size=length)))
+    rows, pull = rng.normal(size=(length, length)), rng.normal(size=length)
+    data = np.vstack([rows, pull])
+    of_entry, root, mean, deviation = standardised_vectors(ON_NUMPY, loc, factor, data)
+    precision = rows.T @ rows
+    if length == 1:
+        expected = standardised(loc[0], factor[0, 0], precision[0, 0], pull[0])
+        found = [each.item() for each in (of_entry, root, mean, deviation)]
+        np.testing.assert_allclose(found, expected)
+    # The deviation is the lower factor of the covariance given both, and so is the prior's root.
+    for lower in (root, deviation):
+        np.testing.assert_allclose(lower, np.tril(lower), atol=1e-12)
+        assert (np.diag(lower) > 0.0).all()
+    both = np.linalg.inv(np.linalg.inv(factor @ factor.T) + precision)
+    np.testing.assert_allclose(deviation @ deviation.T, both)
+    entries = rng.normal(size=(7, length))
+    values = mean + entries @ deviation.T
+    prior = multivariate_normal.logpdf(entries, of_entry, root @ root.T)
+    written = multivariate_normal.logpdf(values, loc, factor @ factor.T)
+    np.testing.assert_allclose(prior, written + np.log(np.diag(deviation)).sum())
+    told = values @ pull - 0.5 * np.einsum("ni,ij,nj->n", values, precision, values)
+    standard = norm.logpdf(entries).sum(1)
+    np.testing.assert_allclose(np.diff(prior + told), np.diff(standard))
+    # Without data it is the non-centred way, of many vectors as of one.
+    many = np.stack([loc, -loc])
+    of_entry, root, mean, deviation = standardised_vectors(ON_NUMPY, many, factor, 0.0)
+    np.testing.assert_array_equal(of_entry, np.zeros_like(many))
+    np.testing.assert_array_equal(root, np.broadcast_to(np.eye(length), root.shape))
+    np.testing.assert_array_equal(mean, many)
+    np.testing.assert_allclose(deviation, np.broadcast_to(factor, deviation.shape))
+
+
+def pairs(rows: np.ndarray, y: np.ndarray, number: int) -> tuple[Problem, Problem]:
+    """Pairs of scales e^u0, e^u1 and correlation tanh(r); rows (n, 2) and y (n,) of each of them."""
+    places = {"u": slice(0, 2), "r": slice(2, 3), "pairs": slice(3, 3 + 2 * number)}
+
+    def effects(z: np.ndarray) -> np.ndarray:
+        (one, two), by = np.exp(z[:, :2].T)[..., None], np.tanh(z[:, 2:3])
+        e = z[:, 3:].reshape(len(z), -1, 2)
+        second = two * (by * e[..., 0] + np.sqrt(1.0 - by**2) * e[..., 1])
+        return np.stack([0.4 + one * e[..., 0], second], -1)
+
+    def moved(z: np.ndarray) -> np.ndarray:
+        told = norm.logpdf(y, effects(z) @ rows.T).sum((1, 2))
+        return told + norm.logpdf(z[:, 3:]).sum(1) + norm.logpdf(z[:, :3]).sum(1)
+
+    def values(z: np.ndarray) -> dict[str, np.ndarray]:
+        return {"u": z[:, :2], "r": z[:, 2:3], "pairs": effects(z).reshape(len(z), -1)}
+
+    def there(values: Mapping[str, np.ndarray]) -> np.ndarray:
+        return np.concatenate([values[name] for name in places], axis=1)
+
+    own = {"u": places["u"], "r": places["r"], "pairs_decentered": places["pairs"]}
+    moves: dict[str, Any] = {"latents": {"pairs": "pairs_decentered"}, "lengths": {"pairs": 2}}
+    other = problem(by_differences(moved), own, values=values, **moves)
+    other.own.layout.shapes["pairs_decentered"] = (number, 2)
+    return problem(by_differences(moved), places, maps=(values, there)), other
+
+
+def test_what_data_tell_of_vectors_is_exact_where_it_is_normal() -> None:
+    rng = np.random.default_rng(0)
+    rows, y = rng.normal(size=(4, 2)) * [3.0, 1.0], rng.normal(size=(3, 4))
+    written, other = pairs(rows, y, 3)
+    mode = Mode(0.3 * rng.normal(size=other.dim), np.eye(other.dim), 0.0, 0.0)
+    found = entry_data(written, other, mode, Meter(10_000, 60.0))
+    entries = found.entries["pairs"]
+    assert entries.shape == (3, 3, 2)
+    roots, precision = entries[:, :2], rows.T @ rows
+    np.testing.assert_allclose(
+        roots.swapaxes(1, 2) @ roots, np.broadcast_to(precision, (3, 2, 2)), rtol=0.01, atol=0.01
+    )
+    np.testing.assert_allclose(entries[:, 2], y @ rows, rtol=0.01, atol=0.01)
+    # Of the least share that which is told least of along any direction.
+    by = np.tanh(mode.mean[2])
+    factor = np.exp(mode.mean[:2])[:, None] * [[1.0, 0.0], [by, np.sqrt(1.0 - by**2)]]
+    least = np.linalg.eigvalsh(factor.T @ precision @ factor)[0]
+    assert found.least == pytest.approx(least / (1.0 + least), rel=0.01)
+
+
+@pytest.mark.parametrize("number", [3, 600])
+def test_correlations_count_as_scales_where_there_is_room(number: int) -> None:
+    written, other = pairs(np.eye(2), np.zeros((number, 2)), number)
+    mode = Mode(np.append([0.1, -0.2, 0.3], np.zeros(2 * number)), np.ones(other.dim), 0.0, 0.0)
+    expected = {"u": [0, 1], **({"r": [0]} if number == 3 else {})}
+    assert scales_of(written, other, mode) == expected
+
+
 def test_data_tell_of_an_entry_what_entries_around_it_leave_open() -> None:
     """Two effects of scale 0.3 around one of scale 1, which is their mean, and a row of each."""
     spread, error = 0.3, 0.2
     rows = np.array([[0.0, 1.0, spread, 0.0], [0.0, 1.0, 0.0, spread]])
     covariance = np.linalg.inv(np.eye(4) + rows.T @ rows / error**2)
-    found = _told(np.linalg.inv(covariance), [slice(1, 2), slice(2, 4)])
+    precision = np.linalg.inv(covariance)
+    blocks = _told(precision, [(slice(1, 2), 1), (slice(2, 4), 1)])
+    found = np.concatenate([each.ravel() for each in blocks])
     of_outer, of_inner = 2.0 / (error**2 + spread**2), (spread / error) ** 2
     np.testing.assert_allclose(found, [of_outer, of_inner, of_inner])
+    # Of the two as one vector what they tell together.
+    _, (both,) = _told(precision, [(slice(1, 2), 1), (slice(2, 4), 2)])
+    np.testing.assert_allclose(both, np.eye(2) * of_inner, atol=1e-9)
 
 
 def test_moves_of_entries_keep_what_else_the_host_is_told() -> None:

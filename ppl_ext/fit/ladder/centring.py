@@ -20,6 +20,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.fit.ladder.given_scales import has_room
 from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.start.local_normal import step_of, whitened_curvature
 from ppl_ext.start.start import Mode
@@ -35,8 +36,8 @@ WITHIN = 3.29
 #: some entry: below, the non-centred way is as good, and needs no third program.
 LEAST_TOLD = 0.3
 
-#: Change of the log of an entry's scale, by a standard deviation of a coordinate, that is more than
-#: rounding.
+#: Change of an entry's scale, as a share of it, by a standard deviation of a coordinate, that is
+#: more than rounding.
 LEAST_CHANGE = 0.01
 
 Positions = np.ndarray
@@ -130,7 +131,8 @@ def entry_data(written: Problem, other: Problem, mode: Mode, meter: Meter) -> En
     told = {site: np.linalg.eigh(each) for site, each in zip(ordered, blocks, strict=True)}
     sizes = np.concatenate([np.maximum(each.eigenvalues, 0.0).ravel() for each in told.values()])
     shares = sizes / (1.0 + sizes)
-    if not shares.max() >= LEAST_TOLD:
+    # A mode of vectors may lie where all of their scales are too small, and data seem to tell little.
+    if not (shares.max() >= LEAST_TOLD or other.lengths):
         return EntryData(least=float(shares.min()))
     first = written.positions_of(other, mode.mean[None])[0]
     # What the slope has beside that of the standard Normal priors of entries.
@@ -162,19 +164,33 @@ def entry_data(written: Problem, other: Problem, mode: Mode, meter: Meter) -> En
 def scales_of(written: Problem, other: Problem, mode: Mode) -> dict[str, list[int]]:
     """By site, the places of its coordinates on which the scales of non-centred entries depend.
 
+    And the correlations of vectors, where there is room for draws of as many hyperparameters.
+
     ``mode`` is one of the non-centred way.
     """
     if written.maps is None or not other.latents:
         return {}
     where = np.flatnonzero(~_own(other, other.latents.values()))
     points = mode.mean + np.vstack([np.zeros(other.dim), np.diag(mode.deviations)[where]])
-    # Of each number of a vector its standard deviation, whatever its correlations are.
-    scales = [np.linalg.norm(_scales(written, other, points, n), axis=-1) for n in other.latents]
-    logs = np.log(np.concatenate([each.reshape(len(points), -1) for each in scales], axis=1))
+    rows = [
+        _scales(written, other, points, n).reshape(len(points), -1, other.lengths.get(n, 1))
+        for n in other.latents
+    ]
+    # The standard deviation of each number of a vector, and its correlations where there is room.
     is_scale = np.zeros(other.dim, bool)
-    is_scale[where] = (np.abs(logs[1:] - logs[0]) > LEAST_CHANGE).any(1)
+    for of in (lambda row: row, lambda row: np.linalg.norm(row, axis=-1, keepdims=True)):
+        is_scale[where] = np.any([_changes(of(each)) for each in rows], axis=0)
+        if has_room(int(is_scale.sum()), other.dim):
+            break
     places = {site: np.flatnonzero(is_scale[at]) for site, at in other.coordinates.items()}
     return {site: place.tolist() for site, place in places.items() if len(place)}
+
+
+def _changes(rows: Float[np.ndarray, "P n d"]) -> np.ndarray:
+    """At which points but the first (P - 1,) some row is another one than there."""
+    least = LEAST_CHANGE * np.linalg.norm(rows[0], axis=-1, keepdims=True)
+    changed: np.ndarray = (np.abs(rows[1:] - rows[0]) > least).any((1, 2))
+    return changed
 
 
 def _scales(

@@ -67,7 +67,8 @@ def first_proposal(
     if len(start.modes) > 1 or has_none:
         return proposal, None
     common = problem.epsilon, generator
-    with suppress(SpentError):
+    # A density whose places lie too badly for it to be interpolated is no better than the modes'.
+    with suppress(SpentError, np.linalg.LinAlgError):
         which = hyperparameters(evaluate, mode, problem.scales, problem.entries, *common)
         found = given_scales(evaluate, mode, which, *common)
         if found is not None:
