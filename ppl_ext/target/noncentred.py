@@ -32,6 +32,8 @@ POINTS, SPREADS = 16, (0.1, 0.3, 1.0, 2.0)
 #: this is at least. Positions where it is more than the last tell nothing: another program differs
 #: by nats at some of the others.
 ROUNDING, LEAST_ROUNDING, MOST_ROUNDING = 20.0, 1e-3, 2.0
+#: Numbers in a vector at most: along each of them a step is looked at, and costs its cube.
+LONGEST = 100
 #: Share by which steps up and down may differ where rounding leaves a map affine, and positions
 #: that must be left.
 BENT, LEAST_POINTS = 0.01, 4
@@ -81,6 +83,38 @@ class Moves:
         return replace(self, config=config)
 
 
+class Movable(NamedTuple):
+    """A site of latent scale: whether a monotone transform of one, and other parameters' names.
+
+    And the length of its vectors, 0 where entries are numbers.
+    """
+
+    name: str
+    is_monotone: bool
+    shape_params: tuple[str, ...]
+    length: int
+
+
+def moves_among(
+    sites: Sequence[Movable],
+    loc_scale: Callable[..., Any],
+    transform: Callable[[], Any],
+    standardise: Callable[..., Any],
+    shifted: frozenset[str],
+) -> Moves:
+    """What is to be written non-centred, by the host's reparameterisers."""
+    latents, config = dict[str, str](), dict[str, Any]()
+    for name, is_monotone, others, length in sites:
+        stands_for = f"{name}_base" if is_monotone else name
+        if is_monotone:
+            config[name] = transform()
+        known = {"shape_params": others}
+        config[stands_for] = standardise(0.0) if length else loc_scale(0.0, **known)
+        latents[name] = f"{stands_for}_decentered"
+    lengths = {each.name: each.length for each in sites if each.length}
+    return Moves(latents, config, standardise, shifted, lengths)
+
+
 def standardised(loc: Any, scale: Any, precision: Any, pull: Any) -> tuple[Any, Any, Any, Any]:
     """How an entry is written that is standard Normal given its location, scale and data.
 
@@ -107,16 +141,20 @@ def standardised(loc: Any, scale: Any, precision: Any, pull: Any) -> tuple[Any, 
     return moved, root, (loc + scale**2 * pull) / square, scale / root
 
 
-class Arrays(NamedTuple):
-    """What of a host serves matrices: its module, and functions that never raise."""
+class Vectors(NamedTuple):
+    """What of a host serves vectors: its multivariate Normal, and its module of arrays.
 
+    And functions of matrices that never raise.
+    """
+
+    kind: Any
     module: Any
     cholesky: Callable[[Any], Any]
     solve: Callable[[Any, Any], Any]
 
 
 def standardised_vectors(
-    arrays: Arrays, loc: Any, scale_tril: Any, data: Any
+    vectors: Vectors, loc: Any, scale_tril: Any, data: Any
 ) -> tuple[Any, Any, Any, Any]:
     """:func:`standardised` for vectors x ~ MultivariateNormal(m, L L') of length d.
 
@@ -125,7 +163,7 @@ def standardised_vectors(
 
     Parameters
     ----------
-    arrays : Arrays
+    vectors : Vectors
     loc, scale_tril : array (..., d), (..., d, d)
         m and L.
     data : array (..., d + 1, d), or 0.0
@@ -137,7 +175,7 @@ def standardised_vectors(
     Location and root of the prior of e, and mean and deviation, of which the second and the last
     are lower triangular matrices.
     """
-    host = arrays.module
+    host = vectors.module
     blank = host.zeros_like(loc[..., None, :] + scale_tril[..., :1, :])
     loc, data = loc + blank[..., 0, :], data + blank
     rows, pull = data[..., :-1, :], data[..., -1, :, None]
@@ -145,9 +183,9 @@ def standardised_vectors(
     unit = host.diag(host.ones_like(blank.reshape(-1, blank.shape[-1])[0]))
     square = told.swapaxes(-1, -2) @ told + unit
     # The factor of the matrix turned round is lower triangular: turned back it is the upper one.
-    upper = host.flip(arrays.cholesky(host.flip(square, (-1, -2))), (-1, -2))
+    upper = host.flip(vectors.cholesky(host.flip(square, (-1, -2))), (-1, -2))
     root = upper.swapaxes(-1, -2)
-    deviation = arrays.solve(upper, scale_tril.swapaxes(-1, -2)).swapaxes(-1, -2)
+    deviation = vectors.solve(upper, scale_tril.swapaxes(-1, -2)).swapaxes(-1, -2)
     push = pull - rows.swapaxes(-1, -2) @ (rows @ loc[..., None])
     moved = -(deviation.swapaxes(-1, -2) @ push)
     return moved[..., 0], root, loc - (deviation @ moved)[..., 0], deviation
@@ -164,21 +202,20 @@ class Standardised:
         Other parameters of the site's distribution.
     """
 
-    #: The host's.
-    arrays: Arrays
-
     def __init__(self, data: Any, shape_params: Sequence[str] = ()) -> None:
         self.data, self.shape_params = data, tuple(shape_params)
 
-    def of(self, base: Any) -> tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]:
+    def of(
+        self, base: Any, vectors: Vectors
+    ) -> tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]:
         """The distribution of entries, their value as written, and the way back."""
-        if hasattr(base, "scale_tril"):
-            given = self.arrays, base.loc, base.scale_tril, self.data
-            loc, scale, mean, deviation = standardised_vectors(*given)
+        if isinstance(base, vectors.kind):
+            given = base.loc, base.scale_tril, self.data
+            loc, scale, mean, deviation = standardised_vectors(vectors, *given)
             return (
                 type(base)(loc=loc, scale_tril=scale),
                 lambda entry: mean + (deviation @ entry[..., None])[..., 0],
-                lambda value: self.arrays.solve(deviation, (value - mean)[..., None])[..., 0],
+                lambda value: vectors.solve(deviation, (value - mean)[..., None])[..., 0],
             )
         loc, scale, mean, deviation = standardised(base.loc, base.scale, *self.data)
         others = {name: getattr(base, name) for name in self.shape_params}
@@ -359,8 +396,7 @@ class Forms(NamedTuple):
     transformed: Any
     affine: Any
     monotone: Any
-    vectors: Any
-    arrays: Arrays
+    vectors: Vectors
 
     def unwrapped(self, distribution: Any) -> Any:
         """A distribution without what the hosts' handlers take away."""
@@ -378,22 +414,29 @@ class Forms(NamedTuple):
 
     def is_shifted(self, distribution: Any) -> bool:
         """Whether such a one has a shift or a factor."""
+        distribution = self.unwrapped(distribution)
         return self.is_monotone(distribution) and len(distribution.transforms) > 1
+
+    def base_of(self, distribution: Any) -> tuple[Any, bool]:
+        """What may have a latent scale in a distribution, and whether that is a monotone one."""
+        base = self.unwrapped(distribution)
+        is_monotone = self.is_monotone(base)
+        return (self.unwrapped(base.base_dist) if is_monotone else base), is_monotone
 
     def standard(self, distribution: Any, value: Any) -> Any:
         """The value of the latent site that stands for one of a distribution of latent scale."""
-        base = self.unwrapped(distribution)
-        if self.is_monotone(base):
-            for transform in reversed(base.transforms):
+        base, is_monotone = self.base_of(distribution)
+        if is_monotone:
+            for transform in reversed(self.unwrapped(distribution).transforms):
                 value = transform.inv(value)
-            base = self.unwrapped(base.base_dist)
         if self.length_of(base):
-            return self.arrays.solve(base.scale_tril, (value - base.loc)[..., None])[..., 0]
+            return self.vectors.solve(base.scale_tril, (value - base.loc)[..., None])[..., 0]
         return (value - base.loc) / base.scale
 
     def length_of(self, base: Any) -> int:
-        """The length of the vectors of a multivariate Normal, 0 of others."""
-        return base.event_shape[-1] if isinstance(base, self.vectors) else 0
+        """The length of the vectors of a multivariate Normal; 0 of others, and of long ones."""
+        length: int = base.event_shape[-1] if isinstance(base, self.vectors.kind) else 0
+        return length if length <= LONGEST else 0
 
 
 def check_moved(moves: Moves, written: Any, data: Any, moved: Any, moved_data: Any) -> None:

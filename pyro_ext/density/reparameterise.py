@@ -15,12 +15,21 @@ from torch import Tensor
 from torch.distributions import Independent, TransformedDistribution, constraints
 from torch.distributions.transforms import AffineTransform, ExpTransform, SigmoidTransform
 
-from ppl_ext.target.noncentred import Arrays, Forms, Moves, Noncentred, Standardised
+from ppl_ext.target.noncentred import (
+    Forms,
+    Movable,
+    Moves,
+    Noncentred,
+    Standardised,
+    Vectors,
+    moves_among,
+)
 from pyro_ext.density.handlers import global_generator, running
 from pyro_ext.density.layout import Data, with_own_containers
 from pyro_ext.density.log_density import LogDensity
 
-_ARRAYS = Arrays(
+_VECTORS = Vectors(
+    MultivariateNormal,
     torch,
     lambda matrix: torch.linalg.cholesky_ex(matrix).L,
     lambda matrix, other: torch.linalg.solve_ex(matrix, other).result,
@@ -30,19 +39,16 @@ _FORMS = Forms(
     TransformedDistribution,
     AffineTransform,
     (ExpTransform, SigmoidTransform),
-    MultivariateNormal,
-    _ARRAYS,
+    _VECTORS,
 )
 
 
 class StandardisedReparam(Standardised, Reparam):
     """A site whose entries are standardised given their data."""
 
-    arrays = _ARRAYS
-
     def apply(self, msg: Any) -> dict[str, Any]:
         base, event_dim = self._unwrap(msg["fn"])
-        own, value_of, entry_of = self.of(base)
+        own, value_of, entry_of = self.of(base, _VECTORS)
         value = msg["value"]
         entry = None if value is None else entry_of(value)
         infer = {"is_observed": msg["is_observed"]}
@@ -68,22 +74,17 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
     ``scale`` count otherwise than once, whose Jacobian would be counted so as well, are left alone,
     and so are those inside a subsampled plate.
     """
-    latents, config, lengths = dict[str, str](), dict[str, Any](), dict[str, int]()
+    sites = list[Movable]()
     nodes = _nodes(target, data, torch.zeros(target.dim, dtype=target.dtype))
     elsewhere: dict[str, Any] = {}
     for name in target.layout.names:
         if name in target.local_sites:
             continue
-        site, stands_for = nodes[name], name
+        site = nodes[name]
         is_plain = not isinstance(site["scale"], Tensor) and site["scale"] == 1.0
         if site["mask"] is not None or not is_plain:
             continue
-        base = _FORMS.unwrapped(site["fn"])
-        if _FORMS.is_monotone(base):
-            own, stands_for = {name: TransformReparam()}, f"{name}_base"
-            base = _FORMS.unwrapped(base.base_dist)
-        else:
-            own = {}
+        base, is_monotone = _FORMS.base_of(site["fn"])
         parameters = set(getattr(base, "arg_constraints", ()))
         is_scalar = {"loc", "scale"} <= parameters and base.support is constraints.real
         length = _FORMS.length_of(base)
@@ -95,18 +96,14 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
             elsewhere = elsewhere or _nodes(
                 target, data, torch.linspace(0.1, 0.4, target.dim, dtype=target.dtype)
             )
-            other = _FORMS.unwrapped(elsewhere[name]["fn"])
-            other = _FORMS.unwrapped(other.base_dist) if own else other
+            other, _ = _FORMS.base_of(elsewhere[name]["fn"])
             if torch.equal(getattr(base, scale), getattr(other, scale)):
                 continue
             others = tuple(sorted(parameters - {"loc", "scale"}))
-            config |= {**own, stands_for: LocScaleReparam(0.0, shape_params=others)}
-            if length:
-                lengths[name], config[stands_for] = length, StandardisedReparam(0.0)
-            latents[name] = f"{stands_for}_decentered"
-    every = {name: _FORMS.unwrapped(nodes[name]["fn"]) for name in latents}
+            sites.append(Movable(name, is_monotone, others, length))
+    every = {each.name: nodes[each.name]["fn"] for each in sites}
     shifted = frozenset(name for name, each in every.items() if _FORMS.is_shifted(each))
-    return Moves(latents, config, StandardisedReparam, shifted, lengths)
+    return moves_among(sites, LocScaleReparam, TransformReparam, StandardisedReparam, shifted)
 
 
 def _nodes(target: LogDensity, data: Data, position: Tensor) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.fit.verdict.policy import STRAINED
 from ppl_ext.start.find import find
 from ppl_ext.start.start import Mode
-from ppl_ext.target.noncentred import Arrays, Moves, standardised, standardised_vectors
+from ppl_ext.target.noncentred import Moves, Vectors, standardised, standardised_vectors
 from tests.fit_support import WITHOUT_PROGRAM
 
 #: Of the groups: measurements and their errors, and the standard deviation of their mean's prior.
@@ -220,7 +220,7 @@ def test_standardised_entries_are_standard_normal_given_their_data(scale: float)
     np.testing.assert_allclose(np.diff(posterior), np.diff(norm.logpdf(entries)), rtol=1e-6)
 
 
-ON_NUMPY = Arrays(np, np.linalg.cholesky, np.linalg.solve)
+ON_NUMPY = Vectors(object, np, np.linalg.cholesky, np.linalg.solve)
 
 
 @pytest.mark.parametrize("length", [1, 3])
@@ -259,58 +259,62 @@ def test_standardised_vectors_are_standard_normal_given_their_data(length: int) 
     np.testing.assert_allclose(deviation, np.broadcast_to(factor, deviation.shape))
 
 
-def pairs(rows: np.ndarray, y: np.ndarray, number: int) -> tuple[Problem, Problem]:
-    """Pairs of scales e^u0, e^u1 and correlation tanh(r); rows (n, 2) and y (n,) of each of them."""
-    places = {"u": slice(0, 2), "r": slice(2, 3), "pairs": slice(3, 3 + 2 * number)}
+def triples(rows: np.ndarray, y: np.ndarray, number: int) -> tuple[Problem, Problem]:
+    """Vectors of scales e^u0, e^u1 and 0.8, two correlated by tanh(r); rows (n, 3), y (n,) each."""
+    places = {"u": slice(0, 2), "r": slice(2, 3), "x": slice(3, 3 + 3 * number)}
 
     def effects(z: np.ndarray) -> np.ndarray:
-        (one, two), by = np.exp(z[:, :2].T)[..., None], np.tanh(z[:, 2:3])
-        e = z[:, 3:].reshape(len(z), -1, 2)
-        second = two * (by * e[..., 0] + np.sqrt(1.0 - by**2) * e[..., 1])
-        return np.stack([0.4 + one * e[..., 0], second], -1)
+        return 0.4 + z[:, 3:].reshape(len(z), -1, 3) @ factor(z).swapaxes(1, 2)
 
     def moved(z: np.ndarray) -> np.ndarray:
         told = norm.logpdf(y, effects(z) @ rows.T).sum((1, 2))
         return told + norm.logpdf(z[:, 3:]).sum(1) + norm.logpdf(z[:, :3]).sum(1)
 
     def values(z: np.ndarray) -> dict[str, np.ndarray]:
-        return {"u": z[:, :2], "r": z[:, 2:3], "pairs": effects(z).reshape(len(z), -1)}
+        return {"u": z[:, :2], "r": z[:, 2:3], "x": effects(z).reshape(len(z), -1)}
 
     def there(values: Mapping[str, np.ndarray]) -> np.ndarray:
         return np.concatenate([values[name] for name in places], axis=1)
 
-    own = {"u": places["u"], "r": places["r"], "pairs_decentered": places["pairs"]}
-    moves: dict[str, Any] = {"latents": {"pairs": "pairs_decentered"}, "lengths": {"pairs": 2}}
+    own = {"u": places["u"], "r": places["r"], "x_decentered": places["x"]}
+    moves: dict[str, Any] = {"latents": {"x": "x_decentered"}, "lengths": {"x": 3}}
     other = problem(by_differences(moved), own, values=values, **moves)
-    other.own.layout.shapes["pairs_decentered"] = (number, 2)
+    other.own.layout.shapes["x_decentered"] = (number, 3)
     return problem(by_differences(moved), places, maps=(values, there)), other
+
+
+def factor(z: np.ndarray) -> np.ndarray:
+    """Roots (S, 3, 3) of the covariances of triples."""
+    roots, by = np.zeros((len(z), 3, 3)), np.tanh(z[:, 2])
+    roots[:, 0, 0] = np.exp(z[:, 0])
+    roots[:, 1, :2] = np.exp(z[:, 1:2]) * np.stack([by, np.sqrt(1.0 - by**2)], 1)
+    roots[:, 2] = [0.5, -0.3, 0.5]
+    return roots
 
 
 def test_what_data_tell_of_vectors_is_exact_where_it_is_normal() -> None:
     rng = np.random.default_rng(0)
-    rows, y = rng.normal(size=(4, 2)) * [3.0, 1.0], rng.normal(size=(3, 4))
-    written, other = pairs(rows, y, 3)
+    rows, y = rng.normal(size=(5, 3)) * [3.0, 1.0, 2.0], rng.normal(size=(2, 5))
+    written, other = triples(rows, y, 2)
     mode = Mode(0.3 * rng.normal(size=other.dim), np.eye(other.dim), 0.0, 0.0)
     found = entry_data(written, other, mode, Meter(10_000, 60.0))
-    entries = found.entries["pairs"]
-    assert entries.shape == (3, 3, 2)
-    roots, precision = entries[:, :2], rows.T @ rows
-    np.testing.assert_allclose(
-        roots.swapaxes(1, 2) @ roots, np.broadcast_to(precision, (3, 2, 2)), rtol=0.01, atol=0.01
-    )
-    np.testing.assert_allclose(entries[:, 2], y @ rows, rtol=0.01, atol=0.01)
+    entries = found.entries["x"]
+    assert entries.shape == (2, 4, 3)
+    roots, precision = entries[:, :3], rows.T @ rows
+    expected = np.broadcast_to(precision, (2, 3, 3))
+    np.testing.assert_allclose(roots.swapaxes(1, 2) @ roots, expected, rtol=0.01, atol=0.01)
+    np.testing.assert_allclose(entries[:, 3], y @ rows, rtol=0.01, atol=0.01)
     # Of the least share that which is told least of along any direction.
-    by = np.tanh(mode.mean[2])
-    factor = np.exp(mode.mean[:2])[:, None] * [[1.0, 0.0], [by, np.sqrt(1.0 - by**2)]]
-    least = np.linalg.eigvalsh(factor.T @ precision @ factor)[0]
+    (root,) = factor(mode.mean[None])
+    least = np.linalg.eigvalsh(root.T @ precision @ root)[0]
     assert found.least == pytest.approx(least / (1.0 + least), rel=0.01)
 
 
-@pytest.mark.parametrize("number", [3, 600])
+@pytest.mark.parametrize("number", [2, 600])
 def test_correlations_count_as_scales_where_there_is_room(number: int) -> None:
-    written, other = pairs(np.eye(2), np.zeros((number, 2)), number)
-    mode = Mode(np.append([0.1, -0.2, 0.3], np.zeros(2 * number)), np.ones(other.dim), 0.0, 0.0)
-    expected = {"u": [0, 1], **({"r": [0]} if number == 3 else {})}
+    written, other = triples(np.eye(3), np.zeros((number, 3)), number)
+    mode = Mode(np.append([0.1, -0.2, 0.3], np.zeros(3 * number)), np.ones(other.dim), 0.0, 0.0)
+    expected = {"u": [0, 1], **({"r": [0]} if number == 2 else {})}
     assert scales_of(written, other, mode) == expected
 
 

@@ -1925,13 +1925,13 @@ def _fit() -> Iterator[Mutation]:
             "what data tell of each number of a vector by itself",
             "fit/ladder/centring.py",
             "told.append(np.linalg.inv(covariance[at[:, :, None], at[:, None]]) - np.eye(length))",
-            "told.append(np.eye(length) / covariance[at[:, :, None], at[:, None]] - np.eye(length))",
+            "told.append(np.eye(length) / covariance[at[:, :, None], at[:, None]] - 1.0)",
         ),
         (
             "vectors standardised with the lower factor in place of the upper",
             "target/noncentred.py",
-            "upper = host.flip(arrays.cholesky(host.flip(square, (-1, -2))), (-1, -2))",
-            "upper = arrays.cholesky(square)",
+            "upper = host.flip(vectors.cholesky(host.flip(square, (-1, -2))), (-1, -2))",
+            "upper = vectors.cholesky(square)",
         ),
         (
             "entries standardised with the prior's deviation",

@@ -131,7 +131,7 @@ def entry_data(written: Problem, other: Problem, mode: Mode, meter: Meter) -> En
     told = {site: np.linalg.eigh(each) for site, each in zip(ordered, blocks, strict=True)}
     sizes = np.concatenate([np.maximum(each.eigenvalues, 0.0).ravel() for each in told.values()])
     shares = sizes / (1.0 + sizes)
-    # A mode of vectors may lie where all of their scales are too small, and data seem to tell little.
+    # A mode of vectors may lie where all scales are too small, and data seem to tell little there.
     if not (shares.max() >= LEAST_TOLD or other.lengths):
         return EntryData(least=float(shares.min()))
     first = written.positions_of(other, mode.mean[None])[0]
