@@ -146,6 +146,35 @@ def test_a_start_by_sites_as_written_is_that_of_a_noncentred_program(backend: An
                 np.testing.assert_allclose(backend.numpy(found[name]), expected, rtol=1e-4)
 
 
+def test_vectors_of_a_noncentred_program_are_those_as_written(backend: Any) -> None:
+    """Both in draws and in a start."""
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        t = host.sample("t", dist.HalfNormal(backend.array([1.0, 2.0])).to_event(1))
+        factor = host.sample("L", dist.LKJCholesky(2, 2.0))
+        with host.plate("groups", 3):
+            pairs = dist.MultivariateNormal(y[0], scale_tril=t[:, None] * factor)
+            x = host.sample("x", pairs)
+            host.sample("y", dist.Normal(x, 1.0).to_event(1), obs=y)
+
+    y = np.random.default_rng(0).normal(size=(3, 2))
+    verbs = Verbs(backend, (backend.array(y),))
+    engine = particles(backend, model, reparameterise=True)
+    state, _ = verbs.run(engine, 2, start="host")
+    draws = drawn(backend, engine, state)
+    root = draws["t"][:, :, None] * draws["L"]
+    expected = y[0] + np.einsum("sij,sgj->sgi", root, draws["x_decentered"])
+    np.testing.assert_allclose(draws["x"], expected, rtol=1e-4, atol=1e-5)
+    # And they start where values as written are.
+    values = {"t": draws["t"], "L": draws["L"], "x": draws["x"] + 1.0}
+    engine = particles(backend, model, reparameterise=True)
+    verbs.run(engine, 0, start={n: backend.array(v) for n, v in values.items()})
+    found = engine.target.constrain(backend.array(engine.start.points), engine.data)
+    for name, each in values.items():
+        np.testing.assert_allclose(backend.numpy(found[name]), each, rtol=1e-3, atol=1e-4)
+
+
 def test_programs_without_such_sites_are_as_they_are(
     backend: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

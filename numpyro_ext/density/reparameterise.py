@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpyro
 from jax import Array
 from jax.extend.core import Literal
@@ -14,6 +15,7 @@ from numpyro import handlers
 from numpyro.distributions import (
     ExpandedDistribution,
     Independent,
+    MultivariateNormal,
     TransformedDistribution,
     constraints,
 )
@@ -23,13 +25,23 @@ from numpyro.infer.reparam import LocScaleReparam, Reparam, TransformReparam
 from numpyro_ext.density.layout import Data
 from numpyro_ext.density.log_density import LogDensity
 from numpyro_ext.programs import Program
-from ppl_ext.target.noncentred import Forms, Moves, Noncentred, Standardised
+from ppl_ext.target.noncentred import (
+    Forms,
+    Movable,
+    Moves,
+    Noncentred,
+    Standardised,
+    Vectors,
+    moves_among,
+)
 
+_VECTORS = Vectors(MultivariateNormal, jnp, jnp.linalg.cholesky, jnp.linalg.solve)
 _FORMS = Forms(
     (Independent, ExpandedDistribution),
     TransformedDistribution,
     AffineTransform,
     (ExpTransform, SigmoidTransform),
+    _VECTORS,
 )
 
 
@@ -38,9 +50,9 @@ class StandardisedReparam(Standardised, Reparam):
 
     def __call__(self, name: str, fn: Any, obs: Any) -> tuple[None, Array]:
         base, shape, event_dim = self._unwrap(fn)
-        own, mean, deviation = self.of(base)
+        own, value_of, _ = self.of(base, _VECTORS)
         own = self._wrap(own, shape, event_dim)
-        return None, mean + deviation * numpyro.sample(f"{name}_decentered", own)
+        return None, value_of(numpyro.sample(f"{name}_decentered", own))
 
 
 def noncentred(
@@ -58,7 +70,7 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
     and so are those inside a subsampled plate.
     """
     bound = target.bound
-    kinds = dict[str, tuple[bool, tuple[str, ...]]]()
+    kinds = dict[str, Movable]()
     shifted = set[str]()
 
     def scales(position: Array, data: Data) -> dict[str, Array]:
@@ -68,14 +80,16 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
                 continue
             if site.get("_control_flow_done", False) or site.get("scale") is not None:
                 continue  # scan runs its body again with values, which the handler refuses
-            base = _FORMS.unwrapped(site["fn"])
-            if _FORMS.is_shifted(base):
+            if _FORMS.is_shifted(site["fn"]):
                 shifted.add(name)
-            if is_monotone := _FORMS.is_monotone(base):
-                base = _FORMS.unwrapped(base.base_dist)
+            base, is_monotone = _FORMS.base_of(site["fn"])
             names = set(getattr(base, "arg_constraints", ()))
-            if {"loc", "scale"} <= names and base.support is constraints.real:
-                kinds[name] = is_monotone, tuple(sorted(names - {"loc", "scale"}))
+            if length := _FORMS.length_of(base):
+                kinds[name] = Movable(name, is_monotone, (), length)
+                found[name] = base.scale_tril
+            elif {"loc", "scale"} <= names and base.support is constraints.real:
+                others = tuple(sorted(names - {"loc", "scale"}))
+                kinds[name] = Movable(name, is_monotone, others, 0)
                 found[name] = base.scale
         return found
 
@@ -85,19 +99,12 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
     for operation in program.eqns:
         if any(each in latent for each in operation.invars if not isinstance(each, Literal)):
             latent.update(operation.outvars)
-    latents, config = dict[str, str](), dict[str, Any]()
-    # A dictionary's leaves come in the order of its sorted keys.
-    for name, out in zip(sorted(kinds), program.outvars, strict=True):
-        # A scale that no operation leads to from the position is no latent one.
-        if isinstance(out, Literal) or out not in latent:
-            continue
-        is_monotone, others = kinds[name]
-        if is_monotone:
-            config[name] = TransformReparam()
-        stands_for = f"{name}_base" if is_monotone else name
-        config[stands_for] = LocScaleReparam(0.0, shape_params=others)
-        latents[name] = f"{stands_for}_decentered"
-    return Moves(latents, config, StandardisedReparam, frozenset(shifted))
+    # A dictionary's leaves come in the order of its sorted keys. A scale that no operation leads to
+    # from the position is no latent one.
+    outs = zip(sorted(kinds), program.outvars, strict=True)
+    sites = [kinds[name] for name, out in outs if not isinstance(out, Literal) and out in latent]
+    own = LocScaleReparam, TransformReparam, StandardisedReparam
+    return moves_among(sites, *own, frozenset(shifted))
 
 
 def moved_values(target: LogDensity, data: Data, values: Mapping[str, Array]) -> dict[str, Array]:

@@ -172,7 +172,9 @@ class Symmetry:
         if not _is_moved(orders).any():
             return mode
         dim = len(mode.mean)
-        step = epsilon**STEP_POWER * mode.deviations
+        # Of a mode that is as narrow as positions are rounded shorter steps would have no slopes.
+        least = epsilon**STEP_POWER * (1.0 + np.abs(mode.mean))
+        step = epsilon**STEP_POWER * np.maximum(mode.deviations, least)
         around = np.concatenate([mode.mean + np.diag(step), mode.mean - np.diag(step)])
         every = [np.repeat(each, 2 * dim + 1, axis=0) for each in orders]
         found = self._moved(np.concatenate([mode.mean[None], around]), every)

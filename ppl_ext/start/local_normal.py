@@ -59,7 +59,8 @@ def local_factor(
     """Lower Cholesky factor (D, D) of the covariance that a log density has at a point, or None.
 
     Negative curvature counts by its size. Nothing bounds a standard deviation but curvatures that
-    differences cannot tell from none. None where no scores near the point are finite.
+    differences cannot tell from none. None where no scores near the point are finite, or so steep
+    that a direction has no width left.
 
     Parameters
     ----------
@@ -82,6 +83,8 @@ def local_factor(
         # The factor of a root of the covariance, since of the covariance itself rounding leaves
         # nothing of the narrow directions.
         factor = lower_factor(factor @ (vectors / np.sqrt(sizes)))
+        if not np.diag(factor).all():
+            return None
         # About one: differences were as long as they were meant to be.
         if NEAR[0] < sizes.min() and sizes.max() < NEAR[1]:
             return factor

@@ -8,20 +8,38 @@ from typing import Any
 import pyro
 import torch
 from pyro import poutine
-from pyro.distributions import Delta
+from pyro.distributions import Delta, MultivariateNormal
 from pyro.infer.reparam import LocScaleReparam, TransformReparam
 from pyro.infer.reparam.reparam import Reparam
 from torch import Tensor
 from torch.distributions import Independent, TransformedDistribution, constraints
 from torch.distributions.transforms import AffineTransform, ExpTransform, SigmoidTransform
 
-from ppl_ext.target.noncentred import Forms, Moves, Noncentred, Standardised
+from ppl_ext.target.noncentred import (
+    Forms,
+    Movable,
+    Moves,
+    Noncentred,
+    Standardised,
+    Vectors,
+    moves_among,
+)
 from pyro_ext.density.handlers import global_generator, running
 from pyro_ext.density.layout import Data, with_own_containers
 from pyro_ext.density.log_density import LogDensity
 
+_VECTORS = Vectors(
+    MultivariateNormal,
+    torch,
+    lambda matrix: torch.linalg.cholesky_ex(matrix).L,
+    lambda matrix, other: torch.linalg.solve_ex(matrix, other).result,
+)
 _FORMS = Forms(
-    (Independent,), TransformedDistribution, AffineTransform, (ExpTransform, SigmoidTransform)
+    (Independent,),
+    TransformedDistribution,
+    AffineTransform,
+    (ExpTransform, SigmoidTransform),
+    _VECTORS,
 )
 
 
@@ -30,14 +48,13 @@ class StandardisedReparam(Standardised, Reparam):
 
     def apply(self, msg: Any) -> dict[str, Any]:
         base, event_dim = self._unwrap(msg["fn"])
-        own, mean, deviation = self.of(base)
-        value, entry = msg["value"], None
-        if value is not None:
-            entry = (value - mean) / deviation
+        own, value_of, entry_of = self.of(base, _VECTORS)
+        value = msg["value"]
+        entry = None if value is None else entry_of(value)
         infer = {"is_observed": msg["is_observed"]}
         own = self._wrap(own, event_dim)
         entry = pyro.sample(f"{msg['name']}_decentered", own, obs=entry, infer=infer)
-        value = mean + deviation * entry if value is None else value
+        value = value_of(entry) if value is None else value
         # The value is given by what was drawn: as a deterministic site, it adds nothing.
         fixed = Delta(value, event_dim=event_dim).mask(False)
         return {"fn": fixed, "value": value, "is_observed": True}
@@ -57,40 +74,36 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
     ``scale`` count otherwise than once, whose Jacobian would be counted so as well, are left alone,
     and so are those inside a subsampled plate.
     """
-    latents, config = dict[str, str](), dict[str, Any]()
+    sites = list[Movable]()
     nodes = _nodes(target, data, torch.zeros(target.dim, dtype=target.dtype))
     elsewhere: dict[str, Any] = {}
     for name in target.layout.names:
         if name in target.local_sites:
             continue
-        site, stands_for = nodes[name], name
+        site = nodes[name]
         is_plain = not isinstance(site["scale"], Tensor) and site["scale"] == 1.0
         if site["mask"] is not None or not is_plain:
             continue
-        base = _FORMS.unwrapped(site["fn"])
-        if _FORMS.is_monotone(base):
-            own, stands_for = {name: TransformReparam()}, f"{name}_base"
-            base = _FORMS.unwrapped(base.base_dist)
-        else:
-            own = {}
+        base, is_monotone = _FORMS.base_of(site["fn"])
         parameters = set(getattr(base, "arg_constraints", ()))
-        if not {"loc", "scale"} <= parameters or base.support is not constraints.real:
+        is_scalar = {"loc", "scale"} <= parameters and base.support is constraints.real
+        length = _FORMS.length_of(base)
+        if not (is_scalar or length):
             continue
-        if base.scale.requires_grad:
+        scale = "scale_tril" if length else "scale"
+        if getattr(base, scale).requires_grad:
             # A scale to the power 0, as non-centred programs have, wants a gradient and is none.
             elsewhere = elsewhere or _nodes(
                 target, data, torch.linspace(0.1, 0.4, target.dim, dtype=target.dtype)
             )
-            other = _FORMS.unwrapped(elsewhere[name]["fn"])
-            other = _FORMS.unwrapped(other.base_dist) if own else other
-            if torch.equal(base.scale, other.scale):
+            other, _ = _FORMS.base_of(elsewhere[name]["fn"])
+            if torch.equal(getattr(base, scale), getattr(other, scale)):
                 continue
             others = tuple(sorted(parameters - {"loc", "scale"}))
-            config |= {**own, stands_for: LocScaleReparam(0.0, shape_params=others)}
-            latents[name] = f"{stands_for}_decentered"
-    every = {name: _FORMS.unwrapped(nodes[name]["fn"]) for name in latents}
+            sites.append(Movable(name, is_monotone, others, length))
+    every = {each.name: nodes[each.name]["fn"] for each in sites}
     shifted = frozenset(name for name, each in every.items() if _FORMS.is_shifted(each))
-    return Moves(latents, config, StandardisedReparam, shifted)
+    return moves_among(sites, LocScaleReparam, TransformReparam, StandardisedReparam, shifted)
 
 
 def _nodes(target: LogDensity, data: Data, position: Tensor) -> dict[str, Any]:

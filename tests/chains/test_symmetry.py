@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -182,6 +183,20 @@ def test_a_normal_moves_with_its_labels() -> None:
         atol=0.04,
     )
     assert moved.log_mass == mode.log_mass and moved.spread == mode.spread
+
+
+def test_a_normal_as_narrow_as_positions_are_rounded_moves_with_its_labels() -> None:
+    """Its factor was singular: steps of its own width led nowhere."""
+    symmetry = found()
+    assert symmetry is not None
+
+    def rounded(values: Any) -> np.ndarray:
+        return unconstrain(values).astype(np.float32).astype(float)
+
+    narrow = np.diag([1.0, 1.0, 1e-6, 1e-7, 1e-8])
+    mode = Mode(np.array([0.5, -0.4, 6.0, -5.0, 1.0]), narrow, 0.0, 0.0)
+    moved = replace(symmetry, unconstrain=rounded).moved(mode, np.finfo(np.float32).eps)
+    np.testing.assert_allclose(moved.deviations[2:], [1e-7, 1e-8, 1e-6], rtol=0.05)
 
 
 #: Two labels: half of the mass where they differ, in two orders, half where they are alike.

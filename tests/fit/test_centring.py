@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import multivariate_normal, norm
 
 from ppl_ext.fit.ladder.centring import EntryData, _told, entry_data, neck, neck_among, scales_of
 from ppl_ext.fit.ladder.written import best_written
@@ -18,7 +18,7 @@ from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.fit.verdict.policy import STRAINED
 from ppl_ext.start.find import find
 from ppl_ext.start.start import Mode
-from ppl_ext.target.noncentred import Moves, standardised
+from ppl_ext.target.noncentred import Moves, Vectors, standardised, standardised_vectors
 from tests.fit_support import WITHOUT_PROGRAM
 
 #: Of the groups: measurements and their errors, and the standard deviation of their mean's prior.
@@ -220,14 +220,117 @@ def test_standardised_entries_are_standard_normal_given_their_data(scale: float)
     np.testing.assert_allclose(np.diff(posterior), np.diff(norm.logpdf(entries)), rtol=1e-6)
 
 
+ON_NUMPY = Vectors(object, np, np.linalg.cholesky, np.linalg.solve)
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_standardised_vectors_are_standard_normal_given_their_data(length: int) -> None:
+    rng = np.random.default_rng(length)
+    loc, factor = rng.normal(size=length), np.tril(rng.normal(size=(length, length)))
+    np.fill_diagonal(factor, np.exp(rng.normal(size=length)))
+    rows, pull = rng.normal(size=(length, length)), rng.normal(size=length)
+    data = np.vstack([rows, pull])
+    of_entry, root, mean, deviation = standardised_vectors(ON_NUMPY, loc, factor, data)
+    precision = rows.T @ rows
+    if length == 1:
+        expected = standardised(loc[0], factor[0, 0], precision[0, 0], pull[0])
+        found = [each.item() for each in (of_entry, root, mean, deviation)]
+        np.testing.assert_allclose(found, expected)
+    # The deviation is the lower factor of the covariance given both, and so is the prior's root.
+    for lower in (root, deviation):
+        np.testing.assert_allclose(lower, np.tril(lower), atol=1e-12)
+        assert (np.diag(lower) > 0.0).all()
+    both = np.linalg.inv(np.linalg.inv(factor @ factor.T) + precision)
+    np.testing.assert_allclose(deviation @ deviation.T, both)
+    entries = rng.normal(size=(7, length))
+    values = mean + entries @ deviation.T
+    prior = multivariate_normal.logpdf(entries, of_entry, root @ root.T)
+    written = multivariate_normal.logpdf(values, loc, factor @ factor.T)
+    np.testing.assert_allclose(prior, written + np.log(np.diag(deviation)).sum())
+    told = values @ pull - 0.5 * np.einsum("ni,ij,nj->n", values, precision, values)
+    standard = norm.logpdf(entries).sum(1)
+    np.testing.assert_allclose(np.diff(prior + told), np.diff(standard))
+    # Without data it is the non-centred way, of many vectors as of one.
+    many = np.stack([loc, -loc])
+    of_entry, root, mean, deviation = standardised_vectors(ON_NUMPY, many, factor, 0.0)
+    np.testing.assert_array_equal(of_entry, np.zeros_like(many))
+    np.testing.assert_array_equal(root, np.broadcast_to(np.eye(length), root.shape))
+    np.testing.assert_array_equal(mean, many)
+    np.testing.assert_allclose(deviation, np.broadcast_to(factor, deviation.shape))
+
+
+def triples(rows: np.ndarray, y: np.ndarray, number: int) -> tuple[Problem, Problem]:
+    """Vectors of scales e^u0, e^u1 and 0.8, two correlated by tanh(r); rows (n, 3), y (n,) each."""
+    places = {"u": slice(0, 2), "r": slice(2, 3), "x": slice(3, 3 + 3 * number)}
+
+    def effects(z: np.ndarray) -> np.ndarray:
+        return 0.4 + z[:, 3:].reshape(len(z), -1, 3) @ factor(z).swapaxes(1, 2)
+
+    def moved(z: np.ndarray) -> np.ndarray:
+        told = norm.logpdf(y, effects(z) @ rows.T).sum((1, 2))
+        return told + norm.logpdf(z[:, 3:]).sum(1) + norm.logpdf(z[:, :3]).sum(1)
+
+    def values(z: np.ndarray) -> dict[str, np.ndarray]:
+        return {"u": z[:, :2], "r": z[:, 2:3], "x": effects(z).reshape(len(z), -1)}
+
+    def there(values: Mapping[str, np.ndarray]) -> np.ndarray:
+        return np.concatenate([values[name] for name in places], axis=1)
+
+    own = {"u": places["u"], "r": places["r"], "x_decentered": places["x"]}
+    moves: dict[str, Any] = {"latents": {"x": "x_decentered"}, "lengths": {"x": 3}}
+    other = problem(by_differences(moved), own, values=values, **moves)
+    other.own.layout.shapes["x_decentered"] = (number, 3)
+    return problem(by_differences(moved), places, maps=(values, there)), other
+
+
+def factor(z: np.ndarray) -> np.ndarray:
+    """Roots (S, 3, 3) of the covariances of triples."""
+    roots, by = np.zeros((len(z), 3, 3)), np.tanh(z[:, 2])
+    roots[:, 0, 0] = np.exp(z[:, 0])
+    roots[:, 1, :2] = np.exp(z[:, 1:2]) * np.stack([by, np.sqrt(1.0 - by**2)], 1)
+    roots[:, 2] = [0.5, -0.3, 0.5]
+    return roots
+
+
+def test_what_data_tell_of_vectors_is_exact_where_it_is_normal() -> None:
+    rng = np.random.default_rng(0)
+    rows, y = rng.normal(size=(5, 3)) * [3.0, 1.0, 2.0], rng.normal(size=(2, 5))
+    written, other = triples(rows, y, 2)
+    mode = Mode(0.3 * rng.normal(size=other.dim), np.eye(other.dim), 0.0, 0.0)
+    found = entry_data(written, other, mode, Meter(10_000, 60.0))
+    entries = found.entries["x"]
+    assert entries.shape == (2, 4, 3)
+    roots, precision = entries[:, :3], rows.T @ rows
+    expected = np.broadcast_to(precision, (2, 3, 3))
+    np.testing.assert_allclose(roots.swapaxes(1, 2) @ roots, expected, rtol=0.01, atol=0.01)
+    np.testing.assert_allclose(entries[:, 3], y @ rows, rtol=0.01, atol=0.01)
+    # Of the least share that which is told least of along any direction.
+    (root,) = factor(mode.mean[None])
+    least = np.linalg.eigvalsh(root.T @ precision @ root)[0]
+    assert found.least == pytest.approx(least / (1.0 + least), rel=0.01)
+
+
+@pytest.mark.parametrize("number", [2, 600])
+def test_correlations_count_as_scales_where_there_is_room(number: int) -> None:
+    written, other = triples(np.eye(3), np.zeros((number, 3)), number)
+    mode = Mode(np.append([0.1, -0.2, 0.3], np.zeros(3 * number)), np.ones(other.dim), 0.0, 0.0)
+    expected = {"u": [0, 1], **({"r": [0]} if number == 2 else {})}
+    assert scales_of(written, other, mode) == expected
+
+
 def test_data_tell_of_an_entry_what_entries_around_it_leave_open() -> None:
     """Two effects of scale 0.3 around one of scale 1, which is their mean, and a row of each."""
     spread, error = 0.3, 0.2
     rows = np.array([[0.0, 1.0, spread, 0.0], [0.0, 1.0, 0.0, spread]])
     covariance = np.linalg.inv(np.eye(4) + rows.T @ rows / error**2)
-    found = _told(np.linalg.inv(covariance), [slice(1, 2), slice(2, 4)])
+    precision = np.linalg.inv(covariance)
+    blocks = _told(precision, [(slice(1, 2), 1), (slice(2, 4), 1)])
+    found = np.concatenate([each.ravel() for each in blocks])
     of_outer, of_inner = 2.0 / (error**2 + spread**2), (spread / error) ** 2
     np.testing.assert_allclose(found, [of_outer, of_inner, of_inner])
+    # Of the two as one vector what they tell together.
+    _, (both,) = _told(precision, [(slice(1, 2), 1), (slice(2, 4), 2)])
+    np.testing.assert_allclose(both, np.eye(2) * of_inner, atol=1e-9)
 
 
 def test_moves_of_entries_keep_what_else_the_host_is_told() -> None:

@@ -1900,20 +1900,38 @@ def _fit() -> Iterator[Mutation]:
         (
             "what data tell of entries in units of their scale",
             "fit/ladder/centring.py",
-            "precisions = told[place] / scales**2",
-            "precisions = told[place] / scales",
+            "entries[site] = np.stack([np.square(roots), pulls])",
+            "entries[site] = np.stack([roots, pulls])",
         ),
         (
             "the pull of data without that of where the entry is",
             "fit/ladder/centring.py",
-            "pulls = slopes[place] / scales + precisions * first[here]",
-            "pulls = slopes[place] / scales",
+            "pulls = (pulls + roots.swapaxes(1, 2) @ (roots @ here)).swapaxes(1, 2)",
+            "pulls = pulls.swapaxes(1, 2)",
         ),
         (
             "the pull of data without the prior's slope taken off",
             "fit/ladder/centring.py",
             "slopes = evaluate(mode.mean[None])[1][0] + mode.mean",
             "slopes = evaluate(mode.mean[None])[1][0]",
+        ),
+        (
+            "what data tell of vectors in coordinates that are turned",
+            "fit/ladder/centring.py",
+            "roots = roots * told[site].eigenvectors.swapaxes(1, 2) @ inverses",
+            "roots = roots * told[site].eigenvectors @ inverses",
+        ),
+        (
+            "what data tell of each number of a vector by itself",
+            "fit/ladder/centring.py",
+            "told.append(np.linalg.inv(covariance[at[:, :, None], at[:, None]]) - np.eye(length))",
+            "told.append(np.eye(length) / covariance[at[:, :, None], at[:, None]] - 1.0)",
+        ),
+        (
+            "vectors standardised with the lower factor in place of the upper",
+            "target/noncentred.py",
+            "upper = host.flip(vectors.cholesky(host.flip(square, (-1, -2))), (-1, -2))",
+            "upper = vectors.cholesky(square)",
         ),
         (
             "entries standardised with the prior's deviation",
@@ -2013,7 +2031,7 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "every coordinate taken for a scale",
         "fit/ladder/centring.py",
-        "is_scale[where] = (np.abs(logs[1:] - logs[0]) > LEAST_CHANGE).any(1)",
+        "is_scale[where] = np.any([_changes(of(each)) for each in rows], axis=0)",
         "is_scale[where] = True",
         "centring",
     )

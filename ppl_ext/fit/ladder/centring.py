@@ -4,7 +4,8 @@ An entry x of a site has location m and scale s, which is latent. As written it 
 small; non-centred, as (x - m) / s, it is narrow where s is large and data tell much of x. Data that
 tell of x by a Normal factor leave it a Normal given m and s, whose mean and deviation are known.
 Standardised by these the entry is as wide everywhere: see
-:func:`ppl_ext.target.noncentred.standardised`. What data tell of each entry is read off the mode of
+:func:`ppl_ext.target.noncentred.standardised`. An entry may be a vector: then data tell of it by a
+matrix. What data tell of each entry is read off the mode of
 the non-centred way. M. I. Gorinova, D. Moore and M. D. Hoffman, "Automatic reparameterisation of
 probabilistic programs" (2020), write entries in between centred and non-centred by one number,
 which leaves widths that change with s.
@@ -14,13 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.fit.ladder.given_scales import has_room
 from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.start.local_normal import step_of, whitened_curvature
 from ppl_ext.start.start import Mode
+from ppl_ext.target.noncentred import factors_of
 
 #: How far to either side of a mode widths are compared, in standard deviations of a coordinate.
 FAR = 3.0
@@ -32,8 +36,8 @@ WITHIN = 3.29
 #: some entry: below, the non-centred way is as good, and needs no third program.
 LEAST_TOLD = 0.3
 
-#: Change of the log of an entry's scale, by a standard deviation of a coordinate, that is more than
-#: rounding.
+#: Change of an entry's scale, as a share of it, by a standard deviation of a coordinate, that is
+#: more than rounding.
 LEAST_CHANGE = 0.01
 
 Positions = np.ndarray
@@ -47,11 +51,13 @@ class EntryData:
     ----------
     entries : dict of str to array
         By site as written, arrays (2, ...): the precision h of the data's Normal factor
-        exp(k x - h x^2 / 2) of each entry x of a value of the site, and k. Empty where the
-        non-centred way is as good.
+        exp(k x - h x^2 / 2) of each entry x of a value of the site, and k. For vectors of length d,
+        arrays (..., d + 1, d): a root of the precision by rows, and k. Empty where the non-centred
+        way is as good.
     least : float
         Of the entry of which data tell least, the data's share of what is known of it at the mode;
-        infinite where that is not known.
+        infinite where that is not known. Of a vector along the direction of which they tell least,
+        since there it is narrow as written, whichever its coordinates are.
     """
 
     entries: dict[str, np.ndarray] = field(default_factory=dict)
@@ -110,30 +116,45 @@ def entry_data(written: Problem, other: Problem, mode: Mode, meter: Meter) -> En
     if written.maps is None or not other.latents or mode.factor.ndim == 1:
         return EntryData()
     places = {site: other.coordinates[latent] for site, latent in other.latents.items()}
-    ordered = sorted(places.values(), key=lambda place: place.start)
+    ordered = sorted(places, key=lambda site: places[site].start)
+    lengths = {site: other.lengths.get(site, 1) for site in ordered}
     # At one point: the mode's own covariance may be one over its draws, on which scales differ.
     evaluate, deviations = meter.of(other.evaluate), mode.deviations
     curvature = whitened_curvature(evaluate, mode.mean, np.diag(deviations), step_of(other.epsilon))
     if curvature is None:
         return EntryData()
-    told = np.zeros(other.dim)
-    own = _own(other, other.latents.values())
-    told[own] = _told(curvature / np.outer(deviations, deviations), ordered)
-    shares = told[own] / (1.0 + told[own])
-    if not shares.max() >= LEAST_TOLD:
+    blocks = _told(
+        curvature / np.outer(deviations, deviations), [(places[n], lengths[n]) for n in ordered]
+    )
+    if not all(np.isfinite(each).all() for each in blocks):
+        return EntryData()
+    told = {site: np.linalg.eigh(each) for site, each in zip(ordered, blocks, strict=True)}
+    sizes = np.concatenate([np.maximum(each.eigenvalues, 0.0).ravel() for each in told.values()])
+    shares = sizes / (1.0 + sizes)
+    # A mode of vectors may lie where all scales are too small, and data seem to tell little there.
+    if not (shares.max() >= LEAST_TOLD or other.lengths):
         return EntryData(least=float(shares.min()))
     first = written.positions_of(other, mode.mean[None])[0]
     # What the slope has beside that of the standard Normal priors of entries.
     slopes = evaluate(mode.mean[None])[1][0] + mode.mean
     shapes, entries = other.own.layout.shapes, {}
     for site, place in places.items():
+        length, shape = lengths[site], shapes[other.latents[site]]
         # A step of 1 of the non-centred entry moves the entry as written by its scale.
-        shifted, here = mode.mean[None].copy(), written.coordinates[site]
-        shifted[:, place] += 1.0
-        scales = np.abs(written.positions_of(other, shifted)[0, here] - first[here])
-        precisions = told[place] / scales**2
-        pulls = slopes[place] / scales + precisions * first[here]
-        entries[site] = np.stack([precisions, pulls]).reshape(2, *shapes[other.latents[site]])
+        scales = _scales(written, other, mode.mean[None], site)[0]
+        if not np.isfinite(np.linalg.slogdet(scales)[1]).all():
+            return EntryData()
+        inverses = np.linalg.inv(scales)
+        here = first[written.coordinates[site]].reshape(-1, length, 1)
+        roots = np.sqrt(np.maximum(told[site].eigenvalues, 0.0))[..., None]
+        roots = roots * told[site].eigenvectors.swapaxes(1, 2) @ inverses
+        pulls = inverses.swapaxes(1, 2) @ slopes[place].reshape(-1, length, 1)
+        pulls = (pulls + roots.swapaxes(1, 2) @ (roots @ here)).swapaxes(1, 2)
+        if site in other.lengths:
+            entries[site] = np.concatenate([roots, pulls], 1)
+            entries[site] = entries[site].reshape(*shape[:-1], length + 1, length)
+        else:
+            entries[site] = np.stack([np.square(roots), pulls]).reshape(2, *shape)
     if not all(np.isfinite(each).all() for each in entries.values()):
         return EntryData()
     return EntryData(entries, float(shares.min()))
@@ -143,38 +164,61 @@ def entry_data(written: Problem, other: Problem, mode: Mode, meter: Meter) -> En
 def scales_of(written: Problem, other: Problem, mode: Mode) -> dict[str, list[int]]:
     """By site, the places of its coordinates on which the scales of non-centred entries depend.
 
+    And the correlations of vectors, where there is room for draws of as many hyperparameters.
+
     ``mode`` is one of the non-centred way.
     """
     if written.maps is None or not other.latents:
         return {}
-    own, theirs = _own(other, other.latents.values()), _own(written, other.latents)
-    where = np.flatnonzero(~own)
+    where = np.flatnonzero(~_own(other, other.latents.values()))
     points = mode.mean + np.vstack([np.zeros(other.dim), np.diag(mode.deviations)[where]])
-    # A step of 1 of all non-centred entries moves those as written by their scales.
-    first, second = (
-        written.positions_of(other, each)[:, theirs] for each in (points, points + own)
-    )
-    logs = np.log(np.abs(second - first))
+    rows = [
+        _scales(written, other, points, n).reshape(len(points), -1, other.lengths.get(n, 1))
+        for n in other.latents
+    ]
+    # The standard deviation of each number of a vector, and its correlations where there is room.
     is_scale = np.zeros(other.dim, bool)
-    is_scale[where] = (np.abs(logs[1:] - logs[0]) > LEAST_CHANGE).any(1)
+    for of in (lambda row: row, lambda row: np.linalg.norm(row, axis=-1, keepdims=True)):
+        is_scale[where] = np.any([_changes(of(each)) for each in rows], axis=0)
+        if has_room(int(is_scale.sum()), other.dim):
+            break
     places = {site: np.flatnonzero(is_scale[at]) for site, at in other.coordinates.items()}
     return {site: place.tolist() for site, place in places.items() if len(place)}
 
 
-def _told(precision: Float[np.ndarray, "D D"], sites: Sequence[slice]) -> Float[np.ndarray, " own"]:
-    """What data tell of entries, as precisions beside those of their priors, which are 1.
+def _changes(rows: Float[np.ndarray, "P n d"]) -> np.ndarray:
+    """At which points but the first (P - 1,) some row is another one than there."""
+    least = LEAST_CHANGE * np.linalg.norm(rows[0], axis=-1, keepdims=True)
+    changed: np.ndarray = (np.abs(rows[1:] - rows[0]) > least).any((1, 2))
+    return changed
+
+
+def _scales(
+    written: Problem, other: Problem, points: Positions, site: str
+) -> Float[np.ndarray, "P n d d"]:
+    """The scales of a site's entries at points (P, D) of the non-centred way, as matrices."""
+    there = partial(written.positions_of, other)
+    places = other.coordinates[other.latents[site]], written.coordinates[site]
+    return factors_of(there, points, there(points), *places, other.lengths.get(site, 1))
+
+
+def _told(
+    precision: Float[np.ndarray, "D D"], sites: Sequence[tuple[slice, int]]
+) -> list[Float[np.ndarray, "n d d"]]:
+    """What data tell of entries of length d, as precisions beside those of their priors, 1.
 
     All that comes before them in the program is given, and all that is not such an entry. Entries
     of later sites are integrated out: these may have the former as their locations, and would tell
     more of them than the data do.
     """
     told, later = list[np.ndarray](), np.zeros(0, int)
-    for place in reversed(sites):
+    for place, length in reversed(sites):
         here = np.arange(place.start, place.stop)
         later = np.concatenate([here, later])
         covariance = np.linalg.inv(precision[np.ix_(later, later)])
-        told.append(1.0 / np.diag(covariance)[: len(here)] - 1.0)
-    return np.maximum(np.concatenate(told[::-1]), 0.0)
+        at = np.arange(len(here)).reshape(-1, length)
+        told.append(np.linalg.inv(covariance[at[:, :, None], at[:, None]]) - np.eye(length))
+    return told[::-1]
 
 
 def _own(problem: Problem, names: Iterable[str]) -> np.ndarray:

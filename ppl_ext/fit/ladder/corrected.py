@@ -67,6 +67,7 @@ def first_proposal(
     if len(start.modes) > 1 or has_none:
         return proposal, None
     common = problem.epsilon, generator
+    # A density whose places lie too badly for it to be interpolated is no better than the modes'.
     with suppress(SpentError, np.linalg.LinAlgError):
         which = hyperparameters(evaluate, mode, problem.scales, problem.entries, *common)
         found = given_scales(evaluate, mode, which, *common)

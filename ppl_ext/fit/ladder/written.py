@@ -147,7 +147,8 @@ def _difference(written: Problem, other: Problem, mode: Mode, meter: Meter) -> s
 
     one, two = meter.of(other.evaluate), meter.of(written.evaluate)
     places = [
-        (other.coordinates[o], written.coordinates[name]) for name, o in other.latents.items()
+        (other.coordinates[latent], written.coordinates[name], other.lengths.get(name, 1))
+        for name, latent in other.latents.items()
     ]
     points = points_around(other.dim)
     points[::2] = mode.at(points[::2])

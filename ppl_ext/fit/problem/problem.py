@@ -114,8 +114,10 @@ class Problem:
         From positions (P, D) to the values of the sites that are evaluated, and back.
     latents : mapping of str to str
         By site that is non-centred, the latent site that stands for it.
+    lengths : mapping of str to int
+        Of such sites whose entries are vectors, the length of each.
     entry_data : mapping of str to array
-        By site that is partly non-centred, what data tell of its entries, as arrays (2, ...): see
+        By site that is partly non-centred, what data tell of its entries, as arrays: see
         :mod:`ppl_ext.fit.ladder.centring`.
     scales : tuple of int
         Coordinates on which the scales of sites of latent scale depend, where known.
@@ -152,6 +154,7 @@ class Problem:
     approximate: Approximate | None = None
     maps: Maps | None = None
     latents: Mapping[str, str] = field(default_factory=dict)
+    lengths: Mapping[str, int] = field(default_factory=dict)
     entry_data: Mapping[str, np.ndarray] = field(default_factory=dict)
     scales: tuple[int, ...] = ()
     partly: Callable[[Mapping[str, np.ndarray]], Problem] | None = None

@@ -210,7 +210,8 @@ def ways_of(
 
     def moved(name: str, program: Callable[..., Any], given: Mapping[str, Any]) -> Problem:
         own = once(name, lambda: host.target(program, args, given, loaded, True))
-        return problem(name, program, own, own.bind(*args, **given), moves.latents)
+        found = problem(name, program, own, own.bind(*args, **given), moves.latents)
+        return replace(found, lengths=moves.lengths)
 
     def partly(entry_data: Mapping[str, np.ndarray]) -> Problem:
         # Of sites that are shifted it is not known in which units: they stay non-centred.
