@@ -21,7 +21,9 @@ from numpyro.distributions import (
 )
 from numpyro.distributions.transforms import AffineTransform, ExpTransform, SigmoidTransform
 from numpyro.infer.reparam import LocScaleReparam, Reparam, TransformReparam
+from numpyro.primitives import Messenger
 
+from numpyro_ext.density.handlers import Site
 from numpyro_ext.density.layout import Data
 from numpyro_ext.density.log_density import LogDensity
 from numpyro_ext.programs import Program
@@ -55,11 +57,27 @@ class StandardisedReparam(Standardised, Reparam):
         return None, value_of(numpyro.sample(f"{name}_decentered", own))
 
 
+class _Expanded(Messenger):
+    """Distributions have what sites have as their ``sample_shape``, which the handler forgets."""
+
+    def process_message(self, msg: Site) -> None:
+        """Expand a site's distribution."""
+        if msg["type"] == "sample" and (shape := msg["kwargs"].get("sample_shape")):
+            fn = msg["fn"]
+            msg["fn"] = fn.expand((*shape, *fn.batch_shape))
+            msg["kwargs"] = {**msg["kwargs"], "sample_shape": ()}
+
+
+def _reparam(model: Callable[..., Any], config: dict[str, Any]) -> Callable[..., Any]:
+    moved: Callable[..., Any] = handlers.reparam(_Expanded(model), config=config)
+    return moved
+
+
 def noncentred(
     model: Callable[..., Any], moves: Moves | None = None, names: Sequence[str] = ()
 ) -> Noncentred:
     """A program with sites non-centred, or that may be; ``names`` are its sites as written."""
-    return Noncentred(model, handlers.reparam, moves, names)
+    return Noncentred(model, _reparam, moves, names)
 
 
 def moves_of(target: LogDensity, data: Data) -> Moves:

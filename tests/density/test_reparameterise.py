@@ -156,6 +156,22 @@ def test_sites_are_moved_whose_distribution_the_hosts_handlers_take(
         compare(has_data=True)
 
 
+def test_sites_with_a_sample_shape_are_moved(backend: Any) -> None:
+    """NumPyro's handler takes the distribution alone, and would leave one entry of three."""
+    if backend.is_pyro:
+        pytest.skip("not in Pyro")
+    host, dist = backend.host, backend.dist
+
+    def model() -> None:
+        s = host.sample("s", dist.HalfNormal(1.0))
+        host.sample("e", dist.Normal(0.3, s), sample_shape=(3,))
+
+    found, compare = moved(backend, model)
+    assert found.latents == MOVED
+    compare()
+    compare(has_data=True)
+
+
 @pytest.mark.parametrize("name", PAIRS)
 def test_multivariate_normals_of_latent_scale_are_moved(backend: Any, name: str) -> None:
     found, compare = moved(backend, one_site(backend, of_pairs(backend, name)))
