@@ -40,11 +40,11 @@ ROUNDS, FURTHER, SEEN, LOOKS = 2, 3, 6, 4
 MOST_GAIN = 5.0
 #: Nats that a Normal at the mode loses by a coordinate beside the scales, where that is one of the
 #: hyperparameters.
-LOSES = 0.1
-#: Draws of the interpolated density of hyperparameters, of which so many are kept; rounds in which
-#: the Student t distribution that they come from is fitted to it, with its degrees of freedom and
-#: how much wider it is.
-DRAWN, KEPT, REFITTED, FREEDOM, WIDER = 8_000, 2_000, 6, 5.0, 1.3
+LOSES = 0.03
+#: Draws of the interpolated density of hyperparameters, to look where it is next and for the
+#: proposal, of which a quarter is kept; rounds in which the Student t distribution that they come
+#: from is fitted to it, with its degrees of freedom and how much wider it is.
+DRAWN, LAST, REFITTED, FREEDOM, WIDER = 2_000, 8_000, 6, 5.0, 1.3
 #: How far draws go to either side, as a multiple of the farthest place and so many standard
 #: deviations of the Normal at the mode more: what is interpolated beyond its places soon tells
 #: nothing. And the share of the last draws that may lie in the last tenth of that: a density that
@@ -220,9 +220,9 @@ def given_scales(
         logs = np.concatenate([logs, normals.log_densities])
         for _ in range(LOOKS):
             density = _density(given, logs, seen)
-            drawn, _ = _draws_of(*density, generator)
+            drawn, _ = _draws_of(*density, DRAWN, generator)
             seen = seen.and_at(_farthest(drawn, density[0], SEEN * number), given, evaluate)
-        drawn, is_ended = _draws_of(*_density(given, logs, seen), generator)
+        drawn, is_ended = _draws_of(*_density(given, logs, seen), LAST, generator)
         if turn == ROUNDS:
             break
         places = _farthest(drawn, given.places, number + FURTHER)
@@ -349,7 +349,7 @@ def _interpolated(places: Places, log_densities: Float[np.ndarray, " K"]) -> RBF
 
 
 def _draws_of(
-    places: Places, log_densities: Vector, generator: np.random.Generator
+    places: Places, log_densities: Vector, size: int, generator: np.random.Generator
 ) -> tuple[Places, bool]:
     """Draws of the density that is interpolated, and whether it has fallen where they end."""
     number = places.shape[1]
@@ -358,7 +358,7 @@ def _draws_of(
     middle, reach = 0.5 * (low + high), 0.5 * (high - low) + FARTHER[1]
     mean, root = np.zeros(number), np.eye(number)
     for _ in range(REFITTED):
-        noise = generator.standard_t(FREEDOM, size=(DRAWN, number))
+        noise = generator.standard_t(FREEDOM, size=(size, number))
         drawn = mean + WIDER * noise @ root.T
         distances = (np.abs(drawn - middle) / reach).max(1)
         logs = log_density(drawn)
@@ -371,7 +371,7 @@ def _draws_of(
         covariance = (weights[:, None] * off).T @ off + NARROWEST**2 * np.eye(number)
         root = np.linalg.cholesky(covariance)
     is_ended = bool(weights @ (distances > 0.9) < LEFT)
-    return drawn[generator.choice(DRAWN, KEPT, p=weights)], is_ended
+    return drawn[generator.choice(size, size // 4, p=weights)], is_ended
 
 
 def _farthest(draws: Places, places: Places, number: int) -> Places:
