@@ -41,6 +41,8 @@ MOST_GAIN = 5.0
 #: Nats that a Normal at the mode loses by a coordinate beside the scales, where that is one of the
 #: hyperparameters.
 LOSES = 0.03
+#: Standard deviations by which scales are larger where that is looked at once more.
+LARGER = 1.5
 #: Draws of the interpolated density of hyperparameters, to look where it is next and for the
 #: proposal, of which a quarter is kept; rounds in which the Student t distribution that they come
 #: from is fitted to it, with its degrees of freedom and how much wider it is.
@@ -136,19 +138,26 @@ def hyperparameters(
     others = np.setdiff1d(np.flatnonzero(entries == 0.0), scales)
     if not len(others):
         return list(scales)
-    # The others follow as the Normal has it.
-    moves = (mode.root @ mode.root.T)[others] / mode.deviations[others, None]
-    direction = entries * mode.deviations * generator.choice((-1.0, 1.0), dim)
+    # All else follows as the Normal has it.
+    follow = (mode.root @ mode.root.T) / mode.deviations[:, None]
+    moves, direction = (
+        follow[others],
+        entries * mode.deviations * generator.choice((-1.0, 1.0), dim),
+    )
     step = step_of(epsilon)
+    # Also where scales are larger: at a mode where these are small, data tell little of entries.
+    centers = mode.mean, mode.mean + LARGER * follow[scales].sum(0)
     points = [
-        mode.mean + side * moves + turn * step * direction for side in (1, -1) for turn in (1, -1)
+        center + side * moves + turn * step * direction
+        for center, side, turn in itertools.product(centers, (1, -1), (1, -1))
     ]
     _, scores = evaluate(np.concatenate(points))
-    scores = scores.reshape(2, 2, len(others), dim)
-    curved = (scores[:, 1] - scores[:, 0]) / (2.0 * step)
-    change = 0.5 * (curved[0] - curved[1])[:, own] * mode.deviations[own]
+    scores = scores.reshape(2, 2, 2, len(others), dim)
+    curved = (scores[:, :, 1] - scores[:, :, 0]) / (2.0 * step)
+    change = 0.5 * (curved[:, 0] - curved[:, 1])[..., own] * mode.deviations[own]
     along = direction[own] / mode.deviations[own]
-    costs = 0.25 * np.square(change).sum(1) + 0.5 * np.square(0.5 * change @ along)
+    both = 0.25 * np.square(change).sum(-1) + 0.5 * np.square(0.5 * change @ along)
+    costs = np.nan_to_num(both, nan=0.0, posinf=0.0).max(0)
     order = others[np.argsort(-costs)]
     chosen = [int(at) for at in order[: (costs > LOSES).sum()]]
     while chosen and not has_room(len(scales) + len(chosen), dim):
@@ -167,7 +176,8 @@ def given_scales(
     """Draws of hyperparameters and of Normals given these, and a root of their covariance.
 
     None where there are more of them or of all parameters than there is room for, where the others
-    are no Normal given the mode's, and where the density of the hyperparameters does not fall.
+    are no Normal given the mode's or at most others of the first places, and where the density of
+    the hyperparameters does not fall.
 
     Parameters
     ----------
@@ -204,7 +214,7 @@ def given_scales(
     points[:, own] += places @ scale.T
     points[:, others] += places @ scale.T @ slopes
     normals, is_normal = _normals(evaluate, points, own, mode, epsilon)
-    if not is_normal[0]:
+    if not is_normal[0] or is_normal.sum() <= number:
         return None
     center, factor = normals.means[0], normals.factors[0]
     empty = np.zeros((0, number)), np.zeros((0, dim - number)), np.zeros((0, 1)), np.zeros(0)
