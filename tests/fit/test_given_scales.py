@@ -228,8 +228,12 @@ def test_a_map_given_hyperparameters_goes_back_and_has_its_determinant() -> None
         assert log_determinant == pytest.approx(expected, abs=1e-5)
 
 
-def test_what_widths_of_entries_depend_on_is_a_hyperparameter() -> None:
-    """Noise with scale e^v beside a location m: the precision of entries depends on v alone."""
+@pytest.mark.parametrize("low", [0.0, -2.5])
+def test_what_widths_of_entries_depend_on_is_a_hyperparameter(low: float) -> None:
+    """Noise with scale e^v beside a location m: the precision of entries depends on v alone.
+
+    Where the scale e^u is small at the mode it hardly does there, and does where u is larger.
+    """
     data = np.random.default_rng(0).normal(size=(6, 4))
 
     def measured(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -238,16 +242,17 @@ def test_what_widths_of_entries_depend_on_is_a_hyperparameter() -> None:
         off = (data - (m[:, None] + scales * effects)[..., None]) * precision[:, None, None]
         squares = (off**2).sum((1, 2)) / precision
         values = -0.5 * squares - data.size * v - 0.5 * (effects**2).sum(1) - 0.5 * m**2
-        values += -0.5 * u**2 - 0.5 * v**2
+        values += -0.5 * (u - low) ** 2 - 0.5 * v**2
         of_effects = off.sum(2) * scales - effects
-        of_u = (off.sum(2) * scales * effects).sum(1) - u
+        of_u = (off.sum(2) * scales * effects).sum(1) - (u - low)
         scores = [of_u, squares - data.size - v, off.sum((1, 2)) - m]
         return values, np.column_stack([*scores, of_effects])
 
     mode = start_of(measured, 9)
     entries = np.array([0.0] * 3 + [1.0] * 6)
-    generator = np.random.default_rng(1)
-    assert hyperparameters(measured, mode, [0], entries, EPSILON, generator) == [0, 1]
+    for seed in range(5):
+        generator = np.random.default_rng(seed)
+        assert hyperparameters(measured, mode, (0,), entries, EPSILON, generator) == [0, 1]
 
 
 def test_there_is_no_such_proposal_where_it_would_lack_something() -> None:

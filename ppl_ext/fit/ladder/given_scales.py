@@ -112,7 +112,7 @@ def hyperparameters(
     """The scales, and other coordinates on which it depends how widely entries lie.
 
     Such are the scale of noise, or a correlation. Where a coordinate moves by one standard
-    deviation, and all else with it, the precision of the entries changes by some E times itself,
+    deviation, and entries with it, the precision of the entries changes by some E times itself,
     which costs a Normal tr(E²) / 4 nats where it is not followed; and the coordinate's mean is
     tr(E) / 2 standard deviations from the mode. Both are told by one random direction. Of more than
     there is room for those are taken that cost most.
@@ -138,15 +138,18 @@ def hyperparameters(
     others = np.setdiff1d(np.flatnonzero(entries == 0.0), scales)
     if not len(others):
         return list(scales)
-    # All else follows as the Normal has it.
-    follow = (mode.root @ mode.root.T) / mode.deviations[:, None]
+    # Entries follow as the Normal has it.
+    precision = np.linalg.inv(mode.root @ mode.root.T)
+    slopes = np.linalg.solve(precision[np.ix_(own, own)], precision[own])
+    follow = np.diag(mode.deviations)
+    follow[:, own] -= (entries == 0.0)[:, None] * mode.deviations[:, None] * slopes.T
     moves, direction = (
         follow[others],
         entries * mode.deviations * generator.choice((-1.0, 1.0), dim),
     )
     step = step_of(epsilon)
     # Also where scales are larger: at a mode where these are small, data tell little of entries.
-    centers = mode.mean, mode.mean + LARGER * follow[scales].sum(0)
+    centers = mode.mean, mode.mean + LARGER * follow[list(scales)].sum(0)
     points = [
         center + side * moves + turn * step * direction
         for center, side, turn in itertools.product(centers, (1, -1), (1, -1))
