@@ -13,7 +13,14 @@ from scipy.stats import multivariate_normal, norm
 
 from ppl_ext.chains.given import Given, row_of
 from ppl_ext.chains.proposal import Proposal, drawn_from
-from ppl_ext.fit.ladder.given_scales import given_scales, has_room, hyperparameters, places_of
+from ppl_ext.fit.ladder.given_scales import (
+    _density,
+    _Seen,
+    given_scales,
+    has_room,
+    hyperparameters,
+    places_of,
+)
 from ppl_ext.start.find import find
 from ppl_ext.start.start import Mode
 from ppl_ext.statistics.effective import weighted_number
@@ -253,6 +260,44 @@ def test_what_widths_of_entries_depend_on_is_a_hyperparameter(low: float) -> Non
     for seed in range(5):
         generator = np.random.default_rng(seed)
         assert hyperparameters(measured, mode, (0,), entries, EPSILON, generator) == [0, 1]
+
+
+def test_many_small_changes_of_widths_make_a_hyperparameter() -> None:
+    """By the trace: precisions e^(v / 10) of six entries move the mean of v by 0.3 deviations."""
+
+    def even(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        precisions = np.exp(0.1 * z[:, 1])
+        squares = (z[:, 2:] ** 2).sum(1)
+        values = -0.5 * (z[:, :2] ** 2).sum(1) - 0.5 * precisions * squares
+        scores = np.column_stack([-z[:, :2], -precisions[:, None] * z[:, 2:]])
+        scores[:, 1] -= 0.05 * precisions * squares
+        return values, scores
+
+    mode, entries = Mode(np.zeros(8), np.eye(8), 0.0, 0.0), np.array([0.0] * 2 + [1.0] * 6)
+    found = hyperparameters(even, mode, (0,), entries, EPSILON, np.random.default_rng(0))
+    assert found == [0, 1]
+
+
+def test_a_look_counts_what_a_step_to_the_others_mean_adds() -> None:
+    """Others at 1 + 2 u of precision 4, looked at where a map has them at 0.5 + 2 u."""
+
+    def line(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        u, off = z[:, 0], z[:, 1] - 1.0 - 2.0 * z[:, 0]
+        return -0.5 * u**2 - 2.0 * off**2, np.column_stack([-u + 8.0 * off, -4.0 * off])
+
+    places = np.array([[-1.0], [0.0], [2.0]])
+    factor = np.array([[2.0]])
+    given = Given(
+        *(np.array([0]), np.zeros(1), np.eye(1), np.zeros(1), factor, places),
+        means=(0.5 + 2.0 * places) @ factor,
+        factors=row_of(np.ones((3, 1, 1))),
+    )
+    looked = _Seen(np.zeros((0, 1)), np.zeros(0), np.zeros((0, 1)))
+    looked = looked.and_at(np.array([[0.5], [1.5]]), given, line)
+    at, log_densities = _density(given, np.zeros(3), looked)
+    assert at[3:, 0] == pytest.approx([0.5, 1.5])
+    # The Normal's integral over the other, without 2 pi.
+    assert log_densities[3:] == pytest.approx(-0.5 * at[3:, 0] ** 2 - math.log(2.0))
 
 
 def test_there_is_no_such_proposal_where_it_would_lack_something() -> None:

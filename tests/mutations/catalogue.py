@@ -1997,6 +1997,18 @@ def _fit() -> Iterator[Mutation]:
             "looked = seen.values + gains -",
         ),
         (
+            "looks at a density without what a step to the others adds",
+            "fit/ladder/given_scales.py",
+            "looked = seen.values + gains - logs",
+            "looked = seen.values - logs",
+        ),
+        (
+            "hyperparameters by single widths alone",
+            "fit/ladder/given_scales.py",
+            "+ 0.5 * np.square(0.5 * change @ along)",
+            "+ 0.0 * np.square(0.5 * change @ along)",
+        ),
+        (
             "draws of hyperparameters where their density was never looked at",
             "fit/ladder/given_scales.py",
             "logs = np.where(distances < 1.0, logs, -np.inf)",
