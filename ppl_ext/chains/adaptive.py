@@ -122,10 +122,10 @@ def fitted_to(
     values = np.concatenate([one.drawn.values for one in known])
     densities = np.stack([one.proposal.log_density(every) for one in known])
     logs = np.where(np.isneginf(ratios), -np.inf, values - logsumexp(densities, axis=0))
-    counts = flattened(logs, every.shape[1])
+    first = known[0].proposal
+    counts = flattened(logs, first.free)
     if counts is None:
         return None
-    first = known[0].proposal
     given, bend = first.given, None
     if given is not None:
         # Given hyperparameters all else stays as it was found.
@@ -138,7 +138,8 @@ def fitted_to(
     own, metric = (*modes, replace(whole, factor=WIDER * whole.factor)), whole.factor
     if given is not None:
         own = tuple(map(given.widened, own))
-        metric = np.linalg.cholesky(np.cov(every.T, aweights=counts))
+        noise = generator.normal(size=(len(every), len(given.which)))
+        metric = given.root(whole.at(noise), generator)
     core = (1.0 - WIDE - FIRST) * shares
     weights = np.concatenate([core, [WIDE], FIRST * first.weights])
     proposal = Proposal((*own, *first.modes), weights, bend, len(first.modes), given)

@@ -13,11 +13,14 @@ import numpy as np
 from jaxtyping import Float
 from scipy.interpolate import RBFInterpolator
 
+from ppl_ext.chains.hamiltonian import Factor
 from ppl_ext.start.start import Mode
 
 #: Largest size of the logarithm of a factor's diagonal, beyond which it has no inverse any more:
 #: where hyperparameters are far from all places.
 FARTHEST = 30.0
+#: What is added to the diagonal of correlations, which rounding may leave without a root.
+RIDGE = 1e-6
 
 Draws = Float[np.ndarray, "S D"]
 Values = Float[np.ndarray, " S"]
@@ -87,6 +90,17 @@ class Given:
         mean[self.which] = mode.mean
         factor[np.ix_(self.which, self.which)] = mode.root
         return Mode(mean, factor, mode.log_mass, mode.spread)
+
+    def root(self, draws: Float[np.ndarray, "S Q"], generator: np.random.Generator) -> Factor:
+        """A root of the covariance (D, D) that positions have where hyperparameters have draws."""
+        straight = generator.normal(size=(len(draws), self._dim))
+        straight[:, self.which] = draws
+        covariance = np.cov(self.curved(straight).T)
+        deviations = np.sqrt(np.diag(covariance))
+        # Far out some are many times wider than others: roots of correlations keep their digits.
+        correlations = covariance / np.outer(deviations, deviations) + RIDGE * np.eye(self._dim)
+        found: Factor = deviations[:, None] * np.linalg.cholesky(correlations)
+        return found
 
     def placed(self, positions: Draws) -> Float[np.ndarray, "S Q"]:
         """Hyperparameters (S, Q) in the places' units."""

@@ -406,8 +406,6 @@ def _proposal(
     draws = given.middle + places @ given.scale.T
     modes, shares, whole = fitted(draws, generator)
     wide = Mode(whole.mean, WIDE * whole.factor, whole.log_mass, whole.spread)
-    straight = generator.normal(size=(len(draws), len(given.which) + len(given.others)))
-    straight[:, given.which] = draws
-    metric = np.linalg.cholesky(np.cov(given.curved(straight).T))
     every = tuple(map(given.widened, (*modes, wide)))
-    return Proposal(every, np.append((1.0 - BESIDE) * shares, BESIDE), given=given), metric
+    proposal = Proposal(every, np.append((1.0 - BESIDE) * shares, BESIDE), given=given)
+    return proposal, given.root(draws, generator)
