@@ -122,10 +122,10 @@ def fitted_to(
     values = np.concatenate([one.drawn.values for one in known])
     densities = np.stack([one.proposal.log_density(every) for one in known])
     logs = np.where(np.isneginf(ratios), -np.inf, values - logsumexp(densities, axis=0))
-    first = known[0].proposal
-    counts = flattened(logs, first.free)
+    counts = flattened(logs, every.shape[1])
     if counts is None:
         return None
+    first = known[0].proposal
     given, bend = first.given, None
     if given is not None:
         # Given hyperparameters all else stays as it was found.

@@ -310,6 +310,10 @@ def test_jumps_alone_want_a_close_proposal_and_pairs_that_meet() -> None:
     assert not is_good(replace(GOOD, khat=0.55)) and not is_good(replace(GOOD, share=0.25))
     assert is_good(replace(GOOD, khat=0.35)) and not is_close(replace(GOOD, khat=0.35))
     assert not is_close(replace(GOOD, share=0.25))
+    # Even weights of draws given hyperparameters are close as well.
+    even = replace(GOOD, khat=0.45, share=0.6, given=True)
+    assert is_close(even) and not is_close(replace(even, given=False))
+    assert not is_close(replace(even, share=0.45)) and not is_close(replace(even, khat=0.55))
     assert is_bounded(MET)
     assert not is_bounded(Coupled(64, 0, 10, 3, 0.2)) and not is_bounded(Coupled(64, 1, 10, 60))
 

@@ -92,6 +92,7 @@ def better_approximations(
     for number, one in enumerate(found, 1):
         proposal, drawn, log_ratios = one.known[-1]
         correction, weights = correction_of(drawn, log_ratios, program.rounding)
+        correction = replace(correction, given=proposal.given is not None)
         begun = replace(begun, known=one.known)
         if policy.is_better(correction, best):
             best = correction

@@ -160,8 +160,9 @@ def _climb(
                 notes.append(f"Normals given {names} at {len(proposal.given.places)} places")
             drawn, log_ratios = drawn_from(proposal, policy.DRAWS, evaluate, generator, symmetry)
             correction, weights = correction_of(drawn, log_ratios, evidence.program.rounding)
+            correction = replace(correction, given=proposal.given is not None)
             notes.append(_told_of_weights(correction))
-            is_even = proposal.given is not None and policy.is_reliable(correction)
+            is_even = correction.given and policy.is_reliable(correction)
             strain = 1.0 if is_even else problem.strain
             evidence = replace(evidence, program=replace(evidence.program, strain=strain))
             weighted = proposal

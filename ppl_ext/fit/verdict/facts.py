@@ -107,11 +107,14 @@ class Correction:
         Effective share of the draws that the weights leave.
     undefined : float
         Share of the draws at which the log density is not a number.
+    given : bool
+        Whether draws are of hyperparameters, and of Normals given these.
     """
 
     khat: float
     share: float
     undefined: float = 0.0
+    given: bool = False
 
 
 @dataclass(frozen=True)

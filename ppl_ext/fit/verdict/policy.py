@@ -150,8 +150,13 @@ def is_good(correction: Correction) -> bool:
 
 
 def is_close(correction: Correction) -> bool:
-    """Whether jumps to draws of an approximation are chains enough."""
-    return is_good(correction) and correction.khat < CLOSE_KHAT
+    """Whether jumps to draws of an approximation are chains enough.
+
+    Of draws given hyperparameters with even weights, where k-hat tells that the variance of these
+    is finite: mixtures fitted to them come no nearer, as tails of hyperparameters are looked for.
+    """
+    is_even = correction.given and correction.share > NEAR_SHARE
+    return is_good(correction) and (is_even or correction.khat < CLOSE_KHAT)
 
 
 def is_reliable(correction: Correction) -> bool:
