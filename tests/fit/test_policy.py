@@ -20,6 +20,7 @@ from ppl_ext.fit.verdict.policy import (
     is_better,
     is_close,
     is_good,
+    is_reliable,
     may_adapt,
     may_aim,
     may_bend,
@@ -314,6 +315,11 @@ def test_jumps_alone_want_a_close_proposal_and_pairs_that_meet() -> None:
     even = replace(GOOD, khat=0.45, share=0.6, given=True)
     assert is_close(even) and not is_close(replace(even, given=False))
     assert not is_close(replace(even, share=0.45)) and not is_close(replace(even, khat=0.55))
+    # Where they are all alike k-hat says nothing.
+    alike = replace(GOOD, khat=1.1, share=0.8, given=True)
+    assert is_close(alike) and is_reliable(alike) and covers(PROGRAM, alike)
+    far = replace(alike, given=False)
+    assert not (is_close(far) or is_reliable(far) or covers(PROGRAM, far))
     assert is_bounded(MET)
     assert not is_bounded(Coupled(64, 0, 10, 3, 0.2)) and not is_bounded(Coupled(64, 1, 10, 60))
 

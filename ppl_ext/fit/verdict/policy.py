@@ -57,6 +57,9 @@ MIXTURE_JUMPS = 0.75
 #: Share of the draws that the weights leave, above which no more are fitted where jumps alone
 #: cannot be enough.
 NEAR_SHARE = 0.5
+#: Share of draws given hyperparameters that weights leave from which on these are even: a sixth to
+#: a fifth of the draws are of wide distributions beside the Normals, and have next to no weight.
+EVEN_SHARE = 0.7
 #: The same share, below which no more are fitted after three: they have not come near.
 HOPELESS = 0.1
 #: Factor by which the curvature of sites of latent scale may change from place to place for chains
@@ -152,16 +155,27 @@ def is_good(correction: Correction) -> bool:
 def is_close(correction: Correction) -> bool:
     """Whether jumps to draws of an approximation are chains enough.
 
-    Of draws given hyperparameters with even weights, where k-hat tells that the variance of these
-    is finite: mixtures fitted to them come no nearer, as tails of hyperparameters are looked for.
+    Also those to draws given hyperparameters whose weights are near even, where k-hat tells that
+    their variance is finite: mixtures fitted to them come no nearer, as tails of hyperparameters
+    are looked for.
     """
-    is_even = correction.given and correction.share > NEAR_SHARE
-    return is_good(correction) and (is_even or correction.khat < CLOSE_KHAT)
+    is_near = correction.given and correction.share > NEAR_SHARE
+    is_close = is_good(correction) and (is_near or correction.khat < CLOSE_KHAT)
+    return is_close or is_even(correction)
+
+
+def is_even(correction: Correction) -> bool:
+    """Whether weights of draws given hyperparameters differ too little for k-hat to tell of them.
+
+    Its Pareto distribution is of the shape of their tail, however near that is to the others.
+    """
+    return correction.given and correction.share > EVEN_SHARE
 
 
 def is_reliable(correction: Correction) -> bool:
     """Whether weights of an approximation given scales tell that it has draws of all parts."""
-    return correction.khat < FAR_KHAT and correction.share > BEST_SHARE
+    is_known = correction.khat < FAR_KHAT and correction.share > BEST_SHARE
+    return is_known or is_even(correction)
 
 
 def covers(program: Program, first: Correction) -> bool:
@@ -171,7 +185,8 @@ def covers(program: Program, first: Correction) -> bool:
     a mixture lacks what the Normals lack, such as the thin ends of a ring. Where widths depend on
     scales jumps do not come to agree as closely as is asked there.
     """
-    return first.khat < FAR_KHAT and not is_strained(program.strain)
+    is_known = first.khat < FAR_KHAT or is_even(first)
+    return is_known and not is_strained(program.strain)
 
 
 def may_adapt(correction: Correction, dim: int) -> bool:
@@ -215,4 +230,4 @@ def is_adapted(best: Correction, number: int, *, jumps: bool) -> bool:
 
 def lacks_approximation(correction: Correction | None) -> bool:
     """Whether no approximation is near."""
-    return correction is None or not correction.khat < FAR_KHAT
+    return correction is None or not (correction.khat < FAR_KHAT or is_even(correction))
