@@ -220,15 +220,20 @@ def given_scales(
     if not is_normal[0] or is_normal.sum() <= number:
         return None
     center, factor = normals.means[0], normals.factors[0]
-    empty = np.zeros((0, number)), np.zeros((0, dim - number)), np.zeros((0, 1)), np.zeros(0)
-    given = Given(own, mode.mean[own], scale, center, factor, *empty[:3])
-    logs, seen = empty[3], _Seen(*(empty[at] for at in (0, 3, 1)))
+    rows, size = row_of(factor[None])[:0], len(others)
+    given = Given(
+        *(own, mode.mean[own], scale, center, factor),
+        *(np.zeros((0, number)), np.zeros((0, size)), rows),
+    )
+    logs, seen = np.zeros(0), _Seen(np.zeros((0, number)), np.zeros(0), np.zeros((0, size)))
     for turn in range(ROUNDS + 1):
         given = replace(
             given,
             places=np.concatenate([given.places, places[is_normal]]),
             means=np.concatenate([given.means, (normals.means - center) @ factor]),
-            factors=_joined(given.factors, row_of(np.linalg.solve(factor, normals.factors))),
+            factors=np.concatenate(
+                [given.factors, row_of(np.linalg.solve(factor, normals.factors))]
+            ),
         )
         logs = np.concatenate([logs, normals.log_densities])
         for _ in range(LOOKS):
@@ -241,10 +246,6 @@ def given_scales(
         places = _farthest(drawn, given.places, number + FURTHER)
         normals, is_normal = _normals(evaluate, given.at(places), own, mode, epsilon)
     return _proposal(given, drawn, generator) if is_ended else None
-
-
-def _joined(one: np.ndarray, two: np.ndarray) -> np.ndarray:
-    return two if not len(one) else np.concatenate([one, two])
 
 
 @dataclass(frozen=True)
