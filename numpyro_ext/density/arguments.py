@@ -101,19 +101,12 @@ class Arguments:
         """
         # What a model may raise where it needs the value of something that is traced.
         expected = (TypeError, ValueError, IndexError, AssertionError, NotImplementedError)
-        errors = []
-        for form in data.forms():
-            try:
-                self._look_twice(form)
-            except ModelCheckError:
-                raise
-            except expected as error:
-                errors.append(error)
-            else:
-                break
-        else:
-            # Constants of JAX fail for what the model itself does, not for their kind.
-            raise self._tracing_error(errors[1]) from errors[1]
+        try:
+            _, errors = data.tried(self._look_twice, expected)
+        except ModelCheckError:
+            raise
+        except expected as error:
+            raise self._tracing_error(error) from error
         if not errors:
             return self
         reason = f"{type(errors[0]).__name__}: " + str(errors[0]).strip().split("\n")[0]

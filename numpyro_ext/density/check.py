@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -538,18 +539,11 @@ def resolve_plates(
         terms = [site_log_prob(site) for site in trace.values() if site["type"] == "sample"]
         return jnp.stack([jnp.asarray(term, float) for term in terms])
 
-    errors = []
-    for form in data.forms():
-        try:
-            used, short = index_use(log_joint, indices, sizes, latents, form)
-            break
-        except (TypeError, IndexError) as error:
-            errors.append(error)
-    else:
-        # Constants of JAX fail for what the model itself does, not for the kind of its arguments.
-        if isinstance(errors[1], jax.errors.TracerArrayConversionError):
-            raise closure_error(structure.plates) from errors[1]
-        raise errors[1]
+    look = partial(index_use, log_joint, indices, sizes, latents)
+    try:
+        (used, short), _ = data.tried(look, (TypeError, IndexError))
+    except jax.errors.TracerArrayConversionError as error:
+        raise closure_error(structure.plates) from error
     for name, rows in short.items():
         raise ModelCheckError(
             f"Plate '{name}' has {sizes[name]} rows, but the model looks its indices up in an "

@@ -5,9 +5,9 @@ pytree whose arrays are traced.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,13 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float
 
+from ppl_ext.errors import ModelCheckError
 from ppl_ext.target.layouts import DataPlate, FlatLayout
 
 __all__ = ["Data", "DataPlate", "Indices", "Layout"]
 
 Indices = dict[str, Array]
+Found = TypeVar("Found")
 
 #: Entries from which on a vector's memory is worth more than a short program.
 LONG = 2**18
@@ -230,6 +232,27 @@ class Data:
         yield self
         yield self.as_constants()
         yield self.as_constants(placed=False)
+
+    def tried(
+        self, look: Callable[[Data], Found], expected: tuple[type[Exception], ...]
+    ) -> tuple[Found, list[Exception]]:
+        """What ``look`` finds of the first form at which it does not fail, and its errors before.
+
+        Raises
+        ------
+        Exception
+            It fails at all, as it does with constants of JAX: these fail for what the model itself
+            does, and not for their kind.
+        """
+        errors = list[Exception]()
+        for form in self.forms():
+            try:
+                return look(form), errors
+            except ModelCheckError:
+                raise
+            except expected as error:
+                errors.append(error)
+        raise errors[1]
 
     def on_device(self) -> Data:
         """The same arguments with NumPy arrays moved to JAX arrays."""

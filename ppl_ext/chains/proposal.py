@@ -102,7 +102,6 @@ class Proposal:
     def log_components(self, positions: Draws) -> Float[np.ndarray, "K S"]:
         """Log density (K, S) of each component, without its weight."""
         number, dim = positions.shape
-        log_determinant = np.zeros(number)
         if self.given is not None:
             positions, log_determinant = self.given.straight(positions)
         means = np.stack([mode.mean for mode in self.modes])
@@ -128,8 +127,11 @@ class Proposal:
         log_tails = np.logaddexp(log_student, log_each) + math.log(0.5 * TAILS)
         found = np.logaddexp(math.log1p(-TAILS) + log_normal, log_tails) - log_scales[:, None]
         found[: self._bent] += log_determinants
-        # Far out the map given hyperparameters overflows.
-        return np.nan_to_num(found + log_determinant, nan=-np.inf, neginf=-np.inf, posinf=np.inf)
+        if self.given is not None:
+            # Far out the map overflows.
+            found += log_determinant
+            found[np.isnan(found)] = -np.inf
+        return found
 
 
 @np.errstate(all="ignore")

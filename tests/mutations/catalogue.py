@@ -2268,15 +2268,15 @@ def _fit() -> Iterator[Mutation]:
         (
             "jumps alone to a mixture, however far Normals are",
             "fit/verdict/policy.py",
-            "return is_known and not is_strained(program.strain)",
+            "return is_known(first) and not is_strained(program.strain)",
             "return not is_strained(program.strain)",
             "policy",
         ),
         (
             "jumps alone where widths depend on scales",
             "fit/verdict/policy.py",
-            "return is_known and not is_strained(program.strain)",
-            "return is_known",
+            "return is_known(first) and not is_strained(program.strain)",
+            "return is_known(first)",
             "policy",
         ),
         (

@@ -85,7 +85,7 @@ def neck(problem: Problem, sites: Iterable[str], mode: Mode, meter: Meter) -> fl
     meter : Meter
         Counts four evaluations for each other coordinate.
     """
-    own = _own(problem, sites)
+    own = problem.coordinates_of(sites)
     where = np.flatnonzero(~own)
     if not own.any() or not len(where):
         return 1.0
@@ -170,7 +170,7 @@ def scales_of(written: Problem, other: Problem, mode: Mode) -> dict[str, list[in
     """
     if written.maps is None or not other.latents:
         return {}
-    where = np.flatnonzero(~_own(other, other.latents.values()))
+    where = np.flatnonzero(~other.coordinates_of(other.latents.values()))
     points = mode.mean + np.vstack([np.zeros(other.dim), np.diag(mode.deviations)[where]])
     rows = [
         _scales(written, other, points, n).reshape(len(points), -1, other.lengths.get(n, 1))
@@ -219,11 +219,3 @@ def _told(
         at = np.arange(len(here)).reshape(-1, length)
         told.append(np.linalg.inv(covariance[at[:, :, None], at[:, None]]) - np.eye(length))
     return told[::-1]
-
-
-def _own(problem: Problem, names: Iterable[str]) -> np.ndarray:
-    """Which coordinates are those of these sites."""
-    own = np.zeros(problem.dim, bool)
-    for name in names:
-        own[problem.coordinates[name]] = True
-    return own

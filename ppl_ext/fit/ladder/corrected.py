@@ -91,8 +91,7 @@ def better_approximations(
     )
     for number, one in enumerate(found, 1):
         proposal, drawn, log_ratios = one.known[-1]
-        correction, weights = correction_of(drawn, log_ratios, program.rounding)
-        correction = replace(correction, given=proposal.given is not None)
+        correction, weights = correction_of(one.known[-1], program.rounding)
         begun = replace(begun, known=one.known)
         if policy.is_better(correction, best):
             best = correction
@@ -121,7 +120,7 @@ def proposed_weights(shares: Float[np.ndarray, " modes"]) -> Float[np.ndarray, "
 
 
 def correction_of(
-    drawn: Chains, log_ratios: Float[np.ndarray, " S"], rounding: float
+    known: Weighted, rounding: float
 ) -> tuple[facts.Correction, Float[np.ndarray, " S"]]:
     """Figures of importance ratios, and weights (S,) of sum 1, the largest of them truncated.
 
@@ -129,14 +128,16 @@ def correction_of(
     average is finite and the bias vanishes with more draws: E. L. Ionides, "Truncated importance
     sampling" (2008).
     """
+    proposal, drawn, log_ratios = known
+    given = proposal.given is not None
     number, undefined = len(log_ratios), float(np.isnan(drawn.values).mean())
     if np.isneginf(log_ratios).all():
-        return facts.Correction(np.inf, 0.0, undefined), np.full(number, 1.0 / number)
+        return facts.Correction(np.inf, 0.0, undefined, given), np.full(number, 1.0 / number)
     weights = np.exp(log_ratios - log_ratios.max())
     khat = pareto_khat(LogRatios(log_ratios, rounding)).khat
     share = weighted_number(weights) / number
     weights = np.minimum(weights, weights.mean() * np.sqrt(number))
-    return facts.Correction(khat, share, undefined), weights / weights.sum()
+    return facts.Correction(khat, share, undefined, given), weights / weights.sum()
 
 
 def resampled(

@@ -143,10 +143,8 @@ def hyperparameters(
     slopes = np.linalg.solve(precision[np.ix_(own, own)], precision[own])
     follow = np.diag(mode.deviations)
     follow[:, own] -= (entries == 0.0)[:, None] * mode.deviations[:, None] * slopes.T
-    moves, direction = (
-        follow[others],
-        entries * mode.deviations * generator.choice((-1.0, 1.0), dim),
-    )
+    moves = follow[others]
+    direction = entries * mode.deviations * generator.choice((-1.0, 1.0), dim)
     step = step_of(epsilon)
     # Also where scales are larger: at a mode where these are small, data tell little of entries.
     centers = mode.mean, mode.mean + LARGER * follow[list(scales)].sum(0)

@@ -159,11 +159,11 @@ def _climb(
                 names = ", ".join(problem.names_of(proposal.given.which))
                 notes.append(f"Normals given {names} at {len(proposal.given.places)} places")
             drawn, log_ratios = drawn_from(proposal, policy.DRAWS, evaluate, generator, symmetry)
-            correction, weights = correction_of(drawn, log_ratios, evidence.program.rounding)
-            correction = replace(correction, given=proposal.given is not None)
+            known = Weighted(proposal, drawn, log_ratios)
+            correction, weights = correction_of(known, evidence.program.rounding)
             notes.append(_told_of_weights(correction))
-            is_even = correction.given and policy.is_reliable(correction)
-            strain = 1.0 if is_even else problem.strain
+            serves = policy.is_reliable(correction)
+            strain = 1.0 if serves else problem.strain
             evidence = replace(evidence, program=replace(evidence.program, strain=strain))
             weighted = proposal
             may_adapt = policy.may_adapt(correction, proposal.free)
@@ -190,7 +190,7 @@ def _climb(
             begun = Approximation(
                 *(start, weighted, proposal, drawn, log_ratios, correction, correction, weights),
                 metric=metric,
-                known=(Weighted(proposal, drawn, log_ratios),),
+                known=(known,),
             )
         if may_adapt:
             with stage("mixtures") as notes:
@@ -216,7 +216,7 @@ def _climb(
             # On the last turn, so that nothing starts in it.
             evidence = replace(evidence, modes=replace(evidence.modes, left=True))
         evidence = replace(evidence, correction=begun.correction, left=meter.left)
-        if not is_even and problem.other_form is not None:
+        if not serves and problem.other_form is not None:
             near = begun.drawn.positions[resampled(begun.weights, policy.DRAWS, generator)]
             evidence = _neck(evidence, problem, near, meter)
             if policy.is_strained(evidence.neck):
@@ -239,7 +239,7 @@ def _climb(
             break
     if sampled is not None:
         evidence = replace(evidence, coupled=coupled)
-        if not is_even:
+        if not serves:
             evidence = _neck(evidence, problem, sampled.draws.reshape(-1, problem.dim), meter)
         climbed = Climbed(problem, sampled.draws, sampled, evidence, stages, symmetry)
         return with_chains(climbed, sampled)

@@ -177,10 +177,15 @@ class Problem:
     def entries(self) -> np.ndarray:
         """1 for coordinates of sites of latent scale (D,), where these are known, 0 for others."""
         other = self.other_form
-        names = self.latents.values() if other is None else other.latents
-        found = np.zeros(self.dim)
-        for name in names:
-            found[self.coordinates[name]] = 1.0
+        return self.coordinates_of(
+            self.latents.values() if other is None else other.latents
+        ).astype(float)
+
+    def coordinates_of(self, sites: Iterable[str]) -> np.ndarray:
+        """Which coordinates (D,) are those of these sites."""
+        found = np.zeros(self.dim, bool)
+        for name in sites:
+            found[self.coordinates[name]] = True
         return found
 
     def names_of(self, coordinates: Iterable[int]) -> list[str]:

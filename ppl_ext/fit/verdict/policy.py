@@ -173,9 +173,13 @@ def is_even(correction: Correction) -> bool:
 
 
 def is_reliable(correction: Correction) -> bool:
-    """Whether weights of an approximation given scales tell that it has draws of all parts."""
-    is_known = correction.khat < FAR_KHAT and correction.share > BEST_SHARE
-    return is_known or is_even(correction)
+    """Whether weights of draws given hyperparameters tell that there are some of all parts."""
+    return correction.given and is_known(correction) and correction.share > BEST_SHARE
+
+
+def is_known(correction: Correction) -> bool:
+    """Whether weights can be relied on: by k-hat, or where they are all but alike."""
+    return correction.khat < FAR_KHAT or is_even(correction)
 
 
 def covers(program: Program, first: Correction) -> bool:
@@ -185,8 +189,7 @@ def covers(program: Program, first: Correction) -> bool:
     a mixture lacks what the Normals lack, such as the thin ends of a ring. Where widths depend on
     scales jumps do not come to agree as closely as is asked there.
     """
-    is_known = first.khat < FAR_KHAT or is_even(first)
-    return is_known and not is_strained(program.strain)
+    return is_known(first) and not is_strained(program.strain)
 
 
 def may_adapt(correction: Correction, dim: int) -> bool:
@@ -230,4 +233,4 @@ def is_adapted(best: Correction, number: int, *, jumps: bool) -> bool:
 
 def lacks_approximation(correction: Correction | None) -> bool:
     """Whether no approximation is near."""
-    return correction is None or not (correction.khat < FAR_KHAT or is_even(correction))
+    return correction is None or not is_known(correction)
