@@ -70,7 +70,7 @@ class Adapted:
 @np.errstate(all="ignore")
 def adapted(
     evaluate: Evaluate,
-    first: Weighted,
+    known: Sequence[Weighted],
     generator: np.random.Generator,
     symmetry: Symmetry | None = None,
     *,
@@ -82,8 +82,8 @@ def adapted(
     ----------
     evaluate : callable
         Log densities (S,) and scores (S, D).
-    first : Weighted
-        The first proposal and its draws.
+    known : sequence of Weighted
+        Proposals and their draws so far. The first of them stays beside the mixtures.
     generator : numpy.random.Generator
     symmetry : Symmetry, optional
         Labels that can be exchanged: draws with labels in order stand for all.
@@ -99,13 +99,12 @@ def adapted(
     SpentError
         The evaluations ended.
     """
-    known: tuple[Weighted, ...] = (first,)
-    number = len(first.log_ratios)
-    while (found := fitted_to(known, generator, may_bend=may_bend)) is not None:
+    every, number = tuple(known), len(known[0].log_ratios)
+    while (found := fitted_to(every, generator, may_bend=may_bend)) is not None:
         proposal, metric = found
         drawn = drawn_from(proposal, number, evaluate, generator, symmetry)
-        known = (*known, Weighted(proposal, *drawn))
-        yield Adapted(metric, known)
+        every = (*every, Weighted(proposal, *drawn))
+        yield Adapted(metric, every)
 
 
 @np.errstate(all="ignore")

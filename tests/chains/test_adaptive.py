@@ -35,7 +35,7 @@ def at_the_mode() -> Proposal:
 def rounds(number: int, seed: int, evaluate: Any = log_gamma) -> list[Adapted]:
     generator, proposal = np.random.default_rng(seed), at_the_mode()
     first = Weighted(proposal, *drawn_from(proposal, DRAWS, evaluate, generator))
-    found = islice(adapted(evaluate, first, generator), number)
+    found = islice(adapted(evaluate, [first], generator), number)
     return [Adapted(np.eye(DIM), (first,)), *found]
 
 
@@ -138,7 +138,7 @@ def test_draws_outside_the_support_or_out_of_order_do_not_count() -> None:
     for evaluate, ordered in ((half, None), (log_gamma, symmetry)):
         generator = np.random.default_rng(4)
         begun = Weighted(proposal, *drawn_from(proposal, DRAWS, evaluate, generator, ordered))
-        *_, last = islice(adapted(evaluate, begun, generator, ordered), 2)
+        *_, last = islice(adapted(evaluate, [begun], generator, ordered), 2)
         assert len(last.known) == 3
         for each in last.known:
             is_right = each.drawn.positions[:, 0] > -1.0

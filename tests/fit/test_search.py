@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.trust.planted.widths import Mixture
+from ppl_ext.chains.adaptive import Weighted
 from ppl_ext.chains.coupling import Coupled
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.proposal import Proposal
@@ -197,13 +198,29 @@ def test_a_larger_budget_makes_no_verdict_worse(budget: int) -> None:
     assert level == ("exact" if budget > 7_000 else "corrected")
 
 
+def figures_are(
+    monkeypatch: pytest.MonkeyPatch,
+    normal: tuple[float, float],
+    mixtures: tuple[float, float] | None = None,
+) -> None:
+    """Figures of weights: k-hat and share of the Normals at the modes, and of mixtures if told."""
+    measured = corrected.correction_of
+
+    def of(known: Weighted, rounding: float) -> tuple[facts.Correction, np.ndarray]:
+        is_first = known.proposal.bend is None and known.proposal.unbent == 0
+        given = normal if is_first else mixtures
+        if given is None:
+            return measured(known, rounding)
+        return facts.Correction(*given), np.full(policy.DRAWS, 1.0 / policy.DRAWS)
+
+    monkeypatch.setattr(corrected, "correction_of", of)
+
+
 def test_a_further_search_waits_for_a_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mixture of small k-hat tells that the first was of one Normal's shape alone."""
 
     def paths(normal: tuple[float, float], mixture_of: tuple[float, float]) -> int:
-        for module, given in ((ladder, normal), (corrected, mixture_of)):
-            figures = facts.Correction(*given), np.full(policy.DRAWS, 1.0 / policy.DRAWS)
-            monkeypatch.setattr(module, "correction_of", lambda *_, figures=figures: figures)
+        figures_are(monkeypatch, normal, mixture_of)
         modes = climbed(mixture(2, [1.0], [1.0], [1.0])).evidence.modes
         assert modes is not None
         return modes.paths
@@ -227,8 +244,7 @@ def test_a_further_search_waits_for_a_mixture(monkeypatch: pytest.MonkeyPatch) -
 def test_jumps_alone_know_whether_they_are_to_a_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its components are no modes, and give warm chains no metrics."""
     for khat in (0.5, 0.1):
-        figures = facts.Correction(khat, 0.8), np.full(policy.DRAWS, 1.0 / policy.DRAWS)
-        monkeypatch.setattr(ladder, "correction_of", lambda *_, figures=figures: figures)
+        figures_are(monkeypatch, (khat, 0.8))
         found = climbed(mixture(2, [0.5, 0.5], [-5.0, 5.0], [1.0, 1.0])).sampled
         assert found is not None and not found.kernel.has_trajectories
         assert found.kernel.is_mixture == (khat == 0.5)
@@ -289,8 +305,7 @@ def test_jumps_go_on_to_a_mixture_and_leave_the_density_as_it_is(
     """A skewed density, of which the Normal at its mode is off; moments to four errors."""
     dim, widths = 8, np.array([[0.9], [1.15]])
     target = mixture(dim, [0.6, 0.4], [-0.5, 0.8], widths[:, 0])
-    figures = facts.Correction(0.1, 0.8), np.full(policy.DRAWS, 1.0 / policy.DRAWS)
-    monkeypatch.setattr(ladder, "correction_of", lambda *_: figures)
+    figures_are(monkeypatch, (0.1, 0.8))
     monkeypatch.setattr(agreement, "enough", lambda found, *_, **__: found.draws >= 8_000)
     monkeypatch.setattr(agreement, "MOST_JUMPS", 100.0)
     climb = climbed(target)

@@ -1980,51 +1980,63 @@ def _fit() -> Iterator[Mutation]:
     for name, file, old, new in (
         (
             "first places at which the others stand still",
-            "fit/ladder/given_scales.py",
+            "fit/ladder/given_hyperparameters.py",
             "white = np.linalg.solve(roots, scores[..., None])",
             "white = 0.0 * np.linalg.solve(roots, scores[..., None])",
         ),
         (
             "densities of scales without the widths of others",
-            "fit/ladder/given_scales.py",
+            "fit/ladder/given_hyperparameters.py",
             "logs[left] = after - np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(1)",
             "logs[left] = after",
         ),
         (
             "densities that were looked at once without the widths of others",
-            "fit/ladder/given_scales.py",
+            "fit/ladder/given_hyperparameters.py",
             "looked = seen.values + gains - logs -",
             "looked = seen.values + gains -",
         ),
         (
             "looks at a density without what a step to the others adds",
-            "fit/ladder/given_scales.py",
+            "fit/ladder/given_hyperparameters.py",
             "looked = seen.values + gains - logs",
             "looked = seen.values - logs",
         ),
         (
             "hyperparameters by single widths alone",
-            "fit/ladder/given_scales.py",
-            "+ 0.5 * np.square(0.5 * change @ along)",
-            "+ 0.0 * np.square(0.5 * change @ along)",
+            "fit/ladder/hyperparameters.py",
+            "+ 0.5 * np.square(0.5 * traces)",
+            "+ 0.0 * np.square(0.5 * traces)",
         ),
         (
             "draws of hyperparameters where their density was never looked at",
-            "fit/ladder/given_scales.py",
+            "fit/ladder/given_hyperparameters.py",
             "logs = np.where(distances < 1.0, logs, -np.inf)",
             "logs = np.where(distances < 0.3, logs, -np.inf)",
         ),
         (
             "a density of hyperparameters that does not fall taken for one",
-            "fit/ladder/given_scales.py",
+            "fit/ladder/given_hyperparameters.py",
             "return _proposal(given, drawn, generator) if is_ended else None",
             "return _proposal(given, drawn, generator)",
         ),
         (
             "hyperparameters beside the scales that are not looked for",
-            "fit/ladder/given_scales.py",
-            "order[: (costs > LOSES).sum()]",
-            "order[:0]",
+            "fit/ladder/hyperparameters.py",
+            "if not is_open.any()",
+            "if scales or not is_open.any()",
+        ),
+        (
+            "hyperparameters of more skew coordinates than have room",
+            "fit/ladder/hyperparameters.py",
+            "if scales or costs.sum() < MOST_LEFT",
+            "if scales or costs.sum() < np.inf",
+        ),
+        (
+            "curvatures that change along coordinates while those chosen move",
+            "fit/ladder/hyperparameters.py",
+            "precision[np.ix_(rest, rest)]",
+            "precision[np.ix_(rest, rest)] + 0.5 * np.eye(len(rest))",
         ),
         (
             "a map given hyperparameters without its determinant",
@@ -2039,7 +2051,7 @@ def _fit() -> Iterator[Mutation]:
             "np.linalg.solve(factors, z)",
         ),
     ):
-        yield from neutral(name, file, old, new, "given_scales")
+        yield from neutral(name, file, old, new, "given_hyperparameters")
     yield from neutral(
         "every coordinate taken for a scale",
         "fit/ladder/centring.py",

@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.fit.ladder.given_scales import has_room
+from ppl_ext.fit.ladder.given_hyperparameters import has_room
 from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.start.local_normal import step_of, whitened_curvature
 from ppl_ext.start.start import Mode

@@ -11,9 +11,10 @@ from jaxtyping import Float
 
 from ppl_ext.chains.adaptive import Weighted, adapted
 from ppl_ext.chains.hamiltonian import Chains, Factor
-from ppl_ext.chains.proposal import Proposal
+from ppl_ext.chains.proposal import Proposal, drawn_from
 from ppl_ext.chains.symmetry import Symmetry
-from ppl_ext.fit.ladder.given_scales import given_scales, has_room, hyperparameters
+from ppl_ext.fit.ladder.given_hyperparameters import given_hyperparameters, has_room
+from ppl_ext.fit.ladder.hyperparameters import hyperparameters
 from ppl_ext.fit.ladder.modes import LEAST_WEIGHT
 from ppl_ext.fit.problem.problem import Problem
 from ppl_ext.fit.verdict import facts, policy
@@ -33,8 +34,8 @@ class Approximation:
 
     The proposal is of Normals at the modes, or a mixture fitted to weighted draws, with a metric.
     ``weighted`` is the same with what the weights say of the modes' shares, and ``first`` the
-    figures of Normals at the modes. ``known`` are the draws of all proposals so far, from those of
-    the Normals on.
+    figures of what mixtures are fitted to at first. ``known`` are draws of all proposals so far,
+    that one's first.
     """
 
     start: Start
@@ -49,31 +50,75 @@ class Approximation:
     known: tuple[Weighted, ...] = ()
 
 
-def first_proposal(
+def first_approximation(
+    evaluate: Evaluate,
+    limited: Evaluate,
+    problem: Problem,
+    start: Start,
+    symmetry: Symmetry | None,
+    rounding: float,
+    generator: np.random.Generator,
+) -> Approximation:
+    """Normals given hyperparameters where there are any and they are near; or Normals at the modes.
+
+    Of two that are not near it is the nearer one. ``limited`` leaves what chains take at least.
+
+    Raises
+    ------
+    SpentError
+        The evaluations ended.
+    """
+    best: Approximation | None = None
+    for proposal, metric in _first_proposals(limited, problem, start, symmetry, generator):
+        counted = evaluate if best is None else limited
+        try:
+            drawn, log_ratios = drawn_from(proposal, policy.DRAWS, counted, generator, symmetry)
+        except SpentError:
+            if best is None:
+                raise
+            break
+        known = Weighted(proposal, drawn, log_ratios)
+        correction, weights = correction_of(known, rounding)
+        before = () if best is None else best.known
+        is_far = best is not None and policy.is_far(best.correction)
+        if best is None or is_far or policy.is_better(correction, best.correction):
+            best = Approximation(
+                *(start, proposal, proposal, drawn, log_ratios, correction, correction, weights),
+                *(metric, (known, *before)),
+            )
+        else:
+            best = replace(best, known=(*before, known))
+        if policy.is_reliable(correction):
+            break
+    assert best is not None
+    return best
+
+
+def _first_proposals(
     evaluate: Evaluate,
     problem: Problem,
     start: Start,
     symmetry: Symmetry | None,
     generator: np.random.Generator,
-) -> tuple[Proposal, Factor | None]:
-    """Normals at the modes; or given hyperparameters, with a metric, where there is one mode.
+) -> Iterator[tuple[Proposal, Factor | None]]:
+    """Normals given hyperparameters, with a metric, and Normals at the modes.
 
-    There are none given hyperparameters where no sites have a scale, or too many have, and where
-    the program is as well as Normal.
+    There are none given hyperparameters where there are several modes, where too many sites have a
+    scale, and where the program is as well as Normal.
     """
-    proposal, mode = Proposal(start.modes, proposed_weights(start.weights)), start.modes[0]
+    mode, number = start.modes[0], max(1, len(problem.scales))
     is_normal = mode.spread < NORMAL and not policy.is_strained(problem.strain)
-    has_none = symmetry is not None or is_normal or not has_room(len(problem.scales), problem.dim)
-    if len(start.modes) > 1 or has_none:
-        return proposal, None
-    common = problem.epsilon, generator
-    # A density whose places lie too badly for it to be interpolated is no better than the modes'.
-    with suppress(SpentError, np.linalg.LinAlgError):
-        which = hyperparameters(evaluate, mode, problem.scales, problem.entries, *common)
-        found = given_scales(evaluate, mode, which, *common)
-        if found is not None:
-            return found
-    return proposal, None
+    has_none = symmetry is not None or is_normal or not has_room(number, problem.dim)
+    found: tuple[Proposal, Factor] | None = None
+    if len(start.modes) == 1 and not has_none:
+        common = problem.epsilon, generator
+        # A density whose places lie too badly for it to be interpolated is no better.
+        with suppress(SpentError, np.linalg.LinAlgError):
+            which = hyperparameters(evaluate, mode, problem.scales, problem.entries, *common)
+            found = given_hyperparameters(evaluate, mode, which, *common) if which else None
+    if found is not None:
+        yield found
+    yield Proposal(start.modes, proposed_weights(start.weights)), None
 
 
 def better_approximations(
@@ -86,7 +131,7 @@ def better_approximations(
     """Better approximations in turn, by mixtures fitted to weighted draws."""
     best = begun.correction
     found = adapted(
-        *(evaluate, begun.known[0], generator, symmetry),
+        *(evaluate, begun.known, generator, symmetry),
         may_bend=policy.may_bend(program, has_labels=symmetry is not None),
     )
     for number, one in enumerate(found, 1):

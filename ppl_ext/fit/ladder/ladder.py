@@ -15,9 +15,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.chains.adaptive import Weighted
 from ppl_ext.chains.coupling import Coupled
-from ppl_ext.chains.proposal import drawn_from
 from ppl_ext.chains.sampler import Sampled
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.ladder.by_chains import run_chains
@@ -25,10 +23,8 @@ from ppl_ext.fit.ladder.centring import neck_among
 from ppl_ext.fit.ladder.chain_figures import chained_of, endless, flat_far_out
 from ppl_ext.fit.ladder.climbed import Climbed, staged
 from ppl_ext.fit.ladder.corrected import (
-    Approximation,
     better_approximations,
-    correction_of,
-    first_proposal,
+    first_approximation,
     proposed_weights,
     resampled,
 )
@@ -154,31 +150,34 @@ def _climb(
         with stage("corrected draws") as notes:
             left = policy.DRAWS + policy.LEAST_CHAINS * (policy.chains_refused(evidence) is None)
             limited = timely(problem.evaluate, left)
-            proposal, metric = first_proposal(limited, problem, start, symmetry, generator)
+            rounding = evidence.program.rounding
+            begun = first_approximation(
+                evaluate, limited, problem, start, symmetry, rounding, generator
+            )
+            proposal, correction = begun.proposal, begun.correction
             if proposal.given is not None:
                 names = ", ".join(problem.names_of(proposal.given.which))
                 notes.append(f"Normals given {names} at {len(proposal.given.places)} places")
-            drawn, log_ratios = drawn_from(proposal, policy.DRAWS, evaluate, generator, symmetry)
-            known = Weighted(proposal, drawn, log_ratios)
-            correction, weights = correction_of(known, evidence.program.rounding)
             notes.append(_told_of_weights(correction))
             serves = policy.is_reliable(correction)
             strain = 1.0 if serves else problem.strain
             evidence = replace(evidence, program=replace(evidence.program, strain=strain))
-            weighted = proposal
             may_adapt = policy.may_adapt(correction, proposal.free)
             # Where weights of a single Normal are reliable, a mixture tells first whether its shape
             # alone is what k-hat is of.
             is_late = may_adapt and correction.khat < policy.FAR_KHAT and len(start.modes) == 1
             if search is not None:
                 limited = timely(problem.evaluate, policy.LEAST_CHAINS)
-                found_more = search.look(limited, unexplained(drawn.positions, log_ratios))
-                if correction.khat > DOUBTFUL and not is_late:
+                found_more = search.look(
+                    limited, unexplained(begun.drawn.positions, begun.log_ratios)
+                )
+                if correction.khat > DOUBTFUL and not (is_late or policy.is_close(correction)):
                     found_more |= search.go_on(limited, MORE)
                 modes = _modes(search, notes, generator)
                 if not found_more and modes.number > 1 and correction.khat < policy.FAR_KHAT:
-                    shares, errors = masses(proposal, drawn.positions, log_ratios)
+                    shares, errors = masses(proposal, begun.drawn.positions, begun.log_ratios)
                     weighted = replace(proposal, weights=proposed_weights(shares))
+                    begun = replace(begun, weighted=weighted)
                     modes = replace(
                         modes,
                         shares=tuple(map(float, shares)),
@@ -187,11 +186,6 @@ def _climb(
                 evidence = replace(evidence, modes=modes)
                 if found_more and turn < TURNS - 1:
                     continue
-            begun = Approximation(
-                *(start, weighted, proposal, drawn, log_ratios, correction, correction, weights),
-                metric=metric,
-                known=(known,),
-            )
         if may_adapt:
             with stage("mixtures") as notes:
                 limited = timely(problem.evaluate, policy.LEAST_CHAINS)

@@ -12,7 +12,7 @@ import numpy as np
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.ladder.centring import entry_data, neck, scales_of
 from ppl_ext.fit.ladder.chain_figures import cost_far_out
-from ppl_ext.fit.ladder.given_scales import has_room
+from ppl_ext.fit.ladder.given_hyperparameters import has_room
 from ppl_ext.fit.ladder.modes import LEAST_MASS
 from ppl_ext.fit.problem.problem import Meter, Problem, timed
 from ppl_ext.fit.verdict import facts, policy

@@ -60,7 +60,8 @@ NEAR_SHARE = 0.5
 #: Share of draws given hyperparameters that weights leave from which on these are even: a sixth to
 #: a fifth of the draws are of wide distributions beside the Normals, and have next to no weight.
 EVEN_SHARE = 0.7
-#: The same share, below which no more are fitted after three: they have not come near.
+#: The same share, below which no more are fitted after three, and draws given hyperparameters are
+#: not gone on from: they have not come near.
 HOPELESS = 0.1
 #: Factor by which the curvature of sites of latent scale may change from place to place for chains
 #: to be believed as elsewhere. Chains whose steps are tuned to the widths at one place do not enter
@@ -229,6 +230,11 @@ def is_adapted(best: Correction, number: int, *, jumps: bool) -> bool:
     is_enough = is_close(best) or (not jumps and is_good(best) and best.share > NEAR_SHARE)
     is_hopeless = number > 2 and best.share < HOPELESS
     return is_enough or is_hopeless or number >= MIXTURES
+
+
+def is_far(correction: Correction) -> bool:
+    """Whether draws given hyperparameters are not gone on from: mixtures may come nearer."""
+    return not is_known(correction) or correction.share < HOPELESS
 
 
 def lacks_approximation(correction: Correction | None) -> bool:

@@ -1,7 +1,7 @@
-"""Draws of hyperparameters, and of all else given them: a first proposal for hierarchical programs.
+"""Draws of hyperparameters, and of all else given them: a first proposal.
 
-The density of the others given scales is taken for that of a Normal, as H. Rue, S. Martino and
-N. Chopin, "Approximate Bayesian inference for latent Gaussian models by using integrated nested
+The density of the others given hyperparameters is taken for that of a Normal, as H. Rue, S. Martino
+and N. Chopin, "Approximate Bayesian inference for latent Gaussian models by using integrated nested
 Laplace approximations" (2009), section 3, take it. It is found at a few places, of which those
 after the first lie where most mass is far from the others, and is interpolated between them. So
 there are draws where a scale is near zero, where a Normal at the mode and mixtures fitted to its
@@ -38,11 +38,6 @@ FIRST = 1.2
 ROUNDS, FURTHER, SEEN, LOOKS = 2, 3, 6, 4
 #: Nats that a Newton's step may add where the density is looked at once.
 MOST_GAIN = 5.0
-#: Nats that a Normal at the mode loses by a coordinate beside the scales, where that is one of the
-#: hyperparameters.
-LOSES = 0.03
-#: Standard deviations by which scales are larger where that is looked at once more.
-LARGER = 1.5
 #: Draws of the interpolated density of hyperparameters, to look where it is next and for the
 #: proposal, of which a quarter is kept; rounds in which the Student t distribution that they come
 #: from is fitted to it, with its degrees of freedom and how much wider it is.
@@ -94,80 +89,14 @@ def places_of(number: int) -> int:
     return (number + 1) * (number + 2) // 2 + ROUNDS * (number + FURTHER)
 
 
-def has_room(scales: int, dim: int) -> bool:
-    """Whether Normals given so many scales among D parameters are found at a bearable cost."""
+def has_room(number: int, dim: int) -> bool:
+    """Whether Normals given so many of D parameters are found at a bearable cost."""
     most = MOST_EVALUATIONS / (2 * dim)
-    return 0 < scales < dim and scales <= MOST and places_of(scales) <= most
+    return 0 < number < dim and number <= MOST and places_of(number) <= most
 
 
 @np.errstate(all="ignore")
-def hyperparameters(
-    evaluate: Evaluate,
-    mode: Mode,
-    scales: Sequence[int],
-    entries: Float[np.ndarray, " D"],
-    epsilon: float,
-    generator: np.random.Generator,
-) -> list[int]:
-    """The scales, and other coordinates on which it depends how widely entries lie.
-
-    Such are the scale of noise, or a correlation. Where a coordinate moves by one standard
-    deviation, and entries with it, the precision of the entries changes by some E times itself,
-    which costs a Normal tr(E²) / 4 nats where it is not followed; and the coordinate's mean is
-    tr(E) / 2 standard deviations from the mode. Both are told by one random direction. Of more than
-    there is room for those are taken that cost most.
-
-    Parameters
-    ----------
-    evaluate : callable
-        Log densities (P,) and scores (P, D).
-    mode : Mode
-    scales : sequence of int
-    entries : array (D,)
-        1 for coordinates of the sites whose scales these are, 0 for others.
-    epsilon : float
-        Relative precision of scores.
-    generator : numpy.random.Generator
-
-    Raises
-    ------
-    SpentError
-        The evaluations ended.
-    """
-    dim, own = len(mode.mean), np.flatnonzero(entries)
-    others = np.setdiff1d(np.flatnonzero(entries == 0.0), scales)
-    if not len(others):
-        return list(scales)
-    # Entries follow as the Normal has it.
-    precision = np.linalg.inv(mode.root @ mode.root.T)
-    slopes = np.linalg.solve(precision[np.ix_(own, own)], precision[own])
-    follow = np.diag(mode.deviations)
-    follow[:, own] -= (entries == 0.0)[:, None] * mode.deviations[:, None] * slopes.T
-    moves = follow[others]
-    direction = entries * mode.deviations * generator.choice((-1.0, 1.0), dim)
-    step = step_of(epsilon)
-    # Also where scales are larger: at a mode where these are small, data tell little of entries.
-    centers = mode.mean, mode.mean + LARGER * follow[list(scales)].sum(0)
-    points = [
-        center + side * moves + turn * step * direction
-        for center, side, turn in itertools.product(centers, (1, -1), (1, -1))
-    ]
-    _, scores = evaluate(np.concatenate(points))
-    scores = scores.reshape(2, 2, 2, len(others), dim)
-    curved = (scores[:, :, 1] - scores[:, :, 0]) / (2.0 * step)
-    change = 0.5 * (curved[:, 0] - curved[:, 1])[..., own] * mode.deviations[own]
-    along = direction[own] / mode.deviations[own]
-    both = 0.25 * np.square(change).sum(-1) + 0.5 * np.square(0.5 * change @ along)
-    costs = np.nan_to_num(both, nan=0.0, posinf=0.0).max(0)
-    order = others[np.argsort(-costs)]
-    chosen = [int(at) for at in order[: (costs > LOSES).sum()]]
-    while chosen and not has_room(len(scales) + len(chosen), dim):
-        chosen.pop()
-    return sorted([*scales, *chosen])
-
-
-@np.errstate(all="ignore")
-def given_scales(
+def given_hyperparameters(
     evaluate: Evaluate,
     mode: Mode,
     which: Sequence[int],

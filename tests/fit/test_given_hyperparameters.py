@@ -1,4 +1,4 @@
-"""Normals given scales, on NumPy's problems whose scales have densities by quadrature."""
+"""Normals given hyperparameters, on NumPy's problems whose densities quadrature tells."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from scipy.stats import multivariate_normal, norm
 
 from ppl_ext.chains.given import Given, row_of
 from ppl_ext.chains.proposal import Proposal, drawn_from
-from ppl_ext.fit.ladder.given_scales import (
+from ppl_ext.fit.ladder.given_hyperparameters import (
     _density,
     _Seen,
-    given_scales,
+    given_hyperparameters,
     has_room,
-    hyperparameters,
     places_of,
 )
+from ppl_ext.fit.ladder.hyperparameters import hyperparameters
 from ppl_ext.start.find import find
 from ppl_ext.start.start import Mode
 from ppl_ext.statistics.effective import weighted_number
@@ -89,7 +89,7 @@ def test_the_scores_of_the_groups_are_the_slopes() -> None:
 
 
 def found_of(density: Any, mode: Mode, which: list[int]) -> tuple[Proposal, np.ndarray] | None:
-    return given_scales(density, mode, which, EPSILON, np.random.default_rng(2))
+    return given_hyperparameters(density, mode, which, EPSILON, np.random.default_rng(2))
 
 
 def test_draws_have_all_of_a_scale_and_its_low_tail() -> None:
@@ -276,6 +276,68 @@ def test_many_small_changes_of_widths_make_a_hyperparameter() -> None:
     mode, entries = Mode(np.zeros(8), np.eye(8), 0.0, 0.0), np.array([0.0] * 2 + [1.0] * 6)
     found = hyperparameters(even, mode, (0,), entries, EPSILON, np.random.default_rng(0))
     assert found == [0, 1]
+
+
+def told(density: Any, mode: Mode, seed: int = 0) -> list[int]:
+    """Hyperparameters of a density of which nothing is known."""
+    nothing = np.zeros(len(mode.mean))
+    return hyperparameters(density, mode, (), nothing, EPSILON, np.random.default_rng(seed))
+
+
+def bent_and_widened(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The second has mean 0.4 (u² - 1), the last two deviation e^(v / 2); u and v are standard."""
+    u, v, last, precision = z[:, 0], z[:, 2], z[:, 3:], np.exp(-z[:, 2])
+    off, squares = z[:, 1] - 0.4 * (u**2 - 1.0), precision * (last**2).sum(1)
+    values = -0.5 * (u**2 + v**2 + squares + off**2) - v
+    scores = [-u + 0.8 * u * off, -off, -v - 1.0 + 0.5 * squares]
+    return values, np.column_stack([*scores, -precision[:, None] * last])
+
+
+def log_gammas(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Logarithms of independent Gamma(1, 1) variables."""
+    return (z - np.exp(z)).sum(1), 1.0 - np.exp(z)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scales_of_effects_that_a_program_has_non_centred_are_found(seed: int) -> None:
+    assert 0 in told(groups, start_of(groups, 7), seed)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_coordinates_along_which_others_curve_or_widen_are_found(seed: int) -> None:
+    assert told(bent_and_widened, start_of(bent_and_widened, 5), seed) == [0, 2]
+
+
+def test_a_skew_coordinate_is_found_beside_even_ones() -> None:
+    def one_skew(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values, scores = log_gammas(z[:, 1:2])
+        even = z[:, [0, 2, 3]]
+        scores = np.column_stack([-even[:, :1], scores, -even[:, 1:]])
+        return values - 0.5 * (even**2).sum(1), scores
+
+    assert told(one_skew, start_of(one_skew, 4)) == [1]
+
+
+def test_a_normal_has_no_hyperparameters_and_ten_skew_coordinates_are_too_many() -> None:
+    def normal(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return -0.5 * (z**2).sum(1), -z
+
+    assert told(normal, Mode(np.zeros(6), np.eye(6), 0.0, 0.0)) == []
+    assert told(log_gammas, start_of(log_gammas, 10)) == []
+
+
+def test_draws_given_what_others_curve_along_have_even_weights() -> None:
+    mode = start_of(bent_and_widened, 5)
+    common = EPSILON, np.random.default_rng(1)
+    found = given_hyperparameters(bent_and_widened, mode, [0, 2], *common)
+    assert found is not None
+    proposal, root = found
+    _, log_ratios = drawn_from(proposal, 2_000, bent_and_widened, common[1])
+    weights = np.exp(log_ratios - log_ratios.max())
+    assert weighted_number(weights) > 0.75 * len(weights)
+    # Of the second: 1 + 0.4² Var(u²); of the last two: E[e^v].
+    variances = np.array([1.0, 1.32, 1.0, math.exp(0.5), math.exp(0.5)])
+    np.testing.assert_allclose(np.square(root).sum(1), variances, rtol=0.4)
 
 
 def test_a_look_counts_what_a_step_to_the_others_mean_adds() -> None:
