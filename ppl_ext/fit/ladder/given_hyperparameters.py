@@ -32,10 +32,14 @@ from ppl_ext.start.start import Mode
 MOST, MOST_EVALUATIONS = 5, 6_000
 #: Distance of the first places from the mode, in standard deviations of its Normal.
 FIRST = 1.2
-#: Rounds of further places, in each of which there are so many more than hyperparameters. Before
-#: and after them the density is looked at, with one evaluation, at so many points for each
-#: hyperparameter, and so often.
+#: How many places more than hyperparameters there are in each further round, which there are two
+#: of at most where room is looked for. Before and after them the density is looked at, with one
+#: evaluation, at so many points for each hyperparameter, and so often.
 ROUNDS, FURTHER, SEEN, LOOKS = 2, 3, 6, 4
+#: Nats by which a Normal at half of the places of a round differs from what was expected there,
+#: below which there are places enough; and draws among which the farthest are the next places, so
+#: that these have some mass around them.
+ENOUGH, AMONG = 0.1, 500
 #: Nats that a Newton's step may add where the density is looked at once.
 MOST_GAIN = 5.0
 #: Draws of the interpolated density of hyperparameters, to look where it is next and for the
@@ -153,14 +157,17 @@ def given_hyperparameters(
         *(np.zeros((0, number)), np.zeros((0, size)), rows),
     )
     logs, seen = np.zeros(0), _Seen(np.zeros((0, number)), np.zeros(0), np.zeros((0, size)))
-    for turn in range(ROUNDS + 1):
+    lost = np.inf
+    for looked in itertools.count(len(places), number + FURTHER):
+        means, factors = (normals.means - center) @ factor, np.linalg.solve(factor, normals.factors)
+        known = places[is_normal]
+        if len(given.places) and len(known):
+            lost = float(np.median(_lost(given, known, means, factors)))
         given = replace(
             given,
-            places=np.concatenate([given.places, places[is_normal]]),
-            means=np.concatenate([given.means, (normals.means - center) @ factor]),
-            factors=np.concatenate(
-                [given.factors, row_of(np.linalg.solve(factor, normals.factors))]
-            ),
+            places=np.concatenate([given.places, known]),
+            means=np.concatenate([given.means, means]),
+            factors=np.concatenate([given.factors, row_of(factors)]),
         )
         logs = np.concatenate([logs, normals.log_densities])
         for _ in range(LOOKS):
@@ -168,11 +175,27 @@ def given_hyperparameters(
             drawn, _ = _draws_of(*density, DRAWN, generator)
             seen = seen.and_at(_farthest(drawn, density[0], SEEN * number), given, evaluate)
         drawn, is_ended = _draws_of(*_density(given, logs, seen), LAST, generator)
-        if turn == ROUNDS:
+        if lost < ENOUGH or 2 * size * (looked + number + FURTHER) > MOST_EVALUATIONS:
             break
-        places = _farthest(drawn, given.places, number + FURTHER)
+        places = _farthest(drawn[:AMONG], given.places, number + FURTHER)
         normals, is_normal = _normals(evaluate, given.at(places), own, mode, epsilon)
     return _proposal(given, drawn, generator) if is_ended else None
+
+
+def _lost(
+    given: Given,
+    places: Places,
+    means: Float[np.ndarray, "K R"],
+    factors: Float[np.ndarray, "K R R"],
+) -> Vector:
+    """Nats (K,) by which Normals given hyperparameters differ from those that a map has there."""
+    expected, roots, log_determinants = given.standardised(places)
+    log_diagonals = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(1)
+    off = np.einsum("kr,krt->kt", means - expected, roots)
+    widths = np.linalg.solve(factors, roots)
+    squares = np.square(off).sum(1) + np.square(widths).sum((1, 2)) - means.shape[1]
+    found: Vector = 0.5 * squares + log_diagonals - log_determinants
+    return found
 
 
 @dataclass(frozen=True)
