@@ -345,3 +345,19 @@ def test_observations_that_the_host_cannot_draw_are_named(backend: Any) -> None:
     draws = {"shares": backend.array(np.full((4, 2), 0.5, np.float32))}
     with pytest.raises(ArgumentError, match="distribution of 'y' that the host can draw from"):
         predicted(backend, model, draws, (counts,), {})
+
+
+def test_counts_whose_totals_are_an_argument() -> None:
+    """NumPyro's draws of counts need the largest total, which their density does not."""
+    backend = backend_of("numpyro")
+    host, dist = backend.host, backend.dist
+    totals, counts = np.array([3, 5]), np.array([[1, 2], [4, 1]])
+
+    def model(totals: Any, y: Any = None) -> None:
+        shares = host.sample("shares", dist.Dirichlet(backend.array(np.ones(2))))
+        with host.plate("rows", 2):
+            host.sample("y", dist.Multinomial(totals, shares), obs=y)
+
+    draws = {"shares": backend.array(np.full((4, 2), 0.5))}
+    found = predicted(backend, model, draws, (totals, counts), {})
+    np.testing.assert_array_equal(found["y"].sum(-1), np.tile(totals, (4, 1)))
