@@ -102,7 +102,7 @@ class Arguments:
             The density cannot be traced either way.
         """
         # What a model may raise where it needs the value of something that is traced.
-        expected = (TypeError, ValueError, IndexError, AssertionError, NotImplementedError)
+        expected = (TypeError, ValueError, LookupError, AssertionError, NotImplementedError)
         try:
             _, errors = data.tried(self._look_twice, expected)
         except ModelCheckError:

@@ -90,11 +90,21 @@ class _InParallel(Messenger):
     """
 
     def process_message(self, msg: Site) -> None:
-        """Mark a site."""
-        if msg["type"] == "sample" and is_enumerated(msg):
+        """Mark a discrete site; make one event of another that stands in no plate.
+
+        The host takes its dimensions for those of plates to come, which fail then. A site that
+        depends on discrete ones has more dimensions than its value.
+        """
+        if msg["type"] != "sample":
+            return
+        if is_enumerated(msg):
             infer = {**msg["infer"], "enumerate": "parallel", "expand": False}
             infer.pop("num_samples", None)
             msg["infer"] = infer
+        elif is_latent(msg) or LOG_DETERMINANT in msg["infer"]:
+            is_whole = msg["value"] is not None and msg["fn"].shape() == jnp.shape(msg["value"])
+            if is_whole and msg["fn"].batch_shape and not msg["cond_indep_stack"]:
+                msg["fn"] = msg["fn"].to_event()
 
 
 class _OwnValues(Messenger):
