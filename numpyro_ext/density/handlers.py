@@ -266,8 +266,10 @@ def is_factor(site: Site) -> bool:
 
 
 def is_array(site: Site) -> bool:
-    """Whether a trace entry is a deterministic site whose value is an array."""
-    return site["type"] == "deterministic" and hasattr(site["value"], "shape")
+    """Whether a trace entry is a deterministic site whose value is an array or a number."""
+    value = site["value"]
+    is_number = isinstance(value, bool | int | float) or hasattr(value, "shape")
+    return site["type"] == "deterministic" and is_number
 
 
 def is_observation(site: Site) -> bool:
