@@ -150,6 +150,7 @@ def with_values(backend: Any) -> Any:
             new = host.sample("y", dist.Normal(mean, 0.1), obs=y)
             host.deterministic("excess", new - mean)
         host.deterministic("last", slope + x.sum())
+        host.deterministic("three", backend.array(3.0) if backend.is_pyro else 3)
 
     return model
 
@@ -163,7 +164,7 @@ def test_deterministic_sites_are_those_of_the_hosts(backend: Any, is_seen: bool)
     draws = {"slope": backend.array(slope)}
     own = predicted(backend, model, draws, args, {})
     theirs = of_host(backend, model, args[:1], {}, draws)
-    assert list(own) == ["twice", "state", "mu", "y", "excess", "last"]
+    assert list(own) == ["twice", "state", "mu", "y", "excess", "last", "three"]
     assert own.keys() == theirs.keys() - {"slope"}
     for name, values in own.items():
         other = theirs[name].reshape(values.shape)
