@@ -267,9 +267,8 @@ def is_factor(site: Site) -> bool:
 
 def is_array(site: Site) -> bool:
     """Whether a trace entry is a deterministic site whose value is an array or a number."""
-    value = site["value"]
-    is_number = isinstance(value, bool | int | float) or hasattr(value, "shape")
-    return site["type"] == "deterministic" and is_number
+    is_value = isinstance(site["value"], bool | int | float) or hasattr(site["value"], "shape")
+    return site["type"] == "deterministic" and is_value
 
 
 def is_observation(site: Site) -> bool:

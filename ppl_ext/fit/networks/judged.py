@@ -105,11 +105,7 @@ def judged(
     """What chains are worth, by their outputs."""
     chained = figures.chained
     program = facts.Program(outputs.problem.dim, True, 0.0, rounding_of(run))
-    against = [
-        *against_chains(chained, run, wanted),
-        *levels.of_rounding(program),
-        *figures.told,
-    ]
+    against = [*against_chains(chained, run, wanted), *levels.of_rounding(program), *figures.told]
     reasons = [f"Predictions are judged, since weights have no identity. {chained.words}"]
     level: Level = "exact"
     quality = run.quality

@@ -307,10 +307,10 @@ def outputs_of(
     found = Outputs(problem, rows)
     if not refused:
         try:
-            columns, told = finite_columns(found.columns(problem.starting_points(2)))
+            columns, broken = finite_columns(found.columns(problem.starting_points(2)))
             if columns:
                 return found
-            refused = told[0] if told else "Its observed distributions do not depend on latents."
+            refused = (*broken, "Observed distributions do not depend on latent sites.")[0]
         except ArgumentError as error:
             refused = str(error)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:  # of the model
