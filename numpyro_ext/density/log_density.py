@@ -48,7 +48,7 @@ from ppl_ext.target.bound_model import as_found
 from ppl_ext.target.discrete import check_curvature
 from ppl_ext.target.log_density import LogDensityShell, warn_of_held_parameters
 
-_ADVICE = "Pass numbers in arrays of JAX or NumPy, as y.to_numpy() or tensor.numpy() gives them."
+_ADVICE = "Pass arrays of numbers, of JAX or NumPy, as y.to_numpy() or tensor.numpy() gives."
 #: Bytes of arguments up to which they are taken to fit on one device beside all that it holds.
 WHOLE_UP_TO = 2**30
 
