@@ -69,6 +69,8 @@ _QUARTILES = 1.349
 _MODELS = ("model", "sampler.model", "kernel.model", "target.model")
 #: What torch says in a ValueError of an observation or a parameter that is none of its tensors.
 _WANTS_TENSOR = ("must be a Tensor", "must all be instances of Number, torch.Tensor")
+#: What torch says of a method in the place of numbers, as ``values`` of its tensors is one.
+_OF_METHOD = "Could not infer dtype of builtin_function_or_method"
 #: How to have double precision.
 _DOUBLE = "double precision: numpyro.enable_x64() first, or dtype=torch.float64"
 
@@ -265,11 +267,7 @@ def check_array(
                 _remember(array, fraction)
         return
     if array.dtype.kind not in "biufcV":
-        raise ArgumentError(
-            f"Expected arrays of numbers, found argument '{name}' of type {array.dtype}. Pass "
-            "whole numbers in place of names and dates, or bind what the model does not compute "
-            "with: functools.partial(model, ...)."
-        )
+        return  # names, dates and objects, of which a model may take a length, or codes
     if not array.dtype.isnative:
         x = _in_formula(name)
         raise ArgumentError(
@@ -881,26 +879,29 @@ def named_if_foreign(
     """
     try:
         yield
-    except (TypeError, AttributeError, ValueError) as error:
-        # Other ValueErrors are a model's or a distribution's own words on values, for which the
-        # type of an argument is not to blame.
-        if isinstance(error, ValueError) and not any(each in str(error) for each in _WANTS_TENSOR):
+    except (TypeError, AttributeError, ValueError, RuntimeError) as error:
+        # Others are a model's or a distribution's own words on values, for which the type of an
+        # argument is not to blame.
+        words = str(error)
+        method = getattr(error, "name", None) or ("values" if _OF_METHOD in words else "")
+        is_other = isinstance(error, ValueError) and not any(map(words.__contains__, _WANTS_TENSOR))
+        if is_other or (isinstance(error, RuntimeError) and not method):
             raise
         others = {
-            name: f"{type(each).__module__.partition('.')[0]}.{type(each).__name__}"
+            name: f"{type(each).__module__.partition('.')[0]}.{type(each).__name__}{_entries(each)}"
             for name, each in named_arrays(model, args, kwargs)
-            if not isinstance(each, own)
+            if not isinstance(each, own) or _entries(each)
         }
         others |= {
             name: "list of numbers"
             for name, each in _by_name(model, args, kwargs).items()
             if isinstance(each, list) and each and all(isinstance(n, int | float) for n in each)
         }
-        if not others and isinstance(error, AttributeError) and error.name in _OF_COLUMNS:
+        if not others and method in _OF_COLUMNS:
             raise ForeignArgumentError(
-                f"The model asks an array for .{error.name}, which a column of a data frame has. "
+                f"The model asks an array for .{method}, which a column of a data frame has. "
                 "Columns come to the model as arrays. Give it the whole frame, as in fit(model, "
-                f"frame), which it gets as it is, or leave .{error.name} out of the model."
+                f"frame), which it gets as it is, or leave .{method} out of the model."
             ) from error
         if not others:
             raise
@@ -910,6 +911,12 @@ def named_if_foreign(
             f"The model failed with {type(error).__name__}: {first} Argument {told}, which it may "
             f"not be made for. {advice}"
         ) from error
+
+
+def _entries(array: Any) -> str:
+    """Of what type the entries of an array are, where these are no numbers."""
+    kind = getattr(array, "dtype", None)
+    return f" of {kind}" if getattr(kind, "kind", "b") not in "biufcV" else ""
 
 
 def nonfinite_arguments(

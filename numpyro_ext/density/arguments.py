@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from numpyro_ext.density.handlers import (
 )
 from numpyro_ext.density.index_use import index_use
 from numpyro_ext.density.layout import Data, DataPlate, Indices
+from numpyro_ext.density.start import NotDifferentiableError
 from ppl_ext.arguments import check_call, columns_as_arrays
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from ppl_ext.target.discrete import enumeration_error, steering_error
@@ -100,23 +102,48 @@ class Arguments:
             The density cannot be traced either way.
         """
         # What a model may raise where it needs the value of something that is traced.
-        expected = (TypeError, ValueError, IndexError, AssertionError, NotImplementedError)
+        expected = (TypeError, ValueError, LookupError, AssertionError, NotImplementedError)
         try:
             _, errors = data.tried(self._look_twice, expected)
         except ModelCheckError:
             raise
         except expected as error:
             raise self._tracing_error(error) from error
-        if not errors:
-            return self
-        reason = f"{type(errors[0]).__name__}: " + str(errors[0]).strip().split("\n")[0]
-        warnings.warn(
-            "The model needs concrete values of its array arguments, so they are held as constants "
-            f"of the compiled program and new arrays mean a new compilation. The reason: {reason}",
-            EvaluationWarning,
-            stacklevel=4,
-        )
-        return replace(self, constants_reason=reason, placed=len(errors) == 1)
+        return self._held(errors[0], len(errors) == 1) if errors else self
+
+    def tried(self, check: Callable[[Arguments], None]) -> None:
+        """Check the arguments as they are, or as constants where the density has no gradient.
+
+        A loop over a number of them has a length then, and NumPy's functions take them.
+
+        Raises
+        ------
+        ModelCheckError
+            The check fails at all.
+        """
+        try:
+            check(self)
+        except NotDifferentiableError as error:
+            for placed in (True, False):
+                with suppress(NotDifferentiableError):
+                    return check(self._held(error.__cause__ or error, placed))
+            raise
+
+    def _held(self, error: BaseException, placed: bool) -> Arguments:
+        """The arguments as constants, for this reason."""
+        reason = f"{type(error).__name__}: " + str(error).strip().split("\n")[0]
+        return replace(self, constants_reason=reason, placed=placed)
+
+    def warn_of_constants(self) -> None:
+        """Say that arguments are held as constants, if they are."""
+        if self.constants_reason is not None:
+            warnings.warn(
+                "The model needs concrete values of its array arguments, so they are held as "
+                "constants of the compiled program and new arrays mean a new compilation. The "
+                f"reason: {self.constants_reason}",
+                EvaluationWarning,
+                stacklevel=4,
+            )
 
     def _look_twice(self, data: Data) -> None:
         """Trace the density twice, to see that it is the same, and keep what it is.

@@ -90,11 +90,19 @@ class _InParallel(Messenger):
     """
 
     def process_message(self, msg: Site) -> None:
-        """Mark a site."""
+        """Mark a discrete site; make one event of another that stands in no plate.
+
+        The host takes its dimensions for those of plates to come, which fail then. A site that
+        depends on discrete ones has more dimensions than its value.
+        """
         if msg["type"] == "sample" and is_enumerated(msg):
             infer = {**msg["infer"], "enumerate": "parallel", "expand": False}
             infer.pop("num_samples", None)
             msg["infer"] = infer
+        elif msg["type"] == "sample" and msg["value"] is not None and not msg["cond_indep_stack"]:
+            is_own = is_latent(msg) or LOG_DETERMINANT in msg["infer"]
+            if is_own and msg["fn"].batch_shape and msg["fn"].shape() == jnp.shape(msg["value"]):
+                msg["fn"] = msg["fn"].to_event()
 
 
 class _OwnValues(Messenger):

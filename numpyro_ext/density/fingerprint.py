@@ -24,7 +24,7 @@ from ppl_ext.target.fingerprint import Digest, Fingerprint, check_repeats, diges
 
 def as_numpy(array: Any) -> np.ndarray:
     """Numbers of an array, or of a random key."""
-    if jnp.issubdtype(jnp.result_type(array), jax.dtypes.prng_key):
+    if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     return np.asarray(array)
 

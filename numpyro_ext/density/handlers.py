@@ -21,7 +21,7 @@ import numpyro
 from jax import Array, random
 from jaxtyping import Float
 from numpyro import handlers
-from numpyro.distributions import Delta, biject_to, constraints
+from numpyro.distributions import Delta, Independent, biject_to, constraints
 from numpyro.distributions.distribution import ExpandedDistribution, MaskedDistribution, Unit
 from numpyro.distributions.util import is_identically_one, sum_rightmost
 from numpyro.infer.util import helpful_support_errors
@@ -266,8 +266,9 @@ def is_factor(site: Site) -> bool:
 
 
 def is_array(site: Site) -> bool:
-    """Whether a trace entry is a deterministic site whose value is an array."""
-    return site["type"] == "deterministic" and hasattr(site["value"], "shape")
+    """Whether a trace entry is a deterministic site whose value is an array or a number."""
+    is_value = isinstance(site["value"], bool | int | float) or hasattr(site["value"], "shape")
+    return site["type"] == "deterministic" and is_value
 
 
 def is_observation(site: Site) -> bool:
@@ -395,6 +396,8 @@ def _unmasked(fn: Any) -> Any:
         return _unmasked(fn.base_dist)
     if isinstance(fn, ExpandedDistribution):
         return ExpandedDistribution(_unmasked(fn.base_dist), fn.batch_shape)
+    if isinstance(fn, Independent):
+        return _unmasked(fn.base_dist).to_event(fn.reinterpreted_batch_ndims)
     return fn
 
 
@@ -403,7 +406,7 @@ def is_changed_by_handlers(site: Site) -> bool:
     if site["type"] != "sample" or LOG_DETERMINANT not in site["infer"]:
         return False
     fn = site["fn"]
-    while isinstance(fn, ExpandedDistribution):
+    while isinstance(fn, ExpandedDistribution | Independent):
         fn = fn.base_dist
     return None in site.get("plate_to_scale", {}) or isinstance(fn, MaskedDistribution)
 

@@ -153,8 +153,8 @@ class Data:
 
     Numeric arrays anywhere in ``args`` and ``kwargs`` are the pytree's children, so that new
     arrays of the same shape never cause a retrace. Everything else (Python and NumPy scalars,
-    strings, callables, modules, data frames) is static: a new value means a new program.
-    Values that cannot be hashed are compared by identity.
+    strings, arrays of names and dates, callables, modules, data frames) is static: a new value
+    means a new program. Values that cannot be hashed are compared by identity.
 
     Parameters
     ----------
@@ -187,7 +187,9 @@ class Data:
         arrays: list[Any] = []
         entries: list[_Static | _Constant | None] = []
         for leaf in leaves:
-            if not _is_numeric(leaf):
+            if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "USMm":
+                entries.append(_Constant(leaf, placed=False))
+            elif not _is_numeric(leaf):
                 entries.append(_Static(leaf))
             # NumPy cannot hold keys, so that there are no contents to compare them by.
             elif constants and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):

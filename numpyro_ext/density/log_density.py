@@ -48,7 +48,7 @@ from ppl_ext.target.bound_model import as_found
 from ppl_ext.target.discrete import check_curvature
 from ppl_ext.target.log_density import LogDensityShell, warn_of_held_parameters
 
-_ADVICE = "Pass arrays of JAX or NumPy, as y.to_numpy() of a column or tensor.numpy() gives."
+_ADVICE = "Pass arrays of numbers, of JAX or NumPy, as y.to_numpy() or tensor.numpy() gives."
 #: Bytes of arguments up to which they are taken to fit on one device beside all that it holds.
 WHOLE_UP_TO = 2**30
 
@@ -187,11 +187,15 @@ class LogDensity(LogDensityShell[Array, Data]):
                 if not attempt.valid:
                     raise_invalid_parameters(model, rng_key, data, init_strategy)
 
-            evaluated = self.arguments.as_evaluated(data)
-            self._start.check(rng_key, evaluated, judge)
-            check_enumeration(bound, evaluated)
+            def begin(arguments: Arguments) -> None:
+                self._assemble(arguments)
+                self._start.check(rng_key, arguments.as_evaluated(data), judge)
+
+            self.arguments.tried(begin)
+            check_enumeration(bound, self.arguments.as_evaluated(data))
             if sharding is None:  # positions are fewer than devices may be
                 self._check_rows_apart(data)
+        self.arguments.warn_of_constants()
         warn_of_held_parameters(
             held_without_prior(structure),
             "initial",

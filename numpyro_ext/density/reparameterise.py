@@ -13,7 +13,9 @@ from jax import Array
 from jax.extend.core import Literal
 from numpyro import handlers
 from numpyro.distributions import (
+    Distribution,
     ExpandedDistribution,
+    GaussianRandomWalk,
     Independent,
     MultivariateNormal,
     TransformedDistribution,
@@ -37,6 +39,15 @@ from ppl_ext.target.noncentred import (
     moves_among,
 )
 
+
+def _as_vectors(fn: Distribution) -> Distribution:
+    """A random walk as the multivariate Normal that it is; others as they are."""
+    if not isinstance(fn, GaussianRandomWalk):
+        return fn
+    sums = jnp.tril(jnp.ones((fn.num_steps, fn.num_steps)))
+    return MultivariateNormal(scale_tril=jnp.asarray(fn.scale)[..., None, None] * sums)
+
+
 _VECTORS = Vectors(MultivariateNormal, jnp, jnp.linalg.cholesky, jnp.linalg.solve)
 _FORMS = Forms(
     (Independent, ExpandedDistribution),
@@ -44,6 +55,7 @@ _FORMS = Forms(
     AffineTransform,
     (ExpTransform, SigmoidTransform),
     _VECTORS,
+    _as_vectors,
 )
 
 
@@ -52,7 +64,7 @@ class StandardisedReparam(Standardised, Reparam):
 
     def __call__(self, name: str, fn: Any, obs: Any) -> tuple[None, Array]:
         base, shape, event_dim = self._unwrap(fn)
-        own, value_of, _ = self.of(base, _VECTORS)
+        own, value_of, _ = self.of(_as_vectors(base), _VECTORS)
         own = self._wrap(own, shape, event_dim)
         return None, value_of(numpyro.sample(f"{name}_decentered", own))
 

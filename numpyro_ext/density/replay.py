@@ -53,6 +53,7 @@ from ppl_ext.diagnostics.replay import (
     GROUPS,
     PASS_ALL_ROWS,
     REPLAY_DOCUMENTATION,
+    CannotBeDrawnError,
     ComputedEntries,
     Recorder,
     Replay,
@@ -429,7 +430,12 @@ def replay(
         most = discrete == "most probable"
         unseen = frozenset(missing), frozenset(finite)
         size = draw_chunk or recorder.draws_together()
-        _record(recorder, target, data, values, size, rows, key, most, *unseen, around)
+
+        def record(form: Data) -> None:
+            _record(recorder, target, form, values, size, rows, key, most, *unseen, around)
+
+        # Draws may need what a density does not, such as the largest count of a Multinomial.
+        data.tried(record, (CannotBeDrawnError,))
     return recorder.replayed(sizes)
 
 

@@ -49,6 +49,10 @@ class Attempt(NamedTuple):
     valid: Bool[Array, ""]
 
 
+class NotDifferentiableError(ModelCheckError):
+    """A density has no gradient, or no compiled program, in the form that arguments have."""
+
+
 class StartingPositions:
     """Draws starting positions.
 
@@ -151,7 +155,7 @@ class StartingPositions:
         except (ArgumentError, ModelCheckError):
             raise
         except (TypeError, ValueError, NotImplementedError) as error:
-            raise ModelCheckError(
+            raise NotDifferentiableError(
                 "The model runs, but its density cannot be differentiated: "
                 f"{type(error).__name__}: {error}\nExpected JAX's operations on everything that "
                 "depends on a latent site, and those that JAX can differentiate backwards: not "

@@ -335,13 +335,9 @@ class _Same:
         # Where values have an order of their own, or belong together, they do not come back.
         again = self._constrain(positions)
         near = math.sqrt(self._epsilon)
-        back = [
-            (abs(again[name] - wanted[name]) <= near * (near + abs(wanted[name])))
-            .reshape(len(positions), -1)
-            .all(1)
-            for name in wanted
-        ]
-        is_back = finite & np.all(back, axis=0)
+        given = {name: np.concatenate([each] * len(pairs)) for name, each in values.items()}
+        # What leaves all values as they are, as rows and columns of a correlation of two, is none.
+        is_back = finite & _are_alike(again, wanted, near) & ~_are_alike(given, wanted, near)
         densities = np.full(len(positions), -np.inf)
         if is_back.any():
             densities[is_back], _ = self._evaluate(positions[is_back])
@@ -350,6 +346,12 @@ class _Same:
         # A density of a million nats rounds to more than what two labels may differ by.
         same = abs(densities - before) <= np.minimum(rounding, MOST_ROUNDING)
         return same.reshape(len(pairs), number).all(1)
+
+
+def _are_alike(one: Values, other: Values, near: float) -> Bool[np.ndarray, " S"]:
+    """By draw, whether values are the same but for rounding."""
+    same = [abs(one[n] - other[n]) <= near * (near + abs(other[n])) for n in other]
+    return np.all([each.reshape(len(each), -1).all(1) for each in same], axis=0)
 
 
 def _are_apart(one: Exchange, other: Exchange) -> bool:

@@ -669,10 +669,14 @@ def without_kept(
     return [name for name in observed if name in missing]
 
 
-def cannot_be_drawn(name: str, error: Exception) -> ArgumentError:
+class CannotBeDrawnError(ArgumentError):
+    """An observed site's distribution has a density and no draws in the host."""
+
+
+def cannot_be_drawn(name: str, error: Exception) -> CannotBeDrawnError:
     """Of an observed site whose distribution has a density and no draws in the host."""
     text = str(error).strip() or type(error).__name__
-    return ArgumentError(
+    return CannotBeDrawnError(
         f"Expected a distribution of '{name}' that the host can draw from, found one that it "
         f"cannot: {text} The fit itself does not need it: `to_arviz` goes without new "
         "observations by posterior_predictive=False."

@@ -233,8 +233,8 @@ def as_fitted(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A model's arguments for a prediction, where those of the fit were arrays as such.
 
-    Lists and arrays of NumPy become arrays of the package, since a model that was written for
-    these may do with others what it likes.
+    Lists become arrays as well, and arrays of NumPy those of the package where the fit's were,
+    since a model that was written for these may do with others what it likes.
 
     Raises
     ------
@@ -249,10 +249,14 @@ def as_fitted(
         if not isinstance(shape, tuple) or hasattr(fitted, "columns"):
             return new
         rank = len(shape)
+        if rank and isinstance(new, list):
+            new = np.array(new)
+            if new.dtype.kind in "iu" and "float" in str(fitted.dtype):
+                new = new.astype(float)
         if not rank or isinstance(fitted, np.ndarray):
             return new
-        if isinstance(new, (list, np.ndarray)):
-            return placed_array(name, new if isinstance(new, np.ndarray) else np.array(new), place)
+        if isinstance(new, np.ndarray):
+            return placed_array(name, new, place)
         if isinstance(new, (bool, int, float)) or hasattr(new, "columns"):
             raise ArgumentError(
                 f"Expected an array with {rank} {'axis' if rank == 1 else 'axes'} for '{name}', as "

@@ -72,9 +72,9 @@ class FisherShell(GuideShell):
     Notes
     -----
     The loss is the objective at the draws; ``info`` holds the means of log p (tempered as the
-    target is, from the minibatch) and of log q there. Pyro's ``gradient_evaluations`` counts a
-    draw twice: a product with the Hessian costs about as much as two gradients, one of which is
-    the score itself.
+    target is, from the minibatch) and of log q there. A step takes
+    about as long as two of other engines: a product with the Hessian costs as much as two
+    gradients, one of which is the score itself.
 
     Scores enter squared, so that with minibatches the objective holds the variance of the score
     besides, and the fit is drawn to where that is small: unlike ``ProximalScoreVI`` this engine

@@ -41,6 +41,9 @@ UNCERTAIN, HEAVY = 0.05, 0.25
 #: Draws that are expected beyond the quantile where a tail's squares are cut, so that nine sets of
 #: ten have none there, and points at which they are summed.
 BEYOND, POINTS = 0.1, 200
+#: Machine epsilons by which rounding spreads what is one number, such as the diagonal of a
+#: correlation matrix.
+ROUNDING = 16.0
 #: Fourth moment, as a share of the squared variance, from which on a few draws make the variance: a
 #: Normal has 3, an exponential 9.
 FEW = 20.0
@@ -278,6 +281,15 @@ def _drift(draws: Draws) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, " D
     error = change.std(0, ddof=1) / np.sqrt(len(change))
     size = np.abs(change.mean(0))
     return size, np.where(error > 0.0, size / np.where(error > 0.0, error, 1.0), 0.0)
+
+
+def varies(columns: Float[np.ndarray, "S K"]) -> Bool[np.ndarray, " K"]:
+    """Which columns hold more than one number and its rounding, in the precision that they have."""
+    if not columns.size:
+        return np.zeros(columns.shape[1], bool)
+    epsilon = np.finfo(columns.dtype).eps if columns.dtype.kind == "f" else 0.0
+    numbers = columns.astype(np.float64)
+    return np.ptp(numbers, axis=0) > ROUNDING * epsilon * np.abs(numbers).min(0)
 
 
 def in_chains(columns: Float[np.ndarray, "S K"], chains: int) -> Float[np.ndarray, "N M K"]:

@@ -358,9 +358,10 @@ def enumeration_error(sites: Iterable[str], indexing: str, error: Exception) -> 
     return ModelCheckError(
         f"The model fails when discrete latent sites {_named(sites)} have all their values at "
         "once: enumeration gives a site's value a dimension to the left of all plates. Expected "
-        "a plate around every dimension of a discrete site, a value used in its own place of a "
-        "plate (no sum over the plate, no lookup z[group], no loop over its entries), and "
-        f"operations that broadcast: count dimensions from the right, and index by {indexing}. "
+        "a plate around every dimension of a discrete site, plates or to_event around those of "
+        "others, a value used in its own place of a plate (no sum over the plate, no lookup "
+        "z[group], no loop over its entries), and operations that broadcast: count dimensions "
+        f"from the right, and index by {indexing}. "
         f"{type(error).__name__}: {str(error).strip()}"
     )
 

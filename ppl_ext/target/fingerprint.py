@@ -33,7 +33,7 @@ class Digest:
     def add_array(self, array: np.ndarray) -> None:
         """Add an array: its type, shape and numbers."""
         self.add(array.dtype, array.shape)
-        if array.dtype == object:
+        if array.dtype.hasobject:
             self.add(array.tolist())
         else:
             self._hash.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

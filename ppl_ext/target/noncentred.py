@@ -390,19 +390,23 @@ def factors_of(
 
 
 class Forms(NamedTuple):
-    """Classes of the host's: what wraps distributions, transformed ones, and their transforms."""
+    """Classes of the host's: what wraps distributions, transformed ones, and their transforms.
+
+    And what makes a multivariate Normal of a distribution that is one by another name.
+    """
 
     wrappers: Any
     transformed: Any
     affine: Any
     monotone: Any
     vectors: Vectors
+    as_vectors: Callable[[Any], Any] = lambda distribution: distribution
 
     def unwrapped(self, distribution: Any) -> Any:
         """A distribution without what the hosts' handlers take away."""
         while isinstance(distribution, self.wrappers):
             distribution = distribution.base_dist
-        return distribution
+        return self.as_vectors(distribution)
 
     def is_monotone(self, distribution: Any) -> bool:
         """Whether it is such as a LogNormal: unconstrained, its base up to a shift and a factor."""

@@ -216,6 +216,11 @@ class BatchedFunction:
 
     def _fall_back(self, mode: str, error: Exception) -> None:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if "get value out of a tracing tensor" in reason:
+            reason = (
+                "it takes a number out of a tensor, as .item(), a condition on one and a loop over "
+                "a plate's rows do. Write torch.where(...) and `with plate(...):` in their place"
+            )
         explanation = {
             "graph": "Inductor could not compile the model, so its graph is replayed as it is",
             "handlers": "the model could not be traced to a graph, so each evaluation runs it "

@@ -162,14 +162,12 @@ class SteinDiscrepancyVI(Shell, Engine):
         found: Any = None
 
         def scores(memory: Any, z: Tensor) -> tuple[Tensor, Any]:
-            # The derivative of the scores, a product with the Hessian, counts as a second
-            # evaluation.
-            return self._score(z, data, plan.differentiable, cost=2.0).score, memory
+            return self._score(z, data, plan.differentiable).score, memory
 
         def discrepancy(leaves: dict[str, Tensor]) -> Tensor:
             nonlocal found
             z = self._drawn(plan, state, leaves, plan.num_samples, self._generator, scores)
-            found = self._score(z, data, plan.differentiable, cost=2.0)
+            found = self._score(z, data, plan.differentiable)
             scales = z.detach().std(0, correction=0)
             return stein_discrepancy(TensorFunctions, z, found.score, scales, self.lengths)
 

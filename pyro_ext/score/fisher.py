@@ -111,7 +111,7 @@ class FisherVI(FisherShell, GuideEngine):
             return _reparameterised(plan.density, parameters, seed, plan.num_samples)
 
         def score(theta: Tensor) -> tuple[Tensor, tuple[Tensor, ScoreEstimate]]:
-            found = self._score(theta, data, plan.differentiable, cost=2.0)
+            found = self._score(theta, data, plan.differentiable)
             return found.score, (theta.detach(), found)
 
         value, gradient, (theta, found) = fisher_gradient(

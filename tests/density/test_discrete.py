@@ -186,6 +186,29 @@ def test_observations_without_a_plate_are_one(backend: Any) -> None:
     np.testing.assert_allclose(backend.numpy(found), np.logaddexp(*terms), **ROUNDING)
 
 
+def test_latent_vectors_without_a_plate_stand_before_plates(backend: Any) -> None:
+    """NumPyro's enumeration took their dimension for that of a plate to come, which failed."""
+    h = Written(backend)
+    numbers = np.array([0.5, -1.0, 2.0])
+
+    def model(y: Any) -> None:
+        with backend.handlers.mask(mask=backend.array(np.array([True, False]))):
+            scales = h.sample("scales", h.dist.HalfNormal(h.full(2)))
+        with h.plate("rows", 3):
+            z = h.sample("z", h.dist.Categorical(h.full(2) / 2.0))
+            h.sample("y", h.dist.Normal(0.0, scales[z]), obs=y)
+
+    target, data = backend.target(model, (backend.array(numbers),))
+    z = positions(target)
+    prior, found = target.full_log_prior_and_likelihood(backend.array(z), data)
+    scales = np.exp(z)
+    terms = stats.norm.logpdf(numbers[:, None, None], 0.0, scales) - np.log(2.0)
+    expected = special.logsumexp(terms, -1).sum(0)
+    np.testing.assert_allclose(backend.numpy(found), expected, **ROUNDING)
+    expected = stats.halfnorm.logpdf(scales[:, 0]) + z.sum(-1)
+    np.testing.assert_allclose(backend.numpy(prior), expected, **ROUNDING)
+
+
 def test_arguments_with_another_discrete_site_are_not_followed(backend: Any) -> None:
     """Nor those with more plates, which would meet the values of the sites that are known."""
     host, dist = backend.host, backend.dist

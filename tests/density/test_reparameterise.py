@@ -48,6 +48,12 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
 NUMPYRO: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
     "TruncatedNormal": (lambda dist, s: dist.TruncatedNormal(0.3, s, low=0.0), LEFT),
     "ZeroSumNormal": (lambda dist, s: dist.ZeroSumNormal(s, (3,)), LEFT),
+    "a random walk": (lambda dist, s: dist.GaussianRandomWalk(s, 4), MOVED),
+    "random walks": (
+        lambda dist, s: dist.GaussianRandomWalk(s, 4).expand([2, 3]).to_event(1),
+        MOVED,
+    ),
+    "a long random walk": (lambda dist, s: dist.GaussianRandomWalk(s, 101), LEFT),
 }
 
 

@@ -150,6 +150,7 @@ def with_values(backend: Any) -> Any:
             new = host.sample("y", dist.Normal(mean, 0.1), obs=y)
             host.deterministic("excess", new - mean)
         host.deterministic("last", slope + x.sum())
+        host.deterministic("three", backend.array(3.0) if backend.is_pyro else 3)
 
     return model
 
@@ -163,7 +164,7 @@ def test_deterministic_sites_are_those_of_the_hosts(backend: Any, is_seen: bool)
     draws = {"slope": backend.array(slope)}
     own = predicted(backend, model, draws, args, {})
     theirs = of_host(backend, model, args[:1], {}, draws)
-    assert list(own) == ["twice", "state", "mu", "y", "excess", "last"]
+    assert list(own) == ["twice", "state", "mu", "y", "excess", "last", "three"]
     assert own.keys() == theirs.keys() - {"slope"}
     for name, values in own.items():
         other = theirs[name].reshape(values.shape)
@@ -345,3 +346,19 @@ def test_observations_that_the_host_cannot_draw_are_named(backend: Any) -> None:
     draws = {"shares": backend.array(np.full((4, 2), 0.5, np.float32))}
     with pytest.raises(ArgumentError, match="distribution of 'y' that the host can draw from"):
         predicted(backend, model, draws, (counts,), {})
+
+
+def test_counts_whose_totals_are_an_argument() -> None:
+    """NumPyro's draws of counts need the largest total, which their density does not."""
+    backend = backend_of("numpyro")
+    host, dist = backend.host, backend.dist
+    totals, counts = np.array([3, 5]), np.array([[1, 2], [4, 1]])
+
+    def model(totals: Any, y: Any = None) -> None:
+        shares = host.sample("shares", dist.Dirichlet(backend.array(np.ones(2))))
+        with host.plate("rows", 2):
+            host.sample("y", dist.Multinomial(totals, shares), obs=y)
+
+    draws = {"shares": backend.array(np.full((4, 2), 0.5))}
+    found = predicted(backend, model, draws, (totals, counts), {})
+    np.testing.assert_array_equal(found["y"].sum(-1), np.tile(totals, (4, 1)))

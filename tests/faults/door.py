@@ -430,17 +430,16 @@ def _next_to_zero(trial: Trial) -> None:
         trial.run(trial.svgd(model), 2, given, y)
 
 
-@fault(DIGITS, "names in place of numbers", pyro="the host's own error where the model uses them")
+@fault(DIGITS, "names in place of numbers, with which the model computes")
 def _names(trial: Trial) -> None:
-    if trial.is_pyro:
-        return
     host, dist = trial.backend.host, trial.backend.dist
 
     def model(y: Any, names: Any) -> None:
-        host.sample("y", dist.Normal(host.sample("m", dist.Normal(0.0, 1.0)), 1.0), obs=y[0])
+        mean = host.sample("m", dist.Normal(trial.backend.array(0.0), 1.0))
+        host.sample("y", dist.Normal(mean * names, 1.0), obs=y[0])
 
-    with trial.refused("argument 'names' of type <U1.*functools.partial"):
-        trial.run(trial.svgd(model), 2, Y, np.array(["a", "b"]))
+    with trial.refused("Argument 'names' is a numpy.ndarray of <U1"):
+        trial.run(trial.svgd(model), 2, trial.backend.array(Y), np.array(["a", "b"]))
 
 
 @fault(DIGITS, "whole numbers beyond 32 bits in a later batch of a loader", pyro=KEPT)

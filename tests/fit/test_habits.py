@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ppl_ext.errors import ArgumentError
-from ppl_ext.fit.habits import WORDS
+from ppl_ext.fit.habits import WORDS, as_fitted
 from ppl_ext.fit.verdict.levels import OWN_CHAINS
 
 
@@ -168,14 +168,18 @@ def test_a_whole_frame_is_the_models_own_and_predicts(backend: Any, library: str
 
 
 @FRAMES
-def test_a_model_that_takes_an_array_for_a_column_is_told_so(backend: Any, library: str) -> None:
+@pytest.mark.parametrize("name", ["to_numpy", "values"])
+def test_a_model_that_takes_an_array_for_a_column_is_told_so(
+    backend: Any, library: str, name: str
+) -> None:
     def model(y: Any) -> None:
         mean = backend.host.sample("mean", backend.dist.Normal(backend.array(0.0), 1.0))
         own = backend.dist.Normal(mean, 1.0).expand([4]).to_event(1)
-        backend.host.sample("y", own, obs=y.to_numpy())
+        given = getattr(y, name)
+        backend.host.sample("y", own, obs=backend.xp.as_tensor(given) if backend.is_pyro else given)
 
     y = frame_of(library, {"y": Y})["y"]
-    with pytest.raises(ArgumentError, match=r"asks an array for \.to_numpy, .* whole frame"):
+    with pytest.raises(ArgumentError, match=rf"asks an array for \.{name}, .* whole frame"):
         fit_of(backend, model, y)
 
 
@@ -290,6 +294,35 @@ def test_columns_of_text_and_lists_of_texts_are_named(backend: Any, library: str
     frame = frame_of(library, {"name": list("abcd")})
     with pytest.raises(ArgumentError, match=rf"Argument 'x' is a {library}\.Series.* Pass"):
         fit_of(backend, model, frame["name"], backend.array(Y))
+
+
+@pytest.mark.parametrize("kind", ["array", "column", "dates"])
+def test_a_model_may_count_names_and_take_codes_of_them(backend: Any, kind: str) -> None:
+    host, dist = backend.host, backend.dist
+    names = np.array(["b", "a", "b", "c"])
+    if kind == "column":
+        names = frame_of("pandas", {"name": names})["name"]
+    elif kind == "dates":
+        names = np.array(["2020-02-01", "2020-01-01", "2020-02-01", "2020-03-01"], "datetime64[D]")
+
+    def model(names: Any, y: Any) -> None:
+        kinds, codes = np.unique(names, return_inverse=True)
+        levels = host.sample("levels", dist.Normal(backend.xp.zeros(len(kinds)), 1.0).to_event(1))
+        host.sample("y", dist.Normal(levels[codes], 1.0).to_event(1), obs=y)
+
+    keys = () if backend.is_pyro else (backend.key(),)
+    target = backend.public.LogDensity(model, *keys, (names, backend.array(Y)))
+    z = backend.array(np.zeros((1, 3)))
+    score = np.asarray(target.score(z, target.bind(names, backend.array(Y))).score)
+    np.testing.assert_allclose(score, [[2.0, 3.0, 3.0]], rtol=1e-5)
+
+
+def test_lists_are_new_rows_of_arrays() -> None:
+    fitted = np.array([1.0, 2.0]), np.array([1, 2]), np.array(["a", "b"])
+    args, kwargs = as_fitted(
+        lambda x, number, name: None, ([1, 2, 3], [4, 5]), {"name": ["b"]}, (fitted, {}), np.array
+    )
+    assert [each.dtype.kind for each in (*args, kwargs["name"])] == ["f", "i", "U"]
 
 
 @FRAMES

@@ -504,3 +504,24 @@ def test_outputs_are_predicted_in_whole_pieces() -> None:
     assert made == ["y"]
     np.testing.assert_allclose(whole, positions @ features(TRAIN[0]).T, rtol=1e-6)
     np.testing.assert_array_equal(few, whole[:-2])
+
+
+def test_outputs_that_are_no_numbers_are_told_and_not_judged() -> None:
+    draws = np.random.default_rng(0).normal(size=(20, 3))
+    broken = draws.copy()
+    broken[:5, 1], broken[3, 2] = np.nan, np.inf
+    kept, told = outputs.finite_columns({"y: mean": draws, "z: mean": broken})
+    assert [each.shape[1] for each in kept.values()] == [3, 1]
+    assert len(told) == 1 and told[0].startswith(
+        "2 of 3 outputs 'z: mean' are NaN or infinite in 25% of the draws, and are not judged."
+    )
+    found = problem()
+    assert found.views is not None and found.views.predictor is not None
+    before = found.views.predictor
+
+    def predictor(*args: Any, **options: Any) -> Any:
+        return lambda *given, **more: before(*args, **options)(*given, **more) * np.nan
+
+    found = replace(found, views=replace(found.views, predictor=predictor))
+    with pytest.raises(ArgumentError, match="60 outputs 'y: mean' are NaN .* 100% of the draws"):
+        outputs.outputs_of(found, "outputs", None, is_network=True, seconds=600.0)

@@ -147,6 +147,8 @@ def test_other_attributes_are_missing_as_usual() -> None:
         getattr(FIT, "elsewhere")  # noqa: B009
     with pytest.raises(AttributeError, match=r"Type verdict\.as_dict\(\)"):
         FIT.verdict.to_dict()
+    with pytest.raises(AttributeError, match=r"Type verdict\.level and .* it is the verdict"):
+        FIT.verdict.verdict  # noqa: B018
     with pytest.raises(AttributeError, match=r"Type \[each\.summary for each in fits\]"):
         Fits((FIT,)).summary()
 

@@ -10,8 +10,10 @@ import pytest
 
 from ppl_ext.chains.sampler import Window
 from ppl_ext.fit.ladder.chain_figures import chained_of
+from ppl_ext.fit.problem.problem import Problem
 from ppl_ext.fit.verdict import agreement, facts
-from ppl_ext.statistics.convergence import convergence
+from ppl_ext.fit.verdict.figures import site_figures
+from ppl_ext.statistics.convergence import convergence, varies
 from tests.fit_support import WITHOUT_PROGRAM
 
 
@@ -66,3 +68,31 @@ def test_the_worst_site_is_named_with_its_other_form() -> None:
     found = judged(draws, mean=lambda z: z, scale=np.exp)
     assert found.worst_site == "scale" and found.has_other_form
     assert found.r_hat > agreement.MOST_R_HAT
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_what_varies_by_rounding_alone_is_a_constant(kind: Any) -> None:
+    """The diagonal of a correlation matrix is 1 but for rounding, and has no R-hat."""
+    generator = np.random.default_rng(4)
+    rounding = 1.0 + np.finfo(kind).eps * generator.integers(-1, 2, size=(960, 1))
+    found = site_figures(
+        "R", np.hstack([rounding, generator.normal(size=(960, 1))]).astype(kind), 4, 1.0
+    )
+    assert np.isnan(found.values[0].r_hat) and found.values[1].r_hat < 1.02
+    assert found.r_hat == found.values[1].r_hat
+    near = 1.0 + 1e3 * np.finfo(kind).eps * generator.normal(size=(960, 1))
+    assert varies(near.astype(kind)).all() and not varies(np.zeros((0, 2))).any()
+
+
+def test_numbers_of_a_site_with_fewer_coordinates_are_constant_but_for_rounding() -> None:
+    z = np.random.default_rng(5).normal(size=(64, 1)).astype(np.float32)
+    one = 1.0 + np.finfo(np.float32).eps * np.sign(z)
+    values = {"R": np.hstack([one, np.tanh(z)]), "x": one}
+    own: Any = SimpleNamespace(
+        values=lambda z: {name: each[: len(z)] for name, each in values.items()},
+        coordinates={"R": slice(0, 1), "x": slice(1, 2)},
+        latents={},
+    )
+    found = Problem.numbers(own, z)
+    assert np.ptp(found["R"][:, 0]) == 0.0 and np.ptp(found["R"][:, 1]) > 1.0
+    np.testing.assert_array_equal(found["x"], one)

@@ -91,9 +91,8 @@ def _what_is_held() -> Iterator[Mutation]:
         (
             "new rows for a prediction rounded without a word",
             "fit/habits.py",
-            "return placed_array(name, new if isinstance(new, np.ndarray) else np.array(new), "
-            "place)",
-            "return place(np.array(new))",
+            "return placed_array(name, new, place)",
+            "return place(new)",
         ),
         (
             "numbers beyond single precision become infinite",
@@ -3687,9 +3686,9 @@ def _looks() -> Iterator[Mutation]:
         (
             "lists to predict that stay as they are given",
             "fit/habits.py",
-            "if isinstance(new, (list, np.ndarray)):",
-            "if isinstance(new, np.ndarray):",
-            "fit/test_runs",
+            "if rank and isinstance(new, list):",
+            "if rank and isinstance(new, tuple):",
+            "fit/test_habits",
         ),
         (
             "errors of draws that are not trusted",

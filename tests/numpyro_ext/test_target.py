@@ -14,7 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from flax import nnx
-from jax import random
+from jax import lax, random
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.contrib.module import random_nnx_module
@@ -320,6 +320,26 @@ def test_a_length_may_be_computed_from_an_argument(place: Callable[[Any], Any]) 
     assert_close(target.score(z, more).score, [[-0.3, -0.6, -0.6]])
     with pytest.raises(ArgumentError, match="Close over"):
         jax.jit(lambda y: target.bind(group, y))(y)
+
+
+def test_arguments_are_constants_where_traced_ones_leave_no_gradient() -> None:
+    """NumPy's sort of traced numbers cannot be compiled, and their number of rounds has no end."""
+
+    def model(rounds: jax.Array, y: jax.Array) -> None:
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        total = lax.fori_loop(0, rounds, lambda _, total: total + mean, 0.0)
+        numpyro.sample("y", dist.Normal(total, 1.0).expand([2]).to_event(1), obs=y)
+
+    def sorting(x: jax.Array, y: jax.Array) -> None:
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(mean * x[np.argsort(x)], 1.0).to_event(1), obs=y)
+
+    y = np.array([1.0, 3.0])
+    for each, x, expected in ((model, np.array(2), 8.0), (sorting, np.array([4.0, 2.0]), 14.0)):
+        with pytest.warns(EvaluationWarning, match="needs concrete values") as record:
+            target = LogDensity(each, KEY, (x, y))
+        assert len(record) == 1
+        assert_close(target.score(jnp.zeros((1, 1)), target.bind(x, y)).score, [[expected]])
 
 
 def test_data_traces_arrays_and_holds_the_rest_static() -> None:

@@ -73,6 +73,17 @@ def test_a_branch_on_a_latent_falls_back_to_a_loop_and_says_so():
     target.score(z, target.bind())  # says so once: a second warning would be an error here
 
 
+def test_a_loop_over_the_rows_of_a_plate_is_told_what_to_write():
+    def in_turn(y):
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        for row in pyro.plate("rows", 2):
+            pyro.sample(f"y{row}", dist.Normal(a, 1.0), obs=y[row])
+
+    target = LogDensity(in_turn, (Y[:2],))
+    with pytest.warns(EvaluationWarning, match="loop over a plate's rows do. Write .*with plate"):
+        target.score(torch.zeros(1, 1), target.bind(Y[:2]))
+
+
 class Network(PyroModule):
     def __init__(self, kind):
         super().__init__()

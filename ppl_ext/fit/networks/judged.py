@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ppl_ext.fit.ladder.by_chains import CHAINS
-from ppl_ext.fit.networks.outputs import Calibration, Columns, Outputs
+from ppl_ext.fit.networks.outputs import Calibration, Columns, Outputs, finite_columns
 from ppl_ext.fit.networks.run import Run, flat
 from ppl_ext.fit.verdict import agreement, facts, levels
 from ppl_ext.fit.verdict.figures import site_figures
@@ -42,6 +42,8 @@ class Figures:
     columns: Columns
     found: Convergence
     chained: facts.Chained
+    #: On outputs that are no numbers.
+    told: list[str]
 
     @classmethod
     def of(cls, outputs: Outputs, run: Run, wanted: facts.Wanted) -> Figures:
@@ -50,7 +52,9 @@ class Figures:
         if run.rows.minibatches is not None:
             most = max(MOST_JUDGED, math.ceil(wanted.target_ess / CHAINS))
             draws = draws[-1 :: -max(1, -(-len(draws) // most))][::-1]
-        columns = outputs.columns(flat(draws))
+        every = outputs.columns(flat(draws))
+        columns, told = finite_columns(every)
+        columns = columns or {name: np.nan_to_num(each) for name, each in every.items()}
         joined = np.concatenate(list(columns.values()), 1)
         found = convergence(joined.reshape(*draws.shape[1::-1], -1).transpose(1, 0, 2))
         names = [name for name, each in columns.items() for _ in range(each.shape[1])]
@@ -69,7 +73,7 @@ class Figures:
             draws=draws.shape[0] * draws.shape[1],
             deviation_number=names[found.worst_deviation_at],
         )
-        return cls(columns, found, chained)
+        return cls(columns, found, chained, told)
 
     @property
     def r_hat(self) -> float:
@@ -101,7 +105,7 @@ def judged(
     """What chains are worth, by their outputs."""
     chained = figures.chained
     program = facts.Program(outputs.problem.dim, True, 0.0, rounding_of(run))
-    against = [*against_chains(chained, run, wanted), *levels.of_rounding(program)]
+    against = [*against_chains(chained, run, wanted), *levels.of_rounding(program), *figures.told]
     reasons = [f"Predictions are judged, since weights have no identity. {chained.words}"]
     level: Level = "exact"
     quality = run.quality

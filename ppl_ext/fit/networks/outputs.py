@@ -120,7 +120,7 @@ class Outputs:
         """Numbers without bounds that stand for the outputs, by site, kind and rows.
 
         Of regression the mean and the logarithm of the standard deviation, of classes the logits
-        less their mean; of many rows some, evenly apart.
+        less their mean; of many rows some, evenly apart. Those that are NaN or infinite are there.
         """
         found: dict[str, list[np.ndarray]] = {}
         for name in self.rows:
@@ -172,8 +172,24 @@ def _evenly(size: int, most: int) -> np.ndarray:
 
 
 def _varying(values: Float[np.ndarray, "S K"]) -> Float[np.ndarray, "S K"]:
-    varies: Bool[np.ndarray, " K"] = np.ptp(values, axis=0) > 0.0
+    varies: Bool[np.ndarray, " K"] = np.ptp(values, axis=0) != 0.0  # NaN counts
     return values[:, varies]
+
+
+def finite_columns(columns: Columns) -> tuple[Columns, list[str]]:
+    """Those of numbers in all draws, and a sentence on the others of each name."""
+    kept, told = {}, []
+    for name, own in columns.items():
+        finite = np.isfinite(own)
+        if not finite.all():
+            told.append(
+                f"{(~finite).any(0).sum():,} of {own.shape[1]:,} outputs '{name}' are NaN or "
+                f"infinite in {(~finite).any(1).mean():.0%} of the draws, and are not judged. "
+                "Look for a mean that a distribution does not have, or a number that overflows."
+            )
+        if finite.all(0).any():
+            kept[name] = own[:, finite.all(0)]
+    return kept, told
 
 
 @dataclass(frozen=True)
@@ -291,9 +307,10 @@ def outputs_of(
     found = Outputs(problem, rows)
     if not refused:
         try:
-            if found.columns(problem.starting_points(2)):
+            columns, broken = finite_columns(found.columns(problem.starting_points(2)))
+            if columns:
                 return found
-            refused = "Its observed distributions do not depend on latent sites."
+            refused = (*broken, "Observed distributions do not depend on latent sites.")[0]
         except ArgumentError as error:
             refused = str(error)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:  # of the model

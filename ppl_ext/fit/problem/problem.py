@@ -23,6 +23,7 @@ from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.rows import Minibatches, Rows
 from ppl_ext.start.search import WIDTH, InPieces, starting_points
 from ppl_ext.start.start import Start
+from ppl_ext.statistics.convergence import varies
 
 #: Positions that are mapped at once: fewer are filled up, so that one program is compiled for all.
 MAPPED = 128
@@ -216,14 +217,20 @@ class Problem:
             return none, f"whose draws failed ({type(error).__name__})"
 
     def numbers(self, positions: Positions) -> dict[str, np.ndarray]:
-        """``values`` as NumPy's, in pieces of one size, for which one program is compiled."""
+        """``values`` as NumPy's, in pieces of one size, for which one program is compiled.
+
+        What varies by rounding alone, such as the diagonal of a correlation matrix, is one number.
+        """
         found = [self.values(each) for each in _pieces(positions)]
-        return {
-            name: np.concatenate([np.asarray(each[name], np.float64) for each in found])[
-                : len(positions)
-            ]
-            for name in found[0]
-        }
+        numbers = {}
+        for name in found[0]:
+            array = np.concatenate([np.asarray(each[name]) for each in found])[: len(positions)]
+            numbers[name] = np.asarray(array, np.float64)
+            at = self.coordinates.get(self.latents.get(name, name))
+            if at is not None and array[:1].size > at.stop - at.start:
+                where = varies(array.reshape(len(array), -1)).reshape(array.shape[1:])
+                numbers[name] = np.where(where, numbers[name], numbers[name][:1])
+        return numbers
 
     def positions_of(self, other: Problem, positions: Positions) -> Positions:
         """Where positions of another way to write the program lie in this one, which has maps."""

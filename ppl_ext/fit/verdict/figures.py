@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ppl_ext.fit.verdict.verdict import MOST_SHOWN, SiteFigures, Value
-from ppl_ext.statistics.convergence import TAIL, convergence, in_chains
+from ppl_ext.statistics.convergence import TAIL, convergence, in_chains, varies
 
 Numbers = Float[np.ndarray, " K"]
 
@@ -34,7 +34,7 @@ def site_figures(
     flat = np.asarray(draws, np.float64).reshape(number, -1)
     size = flat.shape[1]
     # Constants, such as the corner of a Cholesky factor, have no figures.
-    moves = np.ptp(flat, axis=0) > 0.0 if size else np.zeros(0, bool)
+    moves = varies(np.reshape(draws, flat.shape))
     ess = np.full(size, float(number) if chains > 1 else share * number)
     tail, unknown = ess.copy(), np.full(size, math.nan)
     if chains == 1 or not moves.any():

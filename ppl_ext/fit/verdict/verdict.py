@@ -61,7 +61,7 @@ WORDS = {
         'verdict.by_site["site"], or fit.summary(), which has a column of it',
     ),
     "summary": "print(verdict), or fit.summary()",
-    "verdict": "verdict itself",
+    "verdict": "{it}.level and {it}.reasons, or print({it}): it is the verdict",
     "ok": "verdict.trusted",
     "is_trusted": "verdict.trusted",
 }
