@@ -41,6 +41,7 @@ from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.statistics.convergence import in_chains
 from ppl_ext.statistics.effective import effective_number
+from ppl_ext.target.layouts import names_of_coordinates
 from ppl_ext.target.noncentred import points_around
 from ppl_ext.target.on_host import on_host
 from ppl_ext.witnesses.drift import TUNING, TUNING_CHAINS, Drift, drift
@@ -173,11 +174,7 @@ class Program:
     @property
     def names(self) -> list[str]:
         """Of each unconstrained coordinate."""
-        found = []
-        for name, where in self.written.coordinates.items():
-            size = where.stop - where.start
-            found += [f"{name}[{k}]" for k in range(size)] if size > 1 else [name]
-        return found
+        return names_of_coordinates(self.written.coordinates)
 
 
 def program_of(

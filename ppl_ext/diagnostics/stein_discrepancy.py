@@ -509,8 +509,7 @@ def check_options(
     null: str | None = None,
 ) -> None:
     """See that the options fit the points, before the scores are computed, which may take long."""
-    if statistic not in STATISTICS:
-        raise ArgumentError(f"Expected statistic to be one of {STATISTICS}, found {statistic!r}.")
+    check_choice("statistic", statistic, STATISTICS)
     check_choice("null", null, (None, *NULLS))
     if num < 2 and statistic == "U":
         raise ArgumentError(

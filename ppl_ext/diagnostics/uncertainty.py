@@ -31,6 +31,7 @@ from ppl_ext.diagnostics.predictive_data import (
 )
 from ppl_ext.diagnostics.predictive_metrics import area_under_roc
 from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_choice
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
@@ -144,8 +145,7 @@ def uncertainty_score(predictive: Dataset, measure: str = "total") -> DataArray:
     """
     import xarray
 
-    if measure not in MEASURES:
-        raise ArgumentError(f"Expected measure to be one of {MEASURES}, found {measure!r}.")
+    check_choice("measure", measure, MEASURES)
     if measure != "max_probability":
         values = uncertainty_split(predictive)[measure]
     elif is_classification(predictive):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.rows import Minibatches, Rows
 from ppl_ext.start.search import WIDTH, InPieces, starting_points
 from ppl_ext.start.start import Start
+from ppl_ext.target.layouts import names_of_coordinates
 
 #: Positions that are mapped at once: fewer are filled up, so that one program is compiled for all.
 MAPPED = 128
@@ -190,13 +191,8 @@ class Problem:
 
     def names_of(self, coordinates: Iterable[int]) -> list[str]:
         """Names of coordinates: of their sites, with the place in those that have several."""
-        found = list[str]()
-        for at in coordinates:
-            for site, own in self.coordinates.items():
-                if own.start <= at < own.stop:
-                    is_alone = own.stop == own.start + 1
-                    found.append(site if is_alone else f"{site}[{at - own.start}]")
-        return found
+        names = names_of_coordinates(self.coordinates)
+        return [names[at] for at in coordinates]
 
     @property
     def is_whole(self) -> bool:
@@ -217,13 +213,7 @@ class Problem:
 
     def numbers(self, positions: Positions) -> dict[str, np.ndarray]:
         """``values`` as NumPy's, in pieces of one size, for which one program is compiled."""
-        found = [self.values(each) for each in _pieces(positions)]
-        return {
-            name: np.concatenate([np.asarray(each[name], np.float64) for each in found])[
-                : len(positions)
-            ]
-            for name in found[0]
-        }
+        return _in_pieces(self.values, positions)
 
     def positions_of(self, other: Problem, positions: Positions) -> Positions:
         """Where positions of another way to write the program lie in this one, which has maps."""
@@ -306,6 +296,21 @@ def problem_of(
     )
 
 
+def _in_pieces(
+    function: Callable[[Positions], Mapping[str, Any]],
+    positions: Positions,
+    names: Collection[str] | None = None,
+) -> dict[str, np.ndarray]:
+    """Arrays by site of any number of positions, of all sites or of some."""
+    found = [function(each) for each in _pieces(positions)]
+    chosen = found[0] if names is None else names
+    together = {
+        name: np.concatenate([np.asarray(each[name], np.float64) for each in found])
+        for name in chosen
+    }
+    return {name: values[: len(positions)] for name, values in together.items()}
+
+
 def maps_of(
     names: Sequence[str],
     constrain: Callable[[Positions], Mapping[str, Any]],
@@ -314,13 +319,7 @@ def maps_of(
     """Maps of any number of positions, in pieces of one size, for which one is compiled."""
 
     def there(positions: Positions) -> dict[str, np.ndarray]:
-        pieces = [constrain(each) for each in _pieces(positions)]
-        return {
-            name: np.concatenate([np.asarray(each[name], np.float64) for each in pieces])[
-                : len(positions)
-            ]
-            for name in names
-        }
+        return _in_pieces(constrain, positions, names)
 
     def back(values: Mapping[str, np.ndarray]) -> Positions:
         number = len(values[names[0]])
