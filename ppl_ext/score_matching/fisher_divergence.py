@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ppl_ext.engines.descent import warn_of_noise
+from ppl_ext.engines.descent import warn_of_squared_noise
 from ppl_ext.engines.guide_engine import GuideShell
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice, check_count, refuse
@@ -148,11 +148,4 @@ class FisherShell(GuideShell):
                     "AutoMultivariateNormal, AutoLowRankMultivariateNormal or AutoGaussianMixture."
                 ) from error
 
-    def _warn_unless_exact(self, plan: Any) -> None:
-        if plan.estimator.evaluations_per_step(plan.target) != 1.0:
-            warn_of_noise(
-                self,
-                plan,
-                "Its objective holds the variance of the scores besides, and the fit is drawn to "
-                "where that is small.",
-            )
+    _warn_unless_exact = warn_of_squared_noise
