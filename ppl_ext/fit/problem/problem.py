@@ -20,8 +20,8 @@ from ppl_ext.fit.problem.views import Views
 from ppl_ext.fit.verdict import facts
 from ppl_ext.running.settling import Settling
 from ppl_ext.start.paths import Evaluate, SpentError
-from ppl_ext.start.rows import Minibatches, Rows
-from ppl_ext.start.search import WIDTH, InPieces, starting_points
+from ppl_ext.start.rows import Minibatches
+from ppl_ext.start.search import WIDTH, InPieces
 from ppl_ext.start.start import Start
 from ppl_ext.target.layouts import names_of_coordinates
 
@@ -248,52 +248,6 @@ class Problem:
             reading=0.0,
             parts=tuple,
         )
-
-
-def problem_of(
-    name: str,
-    target: Any,
-    written: Any,
-    data: Any,
-    rows: Rows,
-    epsilon: float,
-    by_strategy: Callable[[int], Positions],
-    values: Callable[[Positions], dict[str, Any]],
-    digest: Callable[[], str],
-    generator: np.random.Generator,
-    constrain: Callable[[Positions], Mapping[str, Any]],
-    unconstrain: Callable[[Mapping[str, np.ndarray]], Any],
-    approximate: Approximate | None = None,
-    latents: Mapping[str, str] | None = None,
-    observed: Observed | None = None,
-    prior: Prior | None = None,
-) -> Problem:
-    """The problem of a target, which is ``written`` or another way to write the same."""
-    points = starting_points(rows.few, target.dim, generator, by_strategy, has_strategy=False)
-    return Problem(
-        name,
-        rows.few,
-        target.dim,
-        epsilon,
-        points,
-        target.layout.slices,
-        values,
-        written,
-        target,
-        data,
-        digest,
-        rows.every,
-        rows.times,
-        rows.reading,
-        rows.number,
-        rows.parts,
-        rows.minibatches,
-        approximate,
-        maps_of(target.layout.names, constrain, unconstrain),
-        latents=latents or {},
-        observed=observed or Observed(),
-        prior=prior,
-    )
 
 
 def _in_pieces(
