@@ -125,12 +125,7 @@ class LaplaceGGN(LaplaceShell, ParticleEngine):
         return super()._step(plan, state, data)
 
     def _direction(
-        self,
-        plan: LaplacePlan,
-        state: dict[str, Array],
-        particles: Array,
-        scores: Array,
-        step: Array,
+        self, plan: LaplacePlan, state: dict[str, Array], particles: Array, scores: Array
     ) -> tuple[Array, dict[str, Array]]:
         if self.hyperparameters:
             scores = scores.at[:, plan.posterior.held].add(state["correction"])

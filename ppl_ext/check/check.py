@@ -360,12 +360,12 @@ def _heard(
     sites = _by_site(columns, numbers)
     if hearing.against:
         return hearing.verdict(sites)
+    is_chain = source.kind in ("Markov chains", "draws")
+    worth = float(min(numbers)) if is_chain else float(len(columns.values))
     if not written.is_whole:
         with hearing.stage("batch of rows"):
             refused = _rows_refused(program, source, hearing)
             if refused is not None:
-                is_chain = source.kind in ("Markov chains", "draws")
-                worth = float(min(numbers)) if is_chain else float(len(columns.values))
                 _by_sample(program, source, hearing, worth)
         if refused is not None:
             return hearing.verdict(sites, refused)
@@ -380,8 +380,6 @@ def _heard(
         if outside:
             hearing.against.append(outside)
             return hearing.verdict(sites)
-        is_chain = source.kind in ("Markov chains", "draws")
-        worth = float(min(numbers)) if is_chain else float(len(positions))
         # The witnesses of the density take draws for independent ones, so that no more are taken
         # than the draws are worth.
         rows = _rows(np.flatnonzero(finite), written.dim, worth)
