@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,10 +24,9 @@ from ppl_ext.check import check as shared
 from ppl_ext.check.check import CHECK_DOCUMENTATION, CHECK_ESS, Program
 from ppl_ext.check.checked import Checked
 from ppl_ext.check.predictions import told_of_predictions
-from ppl_ext.check.source import Source, number_of_draws, source_of
+from ppl_ext.check.source import Source, number_of_draws, of_engine, of_guide, source_of
 from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
-from ppl_ext.target.noncentred import moved_sites
 
 #: Draws that are unconstrained together; fewer are filled up, so that one program serves all.
 WIDTH = 500
@@ -160,12 +160,9 @@ def of_host(
     fit, state = found
     if isinstance(fit, Engine):
         state = state_of_engine(fit, state)
-        if not hasattr(fit, "density") and not hasattr(fit, "approximation"):
-            if not fit.makes_draws:
-                return Source(type(fit).__name__, "particles", fit.get_samples(state))
-            number = number_of_draws(fit.target.dim)
-            drawn = fit.get_samples(state, rng_key, number)
-            return Source(type(fit).__name__, "independent draws", drawn)
+        drawn = of_engine(fit, partial(fit.get_samples, state, rng_key))
+        if drawn is not None:
+            return drawn
         guide = fitted_guide(fit, state, None, args, kwargs, rng_key, passes)
         return _of_guide(type(fit).__name__, guide, {})
     if isinstance(fit, SVI):
@@ -182,30 +179,14 @@ def of_host(
     if host.fitted is not None:
         return _of_guide(type(fit).__name__, host.fitted, params)
     # A guide written by hand has no flat density, so that its draws are all there is to look at.
-    drawn = host.get_samples(params, rng_key, number_of_draws(host.target.dim))
-    return Source("SVI", "independent draws", drawn, held=params)
-
-
-def _positions_and_density(
-    density: Any, parameters: Any, target: Any, data: Any, z: Array
-) -> tuple[Array, Array]:
-    return z, density.log_prob(parameters, z)
+    samples = host.get_samples(params, rng_key, number_of_draws(host.target.dim))
+    return Source("SVI", "independent draws", samples, held=params)
 
 
 def _of_guide(name: str, fitted: FittedGuide, held: Mapping[str, Any]) -> Source:
     target = fitted.target
-    number = number_of_draws(target.dim)
-    positions, log_density = fitted.at_draws(number, None, _positions_and_density)
-    draws = target.constrain(jnp.asarray(positions, target.dtype), fitted.data)
-    # Positions are those of the program that the engine has moved, and the check is of the program
-    # as it is written. The sites' values serve both.
-    if moved_sites(target.model):
-        return Source(name, "independent draws", draws, held=held)
-    return Source(
-        name,
-        "independent draws",
-        draws,
-        positions=positions.astype(np.float64),
-        log_density=log_density.astype(np.float64),
-        held=held,
-    )
+
+    def constrain(positions: np.ndarray) -> dict[str, Array]:
+        return target.constrain(jnp.asarray(positions, target.dtype), fitted.data)
+
+    return of_guide(name, fitted, constrain, held)

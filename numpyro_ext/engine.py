@@ -346,33 +346,8 @@ class Engine(EngineShell, ABC):
     # Steps of a usual run: in fewer, time that is saved in compiling must not be lost.
     _usual_steps = 2000
 
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        optim: Any = None,
-        *,
-        estimator: GradientEstimator | None = None,
-        init_strategy: Callable[..., Any] | None = None,
-        likelihood_temperature: float = 1.0,
-        particle_chunk: int | None = None,
-        data_chunk: int | None = None,
-        on_nonfinite: str = "raise",
-        sharding: Sharding | None = None,
-        reparameterise: bool = False,
-        **unknown: Any,
-    ) -> None:
-        super().__init__(
-            model,
-            estimator=estimator,
-            init_strategy=init_strategy,
-            likelihood_temperature=likelihood_temperature,
-            particle_chunk=particle_chunk,
-            data_chunk=data_chunk,
-            on_nonfinite=on_nonfinite,
-            sharding=sharding,
-            reparameterise=reparameterise,
-            unknown=unknown,
-        )
+    def __init__(self, model: Callable[..., Any], optim: Any = None, **options: Any) -> None:
+        super().__init__(model, **options)
         self.optim: Any = None if optim is None else as_optimizer(optim)
 
     # -- hooks --------------------------------------------------------------------------------

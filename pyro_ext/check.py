@@ -16,9 +16,8 @@ from ppl_ext.check import check as shared
 from ppl_ext.check.check import CHECK_DOCUMENTATION, CHECK_ESS, Program
 from ppl_ext.check.checked import Checked
 from ppl_ext.check.predictions import told_of_predictions
-from ppl_ext.check.source import Source, number_of_draws, source_of
+from ppl_ext.check.source import Source, number_of_draws, of_engine, of_guide, source_of
 from ppl_ext.documented import documented
-from ppl_ext.target.noncentred import moved_sites
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.arguments import placing
 from pyro_ext.diagnostics.fit import Chains, FittedGuide, HostFit, fitted_guide
@@ -132,14 +131,11 @@ def of_host(
         name = type(found.kernel).__name__
         return Source(name, "Markov chains", draws, chains.num_chains, divergent)
     if isinstance(found, Engine):
-        if not hasattr(found, "density") and not hasattr(found, "approximation"):
-            if not found.makes_draws:
-                return Source(type(found).__name__, "particles", found.get_samples())
-            drawn = found.get_samples(number_of_draws(found.target.dim))
-            return Source(type(found).__name__, "independent draws", drawn)
-        return _of_guide(
-            type(found).__name__, fitted_guide(found, None, args, kwargs, seed, passes)
-        )
+        drawn = of_engine(found, found.get_samples)
+        if drawn is not None:
+            return drawn
+        fitted = fitted_guide(found, None, args, kwargs, seed, passes)
+        return _of_guide(type(found).__name__, fitted)
     guide = found.guide if isinstance(found, SVI) else found
     # A class, data, or a fit with draws of its own is no guide.
     if isinstance(guide, type) or not callable(guide) or hasattr(guide, "get_samples"):
@@ -148,20 +144,15 @@ def of_host(
     if fit.fitted is not None:
         return _of_guide(type(guide).__name__, fit.fitted)
     # A guide written by hand has no flat density, so that its draws are all there is to look at.
-    drawn = fit.get_samples(number_of_draws(fit.target.dim))
-    return Source("SVI", "independent draws", drawn)
+    samples = fit.get_samples(number_of_draws(fit.target.dim))
+    return Source("SVI", "independent draws", samples)
 
 
 def _of_guide(name: str, fitted: FittedGuide) -> Source:
-    def both(density: Any, parameters: Any, target: Any, data: Any, z: Tensor) -> tuple[Any, Any]:
-        return z, density.log_prob(parameters, z)
-
     target = fitted.target
-    positions, log_density = fitted.at_draws(number_of_draws(target.dim), None, both)
-    with torch.no_grad():
-        draws = target.constrain(torch.as_tensor(positions, dtype=target.dtype), fitted.data)
-    # Positions are those of the program that the engine has moved, and the check is of the program
-    # as it is written. The sites' values serve both.
-    if moved_sites(target.model):
-        return Source(name, "independent draws", draws)
-    return Source(name, "independent draws", draws, positions=positions, log_density=log_density)
+
+    @torch.no_grad()
+    def constrain(positions: np.ndarray) -> dict[str, Tensor]:
+        return target.constrain(torch.as_tensor(positions, dtype=target.dtype), fitted.data)
+
+    return of_guide(name, fitted, constrain)

@@ -295,31 +295,12 @@ class Engine(EngineShell, ABC):
         model: Callable[..., Any],
         optim: OptimizerLike | None = None,
         *,
-        estimator: GradientEstimator | None = None,
-        init_strategy: Callable[..., Any] | None = None,
-        likelihood_temperature: float = 1.0,
-        particle_chunk: int | None = None,
-        data_chunk: int | None = None,
         evaluation: str = "graph",
-        on_nonfinite: str = "raise",
         seed: int | None = None,
         dtype: torch.dtype | None = None,
-        sharding: Sharding | None = None,
-        reparameterise: bool = False,
-        **unknown: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            model,
-            estimator=estimator,
-            init_strategy=init_strategy,
-            likelihood_temperature=likelihood_temperature,
-            particle_chunk=particle_chunk,
-            data_chunk=data_chunk,
-            on_nonfinite=on_nonfinite,
-            sharding=sharding,
-            reparameterise=reparameterise,
-            unknown=unknown,
-        )
+        super().__init__(model, **options)
         self.optim = optim
         self.num_steps_taken = 0
         self.num_skipped = 0

@@ -18,7 +18,7 @@ from jax.scipy.special import polygamma
 from jaxtyping import Float
 
 from numpyro_ext.density.outputs import Output
-from ppl_ext.curvature.fisher_information import FisherRoots, Parameters, Root
+from ppl_ext.curvature.fisher_information import FisherRoots, Parameters
 from ppl_ext.target.outputs import BASE
 
 
@@ -45,10 +45,9 @@ class _NumPyroRoots(FisherRoots):
 
 
 _FISHER = _NumPyroRoots()
-_ROOTS = _FISHER.roots
 register_output_fisher, root_for = _FISHER.register, _FISHER.root_for
 needs_draws = _FISHER.needs_draws
-whitened_site, merged = _FISHER.whitened, _FISHER.merged
+whitened_parts = _FISHER.whitened_outputs
 
 
 def fisher_root(
@@ -67,11 +66,9 @@ def fisher_root(
     draws : int
         Values drawn for these.
     """
-    root = root_for(output.distribution)
-    if root is not None:
-        return root(output.parameters, tangents)
-    if output.base is not None:
-        return _FISHER.zero_inflated(output, tangents)
+    known = _FISHER.known_root(output, tangents)
+    if known is not None:
+        return known
     return _monte_carlo_root(output, tangents, rng_key, draws)
 
 
@@ -114,14 +111,3 @@ def _monte_carlo_root(output: Output, tangents: Parameters, rng_key: Array, draw
         )
 
     return jnp.moveaxis(jax.vmap(root)(values), 0, -1) / math.sqrt(draws)
-
-
-__all__ = [
-    "Parameters",
-    "Root",
-    "drawn_values",
-    "fisher_root",
-    "needs_draws",
-    "register_output_fisher",
-    "root_for",
-]

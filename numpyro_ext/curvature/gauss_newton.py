@@ -20,7 +20,7 @@ from jax import Array, lax, random
 from jaxtyping import Float
 
 from numpyro_ext.curvature.coordinates import Coordinates
-from numpyro_ext.curvature.fisher import fisher_root, merged, whitened_site
+from numpyro_ext.curvature.fisher import fisher_root, whitened_parts
 from numpyro_ext.curvature.row_structure import rows_of, with_row
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
@@ -60,15 +60,7 @@ def whitened_outputs(
     def whitened(position: Array) -> Array:
         outputs = target.outputs(position, data, indices)
         temperature = target.likelihood_temperature
-        parts = [
-            whitened_site(
-                point[name], outputs[name], temperature, roots[name], repeated.get(name, ())
-            )
-            for name in names
-        ]
-        for name in repeated if merge else ():
-            weight = point[name].weight / temperature
-            parts += merged(point[name], outputs[name], weight, roots[name], repeated[name])
+        parts = whitened_parts(point, outputs, names, temperature, roots, repeated, merge)
         return jnp.concatenate(parts) if parts else jnp.zeros(0, target.dtype)
 
     return whitened

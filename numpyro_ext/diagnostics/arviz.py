@@ -35,8 +35,6 @@ from numpyro_ext.draws import key_or
 from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import Sharding, entry_on_own_axes
-from ppl_ext.arguments import columns_as_arrays
-from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.fit import asked_of
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
@@ -45,7 +43,7 @@ from ppl_ext.diagnostics.fit_groups import (
     Wanted,
     arviz_of,
     check_fit,
-    remembered,
+    rows_to_show,
 )
 from ppl_ext.diagnostics.inference_data import Variable
 from ppl_ext.diagnostics.replay import Replay
@@ -140,12 +138,7 @@ def to_arviz(
                 "to_arviz(fit, *args) with the model's arguments."
             )
         args, state = args if state is None else (state, *args), None
-    if model is None:
-        args, found, batches = remembered(engine, args, kwargs, batches)
-        kwargs = dict(found)
-    args, kwargs = columns_as_arrays(args, kwargs, place, model)
-    some, named, passes = rows_of_loader(batches, args, kwargs, place)
-    args, kwargs = some or (), dict(named or {})
+    args, kwargs, passes = rows_to_show(engine, model, args, kwargs, batches, place)
     check_fit(engine, model, "to_arviz(engine, result, *args)")
     if model is not None:
         # The host's result has the losses of its run.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -212,16 +213,8 @@ def predictions(
         target, data = target_of_model(observing, args, kwargs, all_rows=False, owner="predict")
     except GoesOnError:
         return _forecasts(model, draws, args, kwargs, seed, return_sites)
-    options: dict[str, Any] = {
-        "missing": observing.missing,
-        "finite": observing.finite,
-        "all_rows": False,
-        "rng_key": random.key(seed),
-    }
-    groups = ("predictive", "alongside")
-    return returned_sites(
-        replay(target, draws, data, groups=groups, **options), draws, return_sites
-    )
+    at_draws = partial(replay, target, data=data, rng_key=random.key(seed))
+    return returned_sites(at_draws, draws, observing, return_sites)
 
 
 def _forecasts(

@@ -11,7 +11,7 @@ from typing import Any
 from jax import Array
 from jaxtyping import Float
 
-from numpyro_ext.density import Data, LogDensity, Score, ScoreParts
+from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import place
 from numpyro_ext.gradients.full_data import exact_score, num_rows
 from ppl_ext.gradients import estimator
@@ -59,11 +59,4 @@ GradientEstimator._base = GradientEstimator
 class Full(estimator.Full, GradientEstimator): ...
 
 
-__all__ = [
-    "EstimatorState",
-    "GradientEstimator",
-    "Score",
-    "ScoreEstimate",
-    "ScoreParts",
-    "corrected",
-]
+__all__ = ["EstimatorState", "GradientEstimator", "ScoreEstimate", "corrected"]

@@ -23,7 +23,7 @@ from numpyro_ext.guides.arrays import JaxFunctions
 from numpyro_ext.guides.flat_density import Draws, Parameters, register_flat_density
 from numpyro_ext.guides.normal import NormalDensity
 from ppl_ext.guides import layer_low_rank as shared
-from ppl_ext.guides.layouts import Layer, find_layers
+from ppl_ext.guides.layouts import find_layers
 
 
 class LayerLowRankNormal(shared.LayerFormulas, dist.Distribution):
@@ -37,18 +37,6 @@ class LayerLowRankNormal(shared.LayerFormulas, dist.Distribution):
     reparametrized_params: ClassVar[list[str]] = ["loc", "scale", "cov_factor"]
     pytree_data_fields = ("loc", "scale", "cov_factor")
     pytree_aux_fields = ("layers",)
-
-    def __init__(
-        self,
-        loc: Float[Array, " D"],
-        scale: Float[Array, " D"],
-        cov_factor: Float[Array, "D r"],
-        layers: tuple[Layer, ...],
-        *,
-        validate_args: bool | None = None,
-    ) -> None:
-        self.loc, self.scale, self.cov_factor, self.layers = loc, scale, cov_factor, layers
-        super().__init__((), jnp.shape(loc)[-1:], validate_args=validate_args)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*S D"]:
         key_diagonal, key_factor = jax.random.split(key)

@@ -25,7 +25,7 @@ from numpyro_ext.guides.arrays import JaxFunctions
 from numpyro_ext.guides.flat_density import Draws, Parameters, register_flat_density
 from numpyro_ext.guides.normal import NormalDensity
 from ppl_ext.guides import matrix_normal as shared
-from ppl_ext.guides.layouts import Blocks, find_blocks
+from ppl_ext.guides.layouts import find_blocks
 from ppl_ext.options import check_number
 
 Factors = shared.Factors
@@ -36,10 +36,6 @@ class MatrixNormalTransform(shared.MatrixTransform, Transform):
     domain = constraints.real_vector
     codomain = constraints.real_vector
     __call__ = shared.MatrixTransform._call
-
-    def __init__(self, factors: Factors, blocks: Blocks) -> None:
-        self.factors = factors
-        self.blocks = blocks
 
     def tree_flatten(self) -> Any:
         return (self.factors,), (("factors",), {"blocks": self.blocks})

@@ -34,22 +34,6 @@ class GaussianMixture(shared.MixtureFormulas, dist.Distribution):
     pytree_data_fields = ("logits", "loc", "scale", "scale_tril", "cov_factor")
     pytree_aux_fields = ("temperature",)
 
-    def __init__(
-        self,
-        logits: Float[Array, " K"],
-        loc: Float[Array, "K D"],
-        *,
-        scale: Float[Array, "K D"] | None = None,
-        scale_tril: Float[Array, "K D D"] | None = None,
-        cov_factor: Float[Array, "K D r"] | None = None,
-        temperature: float = 0.05,
-        validate_args: bool | None = None,
-    ) -> None:
-        self.logits, self.loc = logits, loc
-        self.scale, self.scale_tril, self.cov_factor = scale, scale_tril, cov_factor
-        self.temperature = temperature
-        super().__init__((), (loc.shape[-1],), validate_args=validate_args)
-
     @property
     def has_rsample(self) -> bool:
         return True

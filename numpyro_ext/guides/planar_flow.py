@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from jax import Array, lax
-from jaxtyping import Float
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import AffineTransform, Transform
 from numpyro.infer.autoguide import AutoContinuous
@@ -28,14 +27,6 @@ class PlanarTransform(shared.PlanarMap, Transform):
     domain = constraints.real_vector
     codomain = constraints.real_vector
     __call__ = shared.PlanarMap._call
-
-    def __init__(
-        self,
-        weight: Float[Array, "... D"],
-        direction: Float[Array, "... D"],
-        bias: Float[Array, " ..."],
-    ) -> None:
-        self._set_parameters(weight, direction, bias)
 
     def tree_flatten(self) -> Any:
         names = ("weight", "bias", "direction", "slope")

@@ -33,8 +33,7 @@ from ppl_ext.laplace.laplace_ggn import (
     PosteriorShell,
     added,
     check_known_fisher,
-    sites_of_gaussian,
-    structure_for,
+    curvature_of_gaussian,
 )
 
 #: From a position (D,) and the data to the curvature of the prior.
@@ -126,12 +125,7 @@ class LaplaceGGN(LaplaceShell, ParticleEngine):
         return super()._step(plan, state, data)
 
     def _direction(
-        self,
-        plan: LaplacePlan,
-        state: dict[str, Array],
-        particles: Array,
-        scores: Array,
-        step: Array,
+        self, plan: LaplacePlan, state: dict[str, Array], particles: Array, scores: Array
     ) -> tuple[Array, dict[str, Array]]:
         if self.hyperparameters:
             scores = scores.at[:, plan.posterior.held].add(state["correction"])
@@ -225,19 +219,16 @@ class _Posterior(PosteriorShell):
         options: GaussNewton | None,
         hyperparameters: tuple[str, ...],
     ) -> _Posterior:
-        chosen = sites_of_gaussian(target, options, hyperparameters)
-
         def outputs() -> dict[str, Any]:
             position = jax.ShapeDtypeStruct((target.dim,), target.dtype)
             return jax.eval_shape(
                 lambda z, data: target.outputs(z, data, target.first_rows()), position, data
             )
 
-        dim = len(Coordinates(target, chosen))
-        options = structure_for(options, dim, outputs, target.plates)
-        options = replace(options, sites=chosen)
+        given = options, hyperparameters
+        curvature = curvature_of_gaussian(target, *given, Coordinates, outputs)
         # Once for a mode: rows of rank one are not looked for.
-        likelihood = ProgramCurvature(target, data, options, often=False)
+        likelihood = ProgramCurvature(target, data, curvature, often=False)
         if hyperparameters:
             check_known_fisher(likelihood.drawn)
         coordinates = likelihood.where

@@ -33,7 +33,7 @@ from ppl_ext.engines.judgement import Judgement
 from ppl_ext.errors import ArgumentError
 from ppl_ext.sgmcmc.energies import Energies
 from ppl_ext.sgmcmc.heat import LET_PASS, heat_by_site, scores_each
-from ppl_ext.sgmcmc.kernels import Cycles, StochasticGradientShell
+from ppl_ext.sgmcmc.kernels import Cycles, Step, StochasticGradientShell
 from ppl_ext.sgmcmc.schedules import check_first_step_size, warn_of_first_broken_step
 from ppl_ext.target.log_density import warn_of_nothing
 
@@ -109,15 +109,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         """Arrays (C, ...) that the dynamics carries beside the positions."""
 
     @abstractmethod
-    def _move(
-        self,
-        dynamics: Any,
-        z: Array,
-        score: Array,
-        noise: Array,
-        step_size: Array,
-        warmup: Array,
-    ) -> tuple[Array, Any]:
+    def _move(self, dynamics: Any, z: Array, step: Step) -> tuple[Array, Any]:
         """Positions (C, D) after one step, and the dynamics' arrays."""
 
     def _init_replicas(self, z: Array, data: Data, key: Array) -> dict[str, Any]:
@@ -359,14 +351,9 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         noise = jax.vmap(lambda key: random.normal(key, shape, z.dtype))(both[:, 1])
         noise = noise * jnp.sqrt(jnp.asarray(self._temperature(state.step), z.dtype))
         step_size = jnp.asarray(self.step_size(state.step), z.dtype)
-        moved, dynamics = self._move(
-            state.dynamics,
-            z,
-            estimate.score,
-            noise.reshape(z.shape),
-            step_size,
-            state.step < state.num_warmup,
-        )
+        warmup = state.step < state.num_warmup
+        step = Step(estimate.score, noise.reshape(z.shape), step_size, warmup)
+        moved, dynamics = self._move(state.dynamics, z, step)
         # The sum is not finite where a part is not.
         total = (moved + estimate.score).reshape(num_chains, -1).sum(-1)
         finite = jnp.isfinite(total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ from ppl_ext.sgmcmc.kernels import (
     ScoreMoments,
     SGHMCShell,
     SGLDShell,
+    Step,
 )
 from ppl_ext.sgmcmc.schedules import check_warmup, diagonal_of_mass
 
@@ -47,16 +49,8 @@ class SGLD(SGLDShell, StochasticGradientKernel):
     def _init_dynamics(self, num_chains: int, dim: int, dtype: Any) -> Any:
         return ()
 
-    def _move(
-        self,
-        dynamics: Any,
-        z: Array,
-        score: Array,
-        noise: Array,
-        step_size: Array,
-        warmup: Array,
-    ) -> tuple[Array, Any]:
-        return langevin_step(z, score, noise, step_size), dynamics
+    def _move(self, dynamics: Any, z: Array, step: Step) -> tuple[Array, Any]:
+        return langevin_step(z, step.score, step.noise, step.size), dynamics
 
 
 class PSGLD(PSGLDShell, StochasticGradientKernel):
@@ -110,22 +104,13 @@ class PSGLD(PSGLDShell, StochasticGradientKernel):
         zero, one = jnp.zeros((num_chains, dim), dtype), jnp.zeros((num_chains, 1), dtype)
         return ScoreMoments(zero, one, zero, zero, one)
 
-    def _move(
-        self,
-        dynamics: Any,
-        z: Array,
-        score: Array,
-        noise: Array,
-        step_size: Array,
-        warmup: Array,
-    ) -> tuple[Array, Any]:
-        adapted = dynamics.with_score(score, self.decay)
+    def _move(self, dynamics: Any, z: Array, step: Step) -> tuple[Array, Any]:
+        adapted = dynamics.with_score(step.score, self.decay)
         if self.adapt == "warmup":
-            adapted = ScoreMoments(
-                *(jnp.where(warmup, new, old) for new, old in zip(adapted, dynamics, strict=True))
-            )
+            chosen = partial(jnp.where, step.warmup)
+            adapted = ScoreMoments(*map(chosen, adapted, dynamics))
         preconditioner = adapted.preconditioner(self.damping)
-        moved = langevin_step(z, score, noise, step_size, preconditioner)
+        moved = langevin_step(z, step.score, step.noise, step.size, preconditioner)
         return moved, adapted
 
 
@@ -162,17 +147,9 @@ class SGHMC(SGHMCShell, StochasticGradientKernel):
         self._mass()
         return _Momentum(jnp.zeros((num_chains, dim), dtype))
 
-    def _move(
-        self,
-        dynamics: Any,
-        z: Array,
-        score: Array,
-        noise: Array,
-        step_size: Array,
-        warmup: Array,
-    ) -> tuple[Array, Any]:
+    def _move(self, dynamics: Any, z: Array, step: Step) -> tuple[Array, Any]:
         moved, momentum = hamiltonian_step(
-            z, dynamics.momentum, score, noise, step_size, self.friction, self._mass()
+            z, dynamics.momentum, step.score, step.noise, step.size, self.friction, self._mass()
         )
         return moved, _Momentum(momentum)
 

@@ -66,6 +66,5 @@ class DeepEnsemble(ParticleEngine):
         state: dict[str, Array],
         particles: Float[Array, "P D"],
         scores: Float[Array, "P D"],
-        step: Array,
     ) -> tuple[Float[Array, "P D"], dict[str, Array]]:
         return scores, state

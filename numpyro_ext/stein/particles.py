@@ -110,15 +110,9 @@ class ParticleEngine(ParticlePart, Engine):
         return plan.kernel.init(particles) if self._has_kernel else {}
 
     def _direction(
-        self,
-        plan: Any,
-        state: Any,
-        particles: Float[Array, "P D"],
-        scores: Float[Array, "P D"],
-        step: Array,
+        self, plan: Any, state: Any, particles: Float[Array, "P D"], scores: Float[Array, "P D"]
     ) -> tuple[Float[Array, "P D"], Any]:
         """Ascent direction phi (P, D), and the direction's next state."""
-        scores = annealed(scores, self.annealing, step)
         return plan.kernel.direction(state, particles, scores)
 
     def particles(self, state: EngineState) -> Float[Array, "P D"]:
@@ -137,7 +131,8 @@ class ParticleEngine(ParticlePart, Engine):
         log_density = score.log_density(target.likelihood_temperature)
         loss = -log_density.mean()
         seen, scores = self._exchanged((particles, score.score))
-        phi, direction = self._direction(plan, state.algorithm.direction, seen, scores, state.step)
+        scores = annealed(scores, self.annealing, state.step)
+        phi, direction = self._direction(plan, state.algorithm.direction, seen, scores)
         phi = self._laid(plan, self._exchanged(phi))
         # Optimizers descend, and phi ascends.
         optimizer = self.optim.update(-phi, state.algorithm.optimizer, value=loss)

@@ -80,6 +80,5 @@ class WGD(ParticleEngine):
         state: KernelState,
         particles: Float[Array, "P D"],
         scores: Float[Array, "P D"],
-        step: Array,
     ) -> tuple[Float[Array, "P D"], KernelState]:
         return without_neighbours(plan.kernel, state, particles, scores)

@@ -41,6 +41,7 @@ from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.statistics.convergence import in_chains
 from ppl_ext.statistics.effective import effective_number
+from ppl_ext.target.layouts import names_of_coordinates
 from ppl_ext.target.noncentred import points_around
 from ppl_ext.target.on_host import on_host
 from ppl_ext.witnesses.drift import TUNING, TUNING_CHAINS, Drift, drift
@@ -173,11 +174,7 @@ class Program:
     @property
     def names(self) -> list[str]:
         """Of each unconstrained coordinate."""
-        found = []
-        for name, where in self.written.coordinates.items():
-            size = where.stop - where.start
-            found += [f"{name}[{k}]" for k in range(size)] if size > 1 else [name]
-        return found
+        return names_of_coordinates(self.written.coordinates)
 
 
 def program_of(
@@ -363,12 +360,12 @@ def _heard(
     sites = _by_site(columns, numbers)
     if hearing.against:
         return hearing.verdict(sites)
+    is_chain = source.kind in ("Markov chains", "draws")
+    worth = float(min(numbers)) if is_chain else float(len(columns.values))
     if not written.is_whole:
         with hearing.stage("batch of rows"):
             refused = _rows_refused(program, source, hearing)
             if refused is not None:
-                is_chain = source.kind in ("Markov chains", "draws")
-                worth = float(min(numbers)) if is_chain else float(len(columns.values))
                 _by_sample(program, source, hearing, worth)
         if refused is not None:
             return hearing.verdict(sites, refused)
@@ -383,8 +380,6 @@ def _heard(
         if outside:
             hearing.against.append(outside)
             return hearing.verdict(sites)
-        is_chain = source.kind in ("Markov chains", "draws")
-        worth = float(min(numbers)) if is_chain else float(len(positions))
         # The witnesses of the density take draws for independent ones, so that no more are taken
         # than the draws are worth.
         rows = _rows(np.flatnonzero(finite), written.dim, worth)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.diagnostics.fit import FittedGuide
 from ppl_ext.engines.result import Looks
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
 from ppl_ext.options import described
+from ppl_ext.target.noncentred import moved_sites
 
 Kind = Literal["draws", "independent draws", "particles", "Markov chains"]
 
@@ -60,6 +62,38 @@ class Source:
 def number_of_draws(dim: int) -> int:
     """Draws that are made of a guide of D numbers."""
     return max(2, min(GUIDE_DRAWS, MOST_NUMBERS // dim))
+
+
+def of_engine(engine: Any, samples: Callable[..., Mapping[str, Any]]) -> Source | None:
+    """The draws of an engine, which ``samples`` takes; None where it fits a guide or Gaussian."""
+    if hasattr(engine, "density") or hasattr(engine, "approximation"):
+        return None
+    name = type(engine).__name__
+    if not engine.makes_draws:
+        return Source(name, "particles", samples())
+    return Source(name, "independent draws", samples(number_of_draws(engine.target.dim)))
+
+
+def of_guide(
+    name: str,
+    fitted: FittedGuide,
+    constrain: Callable[[Float[np.ndarray, "S D"]], Mapping[str, Any]],
+    held: Mapping[str, Any] | None = None,
+) -> Source:
+    """Draws of a guide with a flat density, whose positions are put into their supports."""
+    target = fitted.target
+    positions, log_density = fitted.at_draws(number_of_draws(target.dim), None, _with_density)
+    source = Source(name, "independent draws", constrain(positions), held=held or {})
+    # Positions are those of the program that the engine has moved, and the check is of the program
+    # as it is written. The sites' values serve both.
+    if moved_sites(target.model):
+        return source
+    known = positions.astype(np.float64), log_density.astype(np.float64)
+    return replace(source, positions=known[0], log_density=known[1])
+
+
+def _with_density(density: Any, parameters: Any, target: Any, data: Any, z: Any) -> tuple[Any, Any]:
+    return z, density.log_prob(parameters, z)
 
 
 def source_of(found: Any, of_host: Callable[[Any], Source | None]) -> Source:

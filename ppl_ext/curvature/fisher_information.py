@@ -94,6 +94,31 @@ class FisherRoots(abc.ABC):
 
     # -- whitened outputs ---------------------------------------------------------------------
 
+    def whitened_outputs(
+        self,
+        point: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+        names: Sequence[str],
+        temperature: float,
+        roots: Mapping[str, Callable[[Parameters], Any]],
+        repeated: Mapping[str, Sequence[RepeatedComponent]],
+        merge: bool,
+    ) -> list[Any]:
+        """Outputs of some sites at a position, whitened at another: vectors to be put together.
+
+        Components in ``repeated`` are merged, of all sites, or left out.
+        """
+        parts = [
+            self._whitened(
+                point[name], outputs[name], temperature, roots[name], repeated.get(name, ())
+            )
+            for name in names
+        ]
+        for name in repeated if merge else ():
+            weight = point[name].weight / temperature
+            parts += self._merged(point[name], outputs[name], weight, roots[name], repeated[name])
+        return parts
+
     def no_changes(self, output: Any) -> dict[str, Any]:
         """Changes of a site's parameters that are all zero, in floating point."""
         floating = (each.dtype for each in output.parameters.values() if self.is_floating(each))
@@ -101,7 +126,7 @@ class FisherRoots(abc.ABC):
         zeros = self.functions.zeros_like
         return {name: zeros(value, dtype=kind) for name, value in output.parameters.items()}
 
-    def whitened(
+    def _whitened(
         self,
         point: Any,
         output: Any,
@@ -133,7 +158,7 @@ class FisherRoots(abc.ABC):
         own = (1,) * (found.ndim - factor.ndim)
         return (found * factor.reshape((*factor.shape, *own))).reshape(-1)
 
-    def merged(
+    def _merged(
         self,
         point: Any,
         output: Any,
@@ -144,7 +169,7 @@ class FisherRoots(abc.ABC):
         """A site's merged whitened outputs, a vector (n,) for each repeated component.
 
         ``weight`` is the factor on each element, in the shape of the batch; the rest is as in
-        :meth:`whitened`.
+        :meth:`_whitened`.
         """
         found, nothing = [], self.no_changes(point)
         for component, name, axes in repeated:
@@ -198,6 +223,13 @@ class FisherRoots(abc.ABC):
     def root_for(self, distribution: type) -> Root | None:
         """The root registered for a class, None when there is none."""
         return self.roots.get(distribution)
+
+    def known_root(self, output: Any, tangents: Parameters) -> Any:
+        """Root of a site's Fisher information, from changes of its parameters; None if unknown."""
+        root = self.root_for(output.distribution)
+        if root is not None:
+            return root(output.parameters, tangents)
+        return None if output.base is None else self.zero_inflated(output, tangents)
 
     def needs_draws(self, output: Any) -> bool:
         """Whether a site's Fisher information is made of values drawn from its distribution."""

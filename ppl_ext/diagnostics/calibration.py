@@ -21,7 +21,7 @@ from ppl_ext.diagnostics.predictive_data import (
     require_observed,
 )
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count, is_count
+from ppl_ext.options import check_choice, check_count, is_count
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -86,8 +86,7 @@ def calibration_curve(
     """
     require_observed(predictive, "calibration")
     check_count("num_bins", num_bins, 2)
-    if binning not in BINNINGS:
-        raise ArgumentError(f"Expected binning to be one of {BINNINGS}, found {binning!r}.")
+    check_choice("binning", binning, BINNINGS)
     if not is_classification(predictive):
         if label is not None:
             raise ArgumentError("Expected no label for predicted numbers. Leave label out.")

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_ext.batches.passes import Passes
+from ppl_ext.arguments import columns_as_arrays
+from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.diagnostics.inference_data import (
     Variable,
     constant_variables,
@@ -139,16 +140,32 @@ def check_fit(fit: Any, model: Any, call: str) -> None:
         )
 
 
-def remembered(
-    fit: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], batches: Any
-) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
-    """The arguments of a model: those that are given, or else those that a fit or engine knows.
+def rows_to_show(
+    fit: Any,
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    batches: Any,
+    place: Callable[[Any], Any],
+) -> tuple[tuple[Any, ...], dict[str, Any], Passes | None]:
+    """Arguments as arrays, and passes over a loader: those that are given, or that a fit knows.
 
     Raises
     ------
     ArgumentError
         A fit has none: it was loaded without its program.
     """
+    if model is None:
+        args, kwargs, batches = _remembered(fit, args, kwargs, batches)
+    args, kwargs = columns_as_arrays(args, kwargs, place, model)
+    some, named, passes = rows_of_loader(batches, args, kwargs, place)
+    return some or (), dict(named or {}), passes
+
+
+def _remembered(
+    fit: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], batches: Any
+) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
+    """The arguments of a model: those that are given, or else those that a fit or engine knows."""
     if args or kwargs or batches is not None:
         return args, kwargs, batches
     views = getattr(fit, "views", None)

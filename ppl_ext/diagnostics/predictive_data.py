@@ -137,16 +137,21 @@ PREDICTIVE_DOCUMENTATION = """
 
 
 def returned_sites(
-    replayed: Replay, draws: Mapping[str, Any], names: Collection[str] | None
+    replay: Callable[..., Replay],
+    draws: Mapping[str, Any],
+    observing: Any,
+    names: Collection[str] | None,
 ) -> dict[str, Array]:
     """What a prediction returns: values by site, in the order of the program.
 
     Parameters
     ----------
-    replayed : Replay
-        With the groups "predictive" and "alongside".
+    replay : callable
+        At draws.
     draws : mapping of str to array
         Of the latent sites, which are returned where they are named.
+    observing : ObserveMissing
+        What observed sites without values have had.
     names : collection of str, optional
         Default: sites with new values, and deterministic ones.
 
@@ -155,6 +160,13 @@ def returned_sites(
     ArgumentError
         There is no such site.
     """
+    replayed = replay(
+        draws=draws,
+        groups=("predictive", "alongside"),
+        missing=observing.missing,
+        finite=observing.finite,
+        all_rows=False,
+    )
     new = {**replayed.predictive, **replayed.alongside}
     check_return_sites(names, {*new, *draws})
     if names is None:

@@ -227,9 +227,8 @@ def discrepancy_of(
     """
     options = wanted._asdict()
     if points.is_array(fit):
-        model, args, kwargs, passes = of_fit
-        given = target, model, args, kwargs, num_samples
-        target, data = target_of_positions(fit, *given, points.of_model, passes)
+        check_num_samples(num_samples, len(fit))
+        target, data = _target_of_positions(target, *of_fit, points.of_model)
         positions = points.placed(fit, target)
         check_positions(tuple(positions.shape), target.dim)
         return discrepancy_of_positions(positions, target, data, *how, **options)
@@ -242,8 +241,7 @@ def discrepancy_of(
         positions = points.placed(target.unconstrain(drawn, data), target)
         options["statistic"] = options["statistic"] or "U"
     elif not particles or hasattr(fit, "approximation"):
-        fitted = points.guide()
-        return discrepancy_of_guide(fitted, num_samples, *how, **options)
+        return _discrepancy_of_guide(points.guide(), num_samples, *how, **options)
     else:
         check_not_particles(options["null"], fit)
         target, data = target_of_engine(fit, *of_fit)
@@ -252,7 +250,7 @@ def discrepancy_of(
     return discrepancy_of_positions(positions, target, data, *how, **options)
 
 
-def discrepancy_of_guide(
+def _discrepancy_of_guide(
     fitted: FittedGuide,
     num_samples: int | None,
     likelihood_temperature: float | None,
@@ -301,31 +299,28 @@ def _checked(options: dict[str, Any], default: str, num: int, dim: int) -> dict[
     return options
 
 
-def target_of_positions(
-    positions: Any,
+def _target_of_positions(
     target: Any,
     model: Callable[..., Any] | None,
     args: tuple[Any, ...] | None,
     kwargs: Mapping[str, Any] | None,
-    num_samples: int | None,
-    target_of_model: Callable[..., tuple[Any, Any]],
-    passes: Passes | None = None,
+    passes: Passes | None,
+    of_model: Callable[..., tuple[Any, Any]],
 ) -> tuple[Any, Any]:
     """The target of positions that are given, and its data with all rows.
 
     Raises
     ------
     ArgumentError
-        There is no target and no model or both, or a number of draws is asked for.
+        There is no target and no model or both.
     """
-    check_num_samples(num_samples, len(positions))
     if (target is None) == (model is None):
         raise ArgumentError(
             "Expected positions with either target=LogDensity(...) or model=..., found "
             f"{'neither' if target is None else 'both'}."
         )
     if target is None:
-        return target_of_model(model, args, kwargs, passes=passes)
+        return of_model(model, args, kwargs, passes=passes)
     target = target.over(passes)
     return target, all_rows(target, args, kwargs)
 
@@ -509,8 +504,7 @@ def check_options(
     null: str | None = None,
 ) -> None:
     """See that the options fit the points, before the scores are computed, which may take long."""
-    if statistic not in STATISTICS:
-        raise ArgumentError(f"Expected statistic to be one of {STATISTICS}, found {statistic!r}.")
+    check_choice("statistic", statistic, STATISTICS)
     check_choice("null", null, (None, *NULLS))
     if num < 2 and statistic == "U":
         raise ArgumentError(

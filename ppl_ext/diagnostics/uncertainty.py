@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import entr, rel_entr
 
 from ppl_ext.diagnostics.predictive_data import (
     draws_first,
@@ -31,6 +32,7 @@ from ppl_ext.diagnostics.predictive_data import (
 )
 from ppl_ext.diagnostics.predictive_metrics import area_under_roc
 from ppl_ext.errors import ArgumentError
+from ppl_ext.options import check_choice
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
@@ -80,25 +82,18 @@ def uncertainty_split(predictive: Dataset) -> Dataset:
     return xarray.Dataset(parts, {"row": predictive["row"].values}, attributes)
 
 
-def _entropy(probabilities: Array) -> Array:
-    positive = np.where(probabilities > 0.0, probabilities, 1.0)
-    return np.asarray(-(probabilities * np.log(positive)).sum(-1))
-
-
 def _entropies(predictive: Dataset) -> dict[str, Array]:
     mixture = mixture_probabilities(predictive)
     draws = draws_first(predictive, "probabilities")
-    log_mixture = np.log(np.where(mixture > 0.0, mixture, 1.0))
     aleatoric, epistemic = np.zeros(mixture.shape[:-1]), np.zeros(mixture.shape[:-1])
     # Draw by draw, so that no second array of all draws is made.
     for draw in draws:
         own = draw.astype(np.float64)
-        log_own = np.log(np.where(own > 0.0, own, 1.0))
-        aleatoric -= (own * log_own).sum(-1) / len(draws)
+        aleatoric += entr(own).sum(-1) / len(draws)
         # Each draw's divergence from the mixture: no difference of two entropies, whose rounding
         # may be more than the mutual information.
-        epistemic += (own * (log_own - log_mixture)).sum(-1) / len(draws)
-    return {"total": _entropy(mixture), "aleatoric": aleatoric, "epistemic": epistemic}
+        epistemic += rel_entr(own, mixture).sum(-1) / len(draws)
+    return {"total": entr(mixture).sum(-1), "aleatoric": aleatoric, "epistemic": epistemic}
 
 
 def _variances(predictive: Dataset) -> dict[str, Array]:
@@ -144,8 +139,7 @@ def uncertainty_score(predictive: Dataset, measure: str = "total") -> DataArray:
     """
     import xarray
 
-    if measure not in MEASURES:
-        raise ArgumentError(f"Expected measure to be one of {MEASURES}, found {measure!r}.")
+    check_choice("measure", measure, MEASURES)
     if measure != "max_probability":
         values = uncertainty_split(predictive)[measure]
     elif is_classification(predictive):

@@ -20,6 +20,7 @@ from ppl_ext.batches.stream import Stream
 from ppl_ext.documented import documents_subclasses
 from ppl_ext.engines.judgement import Judgement, Run, judge
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
+from ppl_ext.gradients.estimator import GradientEstimator
 from ppl_ext.options import check_choice, check_count, decisions, describe, described, options_of
 from ppl_ext.process import swapped
 from ppl_ext.running.best import LARGEST, Best, Watch, warn_if_lost
@@ -61,7 +62,7 @@ class EngineShell:
         How positions and rows are split over devices.
     reparameterise : bool
         Whether sites of latent scale are written non-centred.
-    unknown : dict
+    **unknown
         Options that no engine has, which are refused.
     """
 
@@ -101,15 +102,15 @@ class EngineShell:
         self,
         model: Callable[..., Any],
         *,
-        estimator: Any,
-        init_strategy: Callable[..., Any] | None,
-        likelihood_temperature: float,
-        particle_chunk: int | None,
-        data_chunk: int | None,
-        on_nonfinite: str,
-        sharding: Any,
-        reparameterise: bool,
-        unknown: Mapping[str, Any],
+        estimator: GradientEstimator | None = None,
+        init_strategy: Callable[..., Any] | None = None,
+        likelihood_temperature: float = 1.0,
+        particle_chunk: int | None = None,
+        data_chunk: int | None = None,
+        on_nonfinite: str = "raise",
+        sharding: ShardingShell | None = None,
+        reparameterise: bool = False,
+        **unknown: Any,
     ) -> None:
         self._check_no_more(unknown)
         check_callable(model, self._host)

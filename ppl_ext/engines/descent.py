@@ -52,6 +52,13 @@ def draws_to_look_at(engine: Any, plan: Any) -> int:
     return min(max(NUMBERS // plan.target.dim, FEWEST_DRAWS), MOST_DRAWS)
 
 
+def warn_of_squared_noise(engine: Any, plan: Any) -> None:
+    """Warn where scores that enter an objective squared are not exact."""
+    if plan.estimator.evaluations_per_step(plan.target) != 1.0:
+        consequence = "Its objective holds the variance of the scores besides, and the fit is drawn"
+        warn_of_noise(engine, plan, f"{consequence} to where that is small.")
+
+
 def warn_of_noise(engine: Any, plan: Any, consequence: str) -> None:
     """Warn that the scores of an engine are not exact."""
     warnings.warn(

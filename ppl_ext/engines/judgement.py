@@ -33,6 +33,7 @@ from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import WIDTH
 from ppl_ext.start.start import Mode
 from ppl_ext.statistics.khat import LEAST_KHAT_SAMPLES
+from ppl_ext.target.layouts import names_of_coordinates
 from ppl_ext.witnesses.drift import DRAWS_PER_DIMENSION, Drift, drift
 from ppl_ext.witnesses.ratios import LEAST_NUMBER, Ratios, importance_ratios
 from ppl_ext.witnesses.sample import sampled_identities
@@ -283,11 +284,7 @@ class Run:
     @property
     def names(self) -> list[str]:
         """Of each coordinate of the flat vector."""
-        found = []
-        for name, where in self.coordinates.items():
-            size = where.stop - where.start
-            found += [f"{name}[{k}]" for k in range(size)] if size > 1 else [name]
-        return found
+        return names_of_coordinates(self.coordinates)
 
 
 def judge(run: Run) -> Judgement:

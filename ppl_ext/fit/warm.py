@@ -199,27 +199,23 @@ def check_options(
     check_choice("progress_bar", progress_bar, (True, False))
 
 
-def check_whole(plates: Mapping[str, Any]) -> None:
-    """See that a model evaluates all rows.
+def met(ways: Iterator[Problem], source: Any) -> tuple[Any, Problem | None]:
+    """The target of a program, and the way to write it of which a fit is, if that is the source.
 
     Raises
     ------
     ArgumentError
-        It subsamples.
+        The program subsamples, or is not the fit's.
     """
+    way = next(ways)
+    target = way.own
+    plates = {**target.plates, **target.batch_plates}
     if plates:
         raise ArgumentError(
             f"Expected a model that evaluates all rows, found minibatches of plate "
             f"{', '.join(map(repr, plates))}. Chains are exact on all rows alone: leave "
             "subsample_size out, or use SGLD or SGHMC."
         )
-
-
-def met(ways: Iterator[Problem], source: Any) -> tuple[Any, Problem | None]:
-    """The target of a program, and the way to write it of which a fit is, if that is the source."""
-    way = next(ways)
-    target = way.own
-    check_whole({**target.plates, **target.batch_plates})
     way.observed.warn()
     is_fit = isinstance(source, Fit) and source.has_program
     return target, way_of(source, itertools.chain([way], ways)) if is_fit else None

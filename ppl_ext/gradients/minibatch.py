@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from ppl_ext.errors import ArgumentError
 from ppl_ext.gradients.estimator import GradientEstimator, ScoreEstimate, share_of_rows
 from ppl_ext.gradients.full_data import FullData, batches_of
+from ppl_ext.options import check_choice
 
 Sampling = Literal["reshuffle", "replacement", "cyclic"]
 SAMPLING: tuple[str, ...] = get_args(Sampling)
@@ -50,10 +51,7 @@ class Minibatch(GradientEstimator):
     own_rows: bool = False
 
     def __post_init__(self) -> None:
-        if self.sampling not in SAMPLING:
-            raise ArgumentError(
-                f"Expected sampling to be one of {SAMPLING}, found {self.sampling!r}."
-            )
+        check_choice("sampling", self.sampling, SAMPLING)
         if self.own_rows and self.sampling == "cyclic":
             raise ArgumentError(
                 "Expected sampling 'reshuffle' or 'replacement' where each position draws rows of "

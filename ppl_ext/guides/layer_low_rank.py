@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+from jaxtyping import Float
 
 from ppl_ext.documented import documents_subclasses
 from ppl_ext.guides.arrays import LOG_TWO_PI, ArrayFunctions
@@ -47,10 +48,22 @@ class LayerFormulas:
 
     arrays: ClassVar[type[ArrayFunctions]]
 
-    loc: Any
-    scale: Any
-    cov_factor: Any
-    layers: tuple[Layer, ...]
+    def __init__(
+        self,
+        loc: Float[Any, "... D"],
+        scale: Float[Any, " D"],
+        cov_factor: Float[Any, "D r"],
+        layers: tuple[Layer, ...],
+        *,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.loc: Any = loc
+        self.scale: Any = scale
+        self.cov_factor: Any = cov_factor
+        self.layers = layers
+        # What follows in a package's class is the host's distribution.
+        shapes: Any = loc.shape[:-1], loc.shape[-1:]
+        super().__init__(*shapes, validate_args=validate_args)  # type: ignore[call-arg]
 
     def _draw(self, noise: Any, inner: Any) -> Any:
         """Draws (..., D) from standard Normal numbers (..., D) and (..., layers, r)."""

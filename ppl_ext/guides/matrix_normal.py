@@ -102,8 +102,9 @@ class MatrixTransform:
 
     arrays: ClassVar[type[ArrayFunctions]]
 
-    factors: Factors
-    blocks: Blocks
+    def __init__(self, factors: Factors, blocks: Blocks) -> None:
+        super().__init__()
+        self.factors, self.blocks = factors, blocks
 
     def _call(self, x: Any) -> Any:
         return self.factors.mean + self.factors.scaled(self.arrays, x, self.blocks)

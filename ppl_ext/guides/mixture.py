@@ -15,6 +15,7 @@ import math
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from ppl_ext.documented import documents_subclasses
 from ppl_ext.errors import ArgumentError
@@ -56,12 +57,26 @@ class MixtureFormulas:
 
     arrays: ClassVar[type[ArrayFunctions]]
 
-    logits: Any
-    loc: Any
-    scale: Any
-    scale_tril: Any
-    cov_factor: Any
-    temperature: float
+    def __init__(
+        self,
+        logits: Float[Any, " K"],
+        loc: Float[Any, "K D"],
+        *,
+        scale: Float[Any, "K D"] | None = None,
+        scale_tril: Float[Any, "K D D"] | None = None,
+        cov_factor: Float[Any, "K D r"] | None = None,
+        temperature: float = 0.05,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.logits: Any = logits
+        self.loc: Any = loc
+        self.scale: Any = scale
+        self.scale_tril: Any = scale_tril
+        self.cov_factor: Any = cov_factor
+        self.temperature = temperature
+        # What follows in a package's class is the host's distribution.
+        shapes: Any = loc.shape[:0], loc.shape[-1:]
+        super().__init__(*shapes, validate_args=validate_args)  # type: ignore[call-arg]
 
     def _noisy(self, noise: Any, inner: Any, gumbel: Any) -> tuple[Any, Any]:
         """Each component's draw (..., K, D), and the logits with noise (..., K).
@@ -285,7 +300,18 @@ class MixtureGuide:
         init_spread: float,
         temperature: float,
     ) -> None:
-        check_options(num_components, covariance, rank, init_scale, init_spread, temperature)
+        check_count("num_components", num_components)
+        check_choice("covariance", covariance, COVARIANCES)
+        if rank is not None and covariance != "low_rank":
+            raise ArgumentError(
+                f"Expected no rank with covariance={covariance!r}, found rank={rank!r}. Leave it "
+                "out, or use covariance='low_rank'."
+            )
+        check_count("rank", rank, optional=True)
+        check_number("init_scale", init_scale)
+        if not is_number(init_spread) or not 1.0 <= init_spread < math.inf:
+            raise ArgumentError(f"Expected a finite init_spread >= 1, found {init_spread!r}.")
+        check_number("temperature", temperature)
         self.num_components = num_components
         self.covariance = covariance
         self.rank = rank
@@ -441,32 +467,3 @@ class MixtureDensity(FlatDensityShell):
         """
         mixture = self._mixture(parameters)
         return Moments(mixture.mean, self.arrays.xp.linalg.cholesky(mixture.covariance_matrix))
-
-
-def check_options(
-    num_components: int,
-    covariance: str,
-    rank: int | None,
-    init_scale: float,
-    init_spread: float,
-    temperature: float,
-) -> None:
-    """See that the options of a mixture guide are in range and fit each other.
-
-    Raises
-    ------
-    ArgumentError
-        They are not.
-    """
-    check_count("num_components", num_components)
-    check_choice("covariance", covariance, COVARIANCES)
-    if rank is not None and covariance != "low_rank":
-        raise ArgumentError(
-            f"Expected no rank with covariance={covariance!r}, found rank={rank!r}. Leave it out, "
-            "or use covariance='low_rank'."
-        )
-    check_count("rank", rank, optional=True)
-    check_number("init_scale", init_scale)
-    if not is_number(init_spread) or not 1.0 <= init_spread < math.inf:
-        raise ArgumentError(f"Expected a finite init_spread >= 1, found {init_spread!r}.")
-    check_number("temperature", temperature)

@@ -26,6 +26,8 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar, NamedTuple
 
+from jaxtyping import Float
+
 from ppl_ext.documented import documents_subclasses
 from ppl_ext.guides.arrays import LOG_TWO_PI
 from ppl_ext.guides.flat_density import FlatDensityShell
@@ -137,12 +139,10 @@ class PlanarMap(PlanarFormulas):
     bias : scalar array
     """
 
-    weight: Any
-    bias: Any
-    direction: Any
-    slope: Any
-
-    def _set_parameters(self, weight: Any, direction: Any, bias: Any) -> None:
+    def __init__(
+        self, weight: Float[Any, " D"], direction: Float[Any, " D"], bias: Float[Any, ""]
+    ) -> None:
+        super().__init__()
         self.weight, self.bias = weight, bias
         self.direction, self.slope = self.invertible_direction(weight, direction)
 

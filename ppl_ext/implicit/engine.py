@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from ppl_ext.engines.base import EngineShell
-from ppl_ext.engines.descent import draws_to_look_at, set_descent, warn_of_noise
+from ppl_ext.engines.descent import draws_to_look_at, set_descent, warn_of_squared_noise
 from ppl_ext.errors import ArgumentError
 from ppl_ext.implicit.samplers import PushForward, Sampler
 from ppl_ext.options import check_number, described
@@ -126,10 +126,4 @@ class SteinDiscrepancyVI(EngineShell):
                 "Expected an estimator whose scores can be differentiated, found "
                 f"{type(plan.estimator).__name__}, which keeps scores. Use Full() or Minibatch()."
             )
-        if plan.estimator.evaluations_per_step(plan.target) != 1.0:
-            warn_of_noise(
-                self,
-                plan,
-                "Its objective holds the variance of the scores besides, and the fit is drawn to "
-                "where that is small.",
-            )
+        warn_of_squared_noise(self, plan)

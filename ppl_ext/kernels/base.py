@@ -18,7 +18,7 @@ from __future__ import annotations
 import abc
 import copy
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -198,8 +198,43 @@ def direction_at_points(
     return kernel.direction_at(state, points, scores)
 
 
+class OfKernels(Kernel):
+    """A kernel that is made of others: what holds of all of them holds of it."""
+
+    @property
+    @abc.abstractmethod
+    def parts(self) -> tuple[Any, ...]:
+        """The kernels."""
+
+    @abc.abstractmethod
+    def _each(self, change: Callable[[Any], Any]) -> Self:
+        """The same of kernels that are changed."""
+
+    @property
+    def translation_invariant(self) -> bool:
+        """Whether all kernels are."""
+        return all(each.translation_invariant for each in self.parts)
+
+    @property
+    def divides_coordinates(self) -> bool:
+        """Whether all kernels do."""
+        return all(each.divides_coordinates for each in self.parts)
+
+    def with_sites(self, sites: Mapping[str, slice]) -> Self:
+        """The same of the kernels for these sites."""
+        return self._each(lambda kernel: kernel.with_sites(sites))
+
+    def for_shape(self, num: int, dim: int) -> Any:
+        """The same of the kernels for so many particles and dimensions."""
+        return self._each(lambda kernel: kernel.for_shape(num, dim))
+
+    def with_curvature(self, metric: ProductMetric) -> Self:
+        """The same of the kernels with the present curvature."""
+        return self._each(lambda kernel: kernel.with_curvature(metric))
+
+
 @dataclass(frozen=True, init=False, repr=False)
-class Sum(Kernel):
+class Sum(OfKernels):
     """Sum of kernels, k = sum_m k_m; written ``RBF() + Linear()``.
 
     Parameters
@@ -247,16 +282,14 @@ class Sum(Kernel):
             cls.check(kernel)
         return cls(share * kernel for kernel, share in zip(kernels, shares, strict=True))
 
-    def with_sites(self, sites: Mapping[str, slice]) -> Self:
-        """The sum of the terms for these sites."""
-        return type(self)(kernel.with_sites(sites) for kernel in self.kernels)
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return self.kernels
 
-    def for_shape(self, num: int, dim: int) -> Self:
-        """The sum of the terms for so many particles and dimensions."""
+    def _each(self, change: Callable[[Any], Any]) -> Self:
         found = copy.copy(self)
         # A term that becomes a sum stays one term, with its own state.
-        terms = tuple(kernel.for_shape(num, dim) for kernel in self.kernels)
-        object.__setattr__(found, "kernels", terms)
+        object.__setattr__(found, "kernels", tuple(change(kernel) for kernel in self.kernels))
         return found
 
     def init(self, particles: Float[Any, "P D"]) -> KernelState:
@@ -280,20 +313,6 @@ class Sum(Kernel):
             phi = kernel.factor * phi if scaled else phi
             total = total + phi
         return total, states
-
-    @property
-    def translation_invariant(self) -> bool:
-        """Whether all terms are."""
-        return all(kernel.translation_invariant for kernel in self.kernels)
-
-    @property
-    def divides_coordinates(self) -> bool:
-        """Whether all terms do."""
-        return all(kernel.divides_coordinates for kernel in self.kernels)
-
-    def with_curvature(self, metric: ProductMetric) -> Self:
-        """The sum of the terms with the present curvature."""
-        return type(self)(kernel.with_curvature(metric) for kernel in self.kernels)
 
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""
@@ -323,7 +342,7 @@ class Sum(Kernel):
 
 
 @dataclass(frozen=True, repr=False)
-class Scaled(Kernel):
+class Scaled(OfKernels):
     """Positive multiple of a kernel; written ``0.5 * Linear()``.
 
     Parameters
@@ -341,13 +360,12 @@ class Scaled(Kernel):
         self.check(self.kernel)
         check_factor(self.factor)
 
-    def with_sites(self, sites: Mapping[str, slice]) -> Self:
-        """The multiple of the kernel for these sites."""
-        return type(self)(self.kernel.with_sites(sites), self.factor)
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return (self.kernel,)
 
-    def for_shape(self, num: int, dim: int) -> Self:
-        """The multiple of the kernel for so many particles and dimensions."""
-        return type(self)(self.kernel.for_shape(num, dim), self.factor)
+    def _each(self, change: Callable[[Any], Any]) -> Self:
+        return type(self)(change(self.kernel), self.factor)
 
     def init(self, particles: Float[Any, "P D"]) -> KernelState:
         """State of the scaled kernel."""
@@ -359,20 +377,6 @@ class Scaled(Kernel):
         """Direction phi, shape (P, D)."""
         phi, state = self.kernel.direction(state, particles, scores)
         return self.factor * phi, state
-
-    @property
-    def translation_invariant(self) -> bool:
-        """Whether the kernel is."""
-        return self.kernel.translation_invariant
-
-    @property
-    def divides_coordinates(self) -> bool:
-        """Whether the kernel does."""
-        return bool(self.kernel.divides_coordinates)
-
-    def with_curvature(self, metric: ProductMetric) -> Self:
-        """The multiple of the kernel with the present curvature."""
-        return type(self)(self.kernel.with_curvature(metric), self.factor)
 
     def interactions_at(self, points: CoordinatesByMetric) -> Interactions:
         """Values and gradients at all pairs; see :meth:`Kernel.interactions`."""

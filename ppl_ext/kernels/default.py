@@ -22,19 +22,19 @@ of the others, which a wide kernel mixes in, are of no use to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
 from jaxtyping import Float
 
-from ppl_ext.kernels.base import Interactions, Kernel, KernelState
+from ppl_ext.kernels.base import Interactions, KernelState, OfKernels
 from ppl_ext.kernels.coordinates import CoordinatesByMetric
-from ppl_ext.kernels.rules import ProductMetric, are_few, are_many
+from ppl_ext.kernels.rules import are_few, are_many
 
 
 @dataclass(frozen=True, repr=False)
-class ByParticleCount(Kernel):
+class ByParticleCount(OfKernels):
     """A kernel for P particles in D dimensions, by these numbers.
 
     Parameters
@@ -51,6 +51,10 @@ class ByParticleCount(Kernel):
     some: Any
     few: Any
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return self.many, self.some, self.few
+
     def chosen(self, particles: Float[Any, "P D"]) -> Any:
         """The kernel for particles (P, D)."""
         return self.for_shape(len(particles), self.arrays.num_coordinates(particles))
@@ -65,24 +69,6 @@ class ByParticleCount(Kernel):
         """State of the kernel for these particles."""
         return self.chosen(particles).init(particles)
 
-    @property
-    def translation_invariant(self) -> bool:
-        """Whether all kernels are."""
-        return all(each.translation_invariant for each in (self.many, self.some, self.few))
-
-    @property
-    def divides_coordinates(self) -> bool:
-        """Whether all kernels do."""
-        return all(each.divides_coordinates for each in (self.many, self.some, self.few))
-
-    def with_sites(self, sites: Mapping[str, slice]) -> Self:
-        """The kernels for these sites."""
-        return self._each(lambda kernel: kernel.with_sites(sites))
-
-    def with_curvature(self, metric: ProductMetric) -> Self:
-        """The kernels with the present curvature."""
-        return self._each(lambda kernel: kernel.with_curvature(metric))
-
     def direction(
         self, state: KernelState, particles: Float[Any, "P D"], scores: Float[Any, "P D"]
     ) -> tuple[Float[Any, "P D"], KernelState]:
@@ -95,4 +81,4 @@ class ByParticleCount(Kernel):
         return self.chosen(particles).gram(state, particles)
 
     def _each(self, change: Callable[[Any], Any]) -> Self:
-        return type(self)(*(change(each) for each in (self.many, self.some, self.few)))
+        return type(self)(*map(change, self.parts))

@@ -431,6 +431,19 @@ def structure_for(
     return GaussNewton("full" if rows * dim <= FULL_UP_TO**2 else "kfac")
 
 
+def curvature_of_gaussian(
+    target: Any,
+    options: GaussNewton | None,
+    hyperparameters: Sequence[str],
+    coordinates: Callable[[Any, tuple[str, ...]], Any],
+    outputs: Callable[[], Mapping[str, Any]],
+) -> GaussNewton:
+    """The curvature of the sites that have a Gaussian, by :func:`structure_for` it."""
+    chosen = sites_of_gaussian(target, options, hyperparameters)
+    dim = len(coordinates(target, chosen))
+    return replace(structure_for(options, dim, outputs, target.plates), sites=chosen)
+
+
 def sites_of_gaussian(
     target: Any, options: GaussNewton | None, hyperparameters: Sequence[str]
 ) -> tuple[str, ...]:

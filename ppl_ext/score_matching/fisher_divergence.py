@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ppl_ext.engines.descent import warn_of_noise
+from ppl_ext.engines.descent import warn_of_squared_noise
 from ppl_ext.engines.guide_engine import GuideShell
 from ppl_ext.errors import ArgumentError
-from ppl_ext.options import check_count, refuse
+from ppl_ext.options import check_choice, check_count, refuse
 
 NORMS = ("euclidean", "covariance")
 #: Models with more latent dimensions are refused unless told otherwise.
@@ -113,8 +113,7 @@ class FisherShell(GuideShell):
     ) -> None:
         refuse(type(self), options, "clip_norm", "initial_scale")
         super().__init__(model, guide, optim, num_samples, total_steps=total_steps, **options)
-        if norm not in NORMS:
-            raise ArgumentError(f"Expected norm to be one of {NORMS}, found {norm!r}.")
+        check_choice("norm", norm, NORMS)
         check_count("max_dimension", max_dimension)
         self.norm = norm
         self.max_dimension = max_dimension
@@ -149,11 +148,4 @@ class FisherShell(GuideShell):
                     "AutoMultivariateNormal, AutoLowRankMultivariateNormal or AutoGaussianMixture."
                 ) from error
 
-    def _warn_unless_exact(self, plan: Any) -> None:
-        if plan.estimator.evaluations_per_step(plan.target) != 1.0:
-            warn_of_noise(
-                self,
-                plan,
-                "Its objective holds the variance of the scores besides, and the fit is drawn to "
-                "where that is small.",
-            )
+    _warn_unless_exact = warn_of_squared_noise

@@ -35,6 +35,25 @@ from ppl_ext.start.given import check_start
 ON_THE_WAY = 0.8
 
 
+class Step(NamedTuple):
+    """What moves the chains in a step besides their positions.
+
+    Parameters
+    ----------
+    score, noise : array (P, D)
+        Score at the positions, and standard normal numbers times the root of the temperature.
+    size : float
+        The step size.
+    warmup : bool
+        Whether the step is one of the warm-up.
+    """
+
+    score: Float[Any, "P D"]
+    noise: Float[Any, "P D"]
+    size: Any
+    warmup: Any
+
+
 @documents_subclasses
 class StochasticGradientShell:
     """Base of the stochastic gradient MCMC kernels.

@@ -139,43 +139,6 @@ def judge(
     return Judgement(accepted, following, disagreement.mean(), radius)
 
 
-def judge_on_rows(
-    xp: Any,
-    options: LevenbergMarquardt,
-    plan: Any,
-    state: Any,
-    data: Any,
-    score: Any,
-    proposal: Proposal[Any],
-    solved: Any,
-) -> Judgement[Any]:
-    """Which particles take their moves, the next damping and the next radius.
-
-    Parameters
-    ----------
-    plan, state
-        Of an engine, which have ``target``, ``estimator`` and ``program``, and ``particles``,
-        ``damping`` and ``radius``.
-    score : ScoreEstimate
-        At the particles, by the estimator.
-    """
-    moves, particles = proposal.moves, state.particles
-    if not options.adapt:
-        taken = xp.ones_like(proposal.shortened)
-        return Judgement(taken, state.damping, 0.0, state.radius)
-    target, where, indices = plan.target, plan.program.where, score.indices
-    on_rows = () if indices is None else (indices,)
-    own = score
-    if not isinstance(plan.estimator, Minibatch | Full):
-        # Noise and reduced variance are not of the density of the rows.
-        own = (target.score if on_rows else target.full_score)(particles, data, *on_rows)
-    proposed = where.placed(particles, where.part(particles) + moves)
-    gain = (where.part(own.score) * moves).sum(axis=1)
-    old = own.log_density(target.likelihood_temperature)
-    new = (target.log_density if on_rows else target.full_log_density)(proposed, data, *on_rows)
-    return judge(xp, gain, proposal, old, new, state.damping, state.radius, solved)
-
-
 def judged_moves(
     xp: Any,
     options: LevenbergMarquardt,
@@ -189,12 +152,41 @@ def judged_moves(
 ) -> tuple[Judgement[Any], Float[Any, "P D"]]:
     """What becomes of moves (P, D) within the trust region, and those that are taken.
 
-    ``curvature`` is that of each particle, before damping; for the rest see
-    :func:`judge_on_rows`.
+    Parameters
+    ----------
+    plan, state
+        Of an engine, which have ``target``, ``estimator`` and ``program``, and ``particles``,
+        ``damping`` and ``radius``.
+    score : ScoreEstimate
+        At the particles, by the estimator.
+    curvature
+        Of each particle, before damping.
+    solved : bool, or array ()
+        Whether the linear system was solved.
+
+    Returns
+    -------
+    judgement : Judgement
+        Which particles take their moves, the next damping and the next radius.
+    taken : array (P, D)
     """
     proposal = within_radius(xp, moves, curvature.quadratic(moves), state.radius)
-    found = judge_on_rows(xp, options, plan, state, data, score, proposal, solved)
-    return found, xp.where(found.accepted[:, None], proposal.moves, 0.0)
+    moves, particles = proposal.moves, state.particles
+    if not options.adapt:
+        taken = xp.ones_like(proposal.shortened)
+        return Judgement(taken, state.damping, 0.0, state.radius), moves
+    target, where, indices = plan.target, plan.program.where, score.indices
+    on_rows = () if indices is None else (indices,)
+    own = score
+    if not isinstance(plan.estimator, Minibatch | Full):
+        # Noise and reduced variance are not of the density of the rows.
+        own = (target.score if on_rows else target.full_score)(particles, data, *on_rows)
+    proposed = where.placed(particles, where.part(particles) + moves)
+    gain = (where.part(own.score) * moves).sum(axis=1)
+    old = own.log_density(target.likelihood_temperature)
+    new = (target.log_density if on_rows else target.full_log_density)(proposed, data, *on_rows)
+    found = judge(xp, gain, proposal, old, new, state.damping, state.radius, solved)
+    return found, xp.where(found.accepted[:, None], moves, 0.0)
 
 
 def rows_of_a_step(estimator: GradientEstimator, target: Any) -> Any:

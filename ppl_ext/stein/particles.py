@@ -83,7 +83,7 @@ class ParticlePart(EngineShell):
     # Whether the direction is a kernel's, and what it comes from then.
     _has_kernel = False
     kernel: Any
-    annealing: Callable[[Any], Any] | None
+    annealing: Callable[[Any], Any] | None = None
 
     def _set_kernel(self, kernel: Any, annealing: Callable[[Any], Any] | None = None) -> None:
         """Follow the Stein direction of a kernel, with scores times a factor of the step."""

@@ -61,6 +61,21 @@ class FlatLayout:
         return sum(self.sizes.values())
 
 
+def names_of_coordinates(slices: Mapping[str, slice]) -> list[str]:
+    """Name of each coordinate of a flat vector: of its site, with the place in a site of several.
+
+    Parameters
+    ----------
+    slices : mapping of str to slice
+        Range of the flat vector that each site takes, in order.
+    """
+    found = []
+    for name, where in slices.items():
+        size = where.stop - where.start
+        found += [f"{name}[{k}]" for k in range(size)] if size > 1 else [name] * size
+    return found
+
+
 @dataclass(frozen=True)
 class DataPlate:
     """A plate that the model subsamples.

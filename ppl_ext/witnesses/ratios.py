@@ -97,12 +97,9 @@ class Ratios:
         return -float(ndtri(self.level / 8.0 / len(self.mean)))
 
     def _shares(self) -> Float[np.ndarray, "2 D"]:
-        quantile = self._quantile
-        allowed = (
-            np.hypot(self.tolerances[0], quantile * self.mean_error),
-            np.hypot(self.tolerances[1], quantile * self.deviation_error),
-        )
-        return np.stack([np.abs(self.mean) / allowed[0], np.abs(self.deviation) / allowed[1]])
+        errors = np.stack([self.mean_error, self.deviation_error])
+        allowed = np.hypot(np.transpose([self.tolerances]), self._quantile * errors)
+        return np.abs([self.mean, self.deviation]) / allowed
 
     @property
     def moves(self) -> bool:

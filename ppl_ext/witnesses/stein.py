@@ -72,12 +72,9 @@ class Stein:
 
     def _shares(self) -> Float[np.ndarray, "2 D"]:
         """Each as a share of what chance and tolerance allow."""
-        quantile = self.quantile
-        allowed = (
-            np.hypot(self.tolerances[0], quantile * self.mean_error),
-            np.hypot(self.tolerances[1], quantile * self.diagonal_error),
-        )
-        return np.stack([np.abs(self.mean) / allowed[0], np.abs(self.diagonal) / allowed[1]])
+        errors = np.stack([self.mean_error, self.diagonal_error])
+        allowed = np.hypot(np.transpose([self.tolerances]), self.quantile * errors)
+        return np.abs([self.mean, self.diagonal]) / allowed
 
     @property
     def is_off(self) -> bool:

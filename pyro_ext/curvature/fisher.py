@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.curvature.fisher_information import FisherRoots, Parameters, Root
+from ppl_ext.curvature.fisher_information import FisherRoots, Parameters
 from ppl_ext.target.outputs import BASE
 from pyro_ext.density.outputs import Output
 
@@ -39,10 +39,9 @@ class _PyroRoots(FisherRoots):
 
 
 _FISHER = _PyroRoots()
-_ROOTS = _FISHER.roots
 register_output_fisher, root_for = _FISHER.register, _FISHER.root_for
 needs_draws = _FISHER.needs_draws
-no_changes, whitened_site, merged = _FISHER.no_changes, _FISHER.whitened, _FISHER.merged
+no_changes, whitened_parts = _FISHER.no_changes, _FISHER.whitened_outputs
 
 
 def fisher_root(
@@ -59,11 +58,9 @@ def fisher_root(
     values : tensor, optional
         For distributions without a registered root: values by :func:`drawn_values`.
     """
-    root = root_for(output.distribution)
-    if root is not None:
-        return root(output.parameters, tangents)
-    if output.base is not None:
-        return _FISHER.zero_inflated(output, tangents)
+    known = _FISHER.known_root(output, tangents)
+    if known is not None:
+        return known
     return _monte_carlo_root(output, tangents, drawn_values(output) if values is None else values)
 
 
@@ -124,15 +121,3 @@ def _monte_carlo_root(output: Output, tangents: Parameters, values: Tensor) -> T
         for name in moving
     ]
     return torch.stack(parts).sum(0).movedim(0, -1) / math.sqrt(count)
-
-
-__all__ = [
-    "Parameters",
-    "Root",
-    "drawn_at_each",
-    "drawn_values",
-    "fisher_root",
-    "needs_draws",
-    "register_output_fisher",
-    "root_for",
-]

@@ -23,9 +23,8 @@ from pyro_ext.curvature.fisher import (
     drawn_at_each,
     drawn_values,
     fisher_root,
-    merged,
     needs_draws,
-    whitened_site,
+    whitened_parts,
 )
 from pyro_ext.curvature.row_structure import rows_of, with_row
 from pyro_ext.density import Data, LogDensity
@@ -68,15 +67,7 @@ def whitened_outputs(
     def whitened(position: Position) -> Tensor:
         outputs = target.outputs(position, data, indices)
         temperature = target.likelihood_temperature
-        parts = [
-            whitened_site(
-                point[name], outputs[name], temperature, roots[name], repeated.get(name, ())
-            )
-            for name in names
-        ]
-        for name in repeated if merge else ():
-            weight = point[name].weight / temperature
-            parts += merged(point[name], outputs[name], weight, roots[name], repeated[name])
+        parts = whitened_parts(point, outputs, names, temperature, roots, repeated, merge)
         return torch.cat(parts) if parts else z[:0]
 
     return whitened

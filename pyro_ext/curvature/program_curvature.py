@@ -30,7 +30,7 @@ from ppl_ext.curvature.program_curvature import (
 from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.curvature import OUTER_PRODUCTS, Curvature, KroneckerBlock
 from pyro_ext.curvature.fisher import drawn_values
-from pyro_ext.curvature.gauss_newton import Drawn, Parameters, drawn_at, drawn_from, rows_of_one
+from pyro_ext.curvature.gauss_newton import Parameters, drawn_at, drawn_from, rows_of_one
 from pyro_ext.curvature.prior import (
     prior_curvature_of_one,
     prior_structure,
@@ -94,7 +94,8 @@ class ProgramCurvature(ProgramCurvatureShell):
 
         def rows(position: Tensor, arguments: Any) -> Tensor:
             args, kwargs, indices, drawn = arguments
-            return self._rows_of_one(target, position, Data(args, kwargs), indices, drawn)
+            of = self._outputs, self.rows, self.sites
+            return rows_of_one(target, position, Data(args, kwargs), indices, *of, drawn)
 
         def parameters(position: Tensor, arguments: Any) -> Parameters:
             args, kwargs, indices = arguments
@@ -156,7 +157,8 @@ class ProgramCurvature(ProgramCurvatureShell):
 
         def rows(z: Tensor, data: Data, indices: Indices, weight: float) -> Tensor:
             # Rows enter as r' r, so that a chunk's weight goes into them by its root.
-            return math.sqrt(weight) * self._rows_of_one(target, z[0], data, indices)[None]
+            of = self._outputs, self.rows, self.sites
+            return math.sqrt(weight) * rows_of_one(target, z[0], data, indices, *of)[None]
 
         chunks: Chunks = [(weight, data, rows) for weight, rows in target.sweep()]
         if target.passes is not None:
@@ -190,18 +192,6 @@ class ProgramCurvature(ProgramCurvatureShell):
             kept = _KeptPrior(inputs, versions, without_negative(self._prior(z, arguments)))
             self._kept = kept
         return kept.diagonal
-
-    def _rows_of_one(
-        self,
-        target: LogDensity,
-        position: Tensor,
-        data: Data,
-        indices: Indices,
-        drawn: Drawn | None = None,
-    ) -> Tensor:
-        """Rows (R, D') of a batch at a position (D,)."""
-        names = self._outputs
-        return rows_of_one(target, position, data, indices, names, self.rows, self.sites, drawn)
 
     def _rows_of_chunk(self, z: Tensor, data: Data, indices: Indices, weight: float) -> Tensor:
         """Rows (P, R, D') of a batch, which count ``weight`` times."""

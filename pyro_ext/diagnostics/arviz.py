@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from pyro.infer import MCMC
 from pyro.infer.mcmc import StreamingMCMC
 
-from ppl_ext.arguments import columns_as_arrays, entry
-from ppl_ext.batches.passes import rows_of_loader
+from ppl_ext.arguments import entry
 from ppl_ext.diagnostics.fit import asked_of
 from ppl_ext.diagnostics.fit_groups import (
     ARVIZ_DOCUMENTATION,
@@ -35,7 +34,7 @@ from ppl_ext.diagnostics.fit_groups import (
     Wanted,
     arviz_of,
     check_fit,
-    remembered,
+    rows_to_show,
 )
 from ppl_ext.diagnostics.inference_data import Variable
 from ppl_ext.diagnostics.replay import Replay
@@ -128,12 +127,7 @@ def to_arviz(
     if args and isinstance(args[0], RunResult) and not isinstance(engine, Fit):
         # As it is written with NumPyro's engines, which do not hold their state.
         result, args = result or args[0], args[1:]
-    if model is None:
-        args, found, batches = remembered(engine, args, kwargs, batches)
-        kwargs = dict(found)
-    args, kwargs = columns_as_arrays(args, kwargs, placing(None), model)
-    some, named, passes = rows_of_loader(batches, args, kwargs, placing(None))
-    args, kwargs = some or (), dict(named or {})
+    args, kwargs, passes = rows_to_show(engine, model, args, kwargs, batches, placing(None))
     check_fit(engine, model, "to_arviz(engine, *args)")
     if model is not None:
         engine = HostFit(engine, model, args, kwargs, seed, passes)

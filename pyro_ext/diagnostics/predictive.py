@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -163,19 +164,10 @@ def predictions(
     """
     args, kwargs = columns_as_arrays(args, kwargs, placing(None), model)
     args, kwargs = as_fitted(model, args, kwargs, like, placing(None))
-    draws = {name: torch.as_tensor(value).detach() for name, value in draws.items()}
     draws = _tensors(draws)
     dtype = next((value.dtype for value in draws.values() if value.is_floating_point()), None)
     observing = ObserveMissing(draws)
     known = observing.over(model)
     target, data = target_of_model(known, args, kwargs, dtype=dtype, all_rows=False)
-    groups = ("predictive", "alongside")
-    options: dict[str, Any] = {
-        "missing": observing.missing,
-        "finite": observing.finite,
-        "all_rows": False,
-        "seed": as_seed(seed),
-    }
-    return returned_sites(
-        replay(target, draws, data, groups=groups, **options), draws, return_sites
-    )
+    at_draws = partial(replay, target, data=data, seed=as_seed(seed))
+    return returned_sites(at_draws, draws, observing, return_sites)

@@ -104,7 +104,7 @@ def without_repeats(
     short: dict[Any, Any] = {}
     for node in list(graph.nodes):
         if node in constants:
-            _shorten_constant(graph, node, constants, short)
+            _shorten_constant(node, constants, short)
         elif node.op != "call_function" or touches(node):
             continue
         elif node.target is _ATEN.expand.default:
@@ -113,26 +113,31 @@ def without_repeats(
             if _value(source) is not None and _value(source).dim() == _value(node).dim():
                 short[node] = source
         elif node.target is _ATEN.bmm.default:
-            _multiply_once(graph, node)
+            _multiply_once(node)
         elif by_entry(node):
-            _repeat_last(graph, node, short)
+            _repeat_last(node, short)
 
 
-def _shorten_constant(
-    graph: Any, node: Any, constants: dict[Any, Tensor], short: dict[Any, Any]
-) -> None:
+def inserted(place: Any, target: Any, args: tuple[Any, ...], value: Tensor) -> Any:
+    """A further operation right before that of ``place``, with a result such as ``value``."""
+    with place.graph.inserting_before(place):
+        node = place.graph.call_function(target, args)
+    node.meta["val"] = value
+    return node
+
+
+def _shorten_constant(node: Any, constants: dict[Any, Tensor], short: dict[Any, Any]) -> None:
     """One entry of a constant whose entries are all equal."""
     value = constants[node]
     if value.numel() > 1 and bool((value == value.reshape(-1)[0]).all()):
         # One entry in as many dimensions, with which it broadcasts as the whole does.
         one = value[(slice(1),) * value.dim()].clone()
-        with graph.inserting_after(node):
-            first = graph.call_function(_ATEN.clone.default, (node,))
-        first.meta["val"] = _value(node).new_empty(one.shape)
+        described = _value(node).new_empty(one.shape)
+        first = inserted(node.next, _ATEN.clone.default, (node,), described)
         constants[first], short[node] = one, first
 
 
-def _repeat_last(graph: Any, node: Any, short: dict[Any, Any]) -> None:
+def _repeat_last(node: Any, short: dict[Any, Any]) -> None:
     """Take the arguments of an operation before they were repeated, where the result allows it."""
     args = tuple(short.get(each, each) if isinstance(each, Node) else each for each in node.args)
     if args == node.args:
@@ -149,11 +154,11 @@ def _repeat_last(graph: Any, node: Any, short: dict[Any, Any]) -> None:
         return
     if found.dim() != value.dim():
         return
-    with graph.inserting_before(node):
-        once = graph.call_function(node.target, args, node.kwargs)
-        again = graph.call_function(_ATEN.expand.default, (once, list(value.shape)))
-    once.meta["val"] = _as(value, found)
-    again.meta["val"] = once.meta["val"].expand(value.shape)
+    one = _as(value, found)
+    once = inserted(node, node.target, args, one)
+    once.kwargs = node.kwargs
+    shape = list(value.shape)
+    again = inserted(node, _ATEN.expand.default, (once, shape), one.expand(shape))
     # Some operations want the memory of their arguments as it was.
     short[again] = once
     for user in list(node.users):
@@ -162,7 +167,7 @@ def _repeat_last(graph: Any, node: Any, short: dict[Any, Any]) -> None:
     short[node] = once
 
 
-def _multiply_once(graph: Any, node: Any) -> None:
+def _multiply_once(node: Any) -> None:
     """A batch of products with one matrix as one product.
 
     x_b M for a batch of x_b, and M x_b for a batch of vectors x_b.
@@ -182,19 +187,13 @@ def _multiply_once(graph: Any, node: Any) -> None:
     flat_value = computed(_ATEN.view.default, (moving, shape), {})
     if flat_value is None:
         return
-    with graph.inserting_before(node):
-        if turned:
-            matrix_value = _value(matrix).t()
-            matrix = graph.call_function(_ATEN.t.default, (matrix,))
-            matrix.meta["val"] = matrix_value
-        flat = graph.call_function(_ATEN.view.default, (moving, shape))
-        product = graph.call_function(_ATEN.mm.default, (flat, matrix))
-        found = graph.call_function(_ATEN.view.default, (product, [batch, rows, columns]))
-    flat.meta["val"] = _as(_value(moving), flat_value)
-    product.meta["val"] = _value(node).new_empty((shape[0], _value(matrix).shape[1]))
-    found.meta["val"] = _value(node)
-    node.replace_all_uses_with(found)
-    graph.erase_node(node)
+    if turned:
+        matrix = inserted(node, _ATEN.t.default, (matrix,), _value(matrix).t())
+    described = _as(_value(moving), flat_value)
+    flat = inserted(node, _ATEN.view.default, (moving, shape), described)
+    described = _value(node).new_empty((shape[0], _value(matrix).shape[1]))
+    product = inserted(node, _ATEN.mm.default, (flat, matrix), described)
+    node.target, node.args = _ATEN.view.default, (product, [batch, rows, columns])
 
 
 def _matrix(node: Any) -> Any:

@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 from pyro_ext.graphs.repeats import (
     by_entry,
     computed,
+    inserted,
     see_in_place,
     see_single_pieces,
     without_repeats,
@@ -304,14 +305,11 @@ def _carry_signs(graph: Any, changed: set[Any]) -> None:
                 found = None if _touches(user, changed) else _without_sign(user, node)
                 if found is None:
                     continue
-                with graph.inserting_after(user):
-                    taken = graph.call_function(*found[:2]) if found[0] else value
-                taken.meta.setdefault("val", user.meta["val"])
-                if found[2]:
-                    with graph.inserting_after(taken):
-                        signed = graph.call_function(node.target, (taken,))
-                    signed.meta["val"] = user.meta["val"]
-                    taken = signed
+                operation, args, signed = found
+                place, form = user.next, user.meta["val"]
+                taken = inserted(place, operation, args, form) if operation else value
+                if signed:
+                    taken = inserted(place, node.target, (taken,), form)
                 user.replace_all_uses_with(taken)
                 graph.erase_node(user)
         node = node.next
@@ -358,11 +356,8 @@ def _carry_numbers(graph: Any, constants: dict[Any, Tensor], changed: set[Any]) 
             found = _multiplied(node.args[0], node, changed)
             if found is not None:
                 value, operation, factor = found
-                with graph.inserting_before(node):
-                    total = graph.call_function(node.target, (value, *node.args[1:]))
-                    scaled = graph.call_function(operation, (total, factor))
-                total.meta["val"] = scaled.meta["val"] = node.meta["val"]
-                node.replace_all_uses_with(scaled)
+                total = inserted(node, node.target, (value, *node.args[1:]), node.meta["val"])
+                node.target, node.args = operation, (total, factor)
         elif node.target in _MULTIPLY and not node.kwargs:
             inner, number = node.args
             if isinstance(number, int | float):
@@ -380,18 +375,16 @@ def _carry_numbers(graph: Any, constants: dict[Any, Tensor], changed: set[Any]) 
                 fewer = small in constants or one.numel() < other.numel()
                 if not fewer or one.dtype != other.dtype or one.dim() == 0:
                     continue
-                with graph.inserting_before(node):
-                    scaled = graph.call_function(operation, (small, factor))
-                scaled.meta["val"] = operation(one, factor)
+                scaled = inserted(node, operation, (small, factor), operation(one, factor))
                 if small in constants:
                     constants[scaled] = operation(constants[small], factor)
                 node.args = (scaled, value) if place == 0 else (value, scaled)
                 break
         elif node.target in (*_ADD, *_SUBTRACT) and not node.kwargs and len(node.args) == 2:
-            _add_to_few(graph, node, constants, changed)
+            _add_to_few(node, constants, changed)
 
 
-def _add_to_few(graph: Any, node: Any, constants: dict[Any, Tensor], changed: set[Any]) -> None:
+def _add_to_few(node: Any, constants: dict[Any, Tensor], changed: set[Any]) -> None:
     """(x + y) + number as x + (y + number), where y has fewer entries than x."""
     inner, number = node.args
     if not isinstance(inner, Node) or not isinstance(number, int | float):
@@ -410,9 +403,7 @@ def _add_to_few(graph: Any, node: Any, constants: dict[Any, Tensor], changed: se
         return
     turned = inner.target is _ATEN.sub.Tensor
     operation = _OPPOSITE[node.target] if turned else node.target
-    with graph.inserting_before(inner):
-        found = graph.call_function(operation, (few, number))
-    found.meta["val"] = one
+    found = inserted(inner, operation, (few, number), one)
     if few in constants:
         constants[found] = operation(constants[few], number)
     inner.args = (large, found)
@@ -447,11 +438,9 @@ def _write_constants(module: GraphModule, constants: dict[Any, Tensor]) -> None:
     (output,) = (node for node in graph.nodes if node.op == "output")
     for result in output.all_input_nodes:
         if root_of(result) in constants:
-            with graph.inserting_before(output):
-                # A caller may write into what it gets, and the constant would be another at the
-                # next call.
-                copy = graph.call_function(_ATEN.clone.default, (result,))
-            copy.meta["val"] = result.meta["val"]
+            # A caller may write into what it gets, and the constant would be another at the next
+            # call.
+            copy = inserted(output, _ATEN.clone.default, (result,), result.meta["val"])
             output.replace_input_with(result, copy)
     for number, (node, value) in enumerate(constants.items()):
         if node.users:

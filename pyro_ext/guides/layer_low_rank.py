@@ -16,7 +16,7 @@ from pyro.nn.module import PyroParam
 from torch import Generator, Tensor, nn
 
 from ppl_ext.guides import layer_low_rank as shared
-from ppl_ext.guides.layouts import Layer, find_layers
+from ppl_ext.guides.layouts import find_layers
 from pyro_ext.guides.arrays import TensorFunctions
 from pyro_ext.guides.flat_density import Draws, Parameters, register_flat_density
 from pyro_ext.guides.normal import NormalDensity
@@ -31,18 +31,6 @@ class LayerLowRankNormal(shared.LayerFormulas, TorchDistribution):
     }
     support = constraints.real_vector
     has_rsample = True
-
-    def __init__(
-        self,
-        loc: Float[Tensor, " D"],
-        scale: Float[Tensor, " D"],
-        cov_factor: Float[Tensor, "D r"],
-        layers: tuple[Layer, ...],
-        *,
-        validate_args: bool | None = None,
-    ) -> None:
-        self.loc, self.scale, self.cov_factor, self.layers = loc, scale, cov_factor, layers
-        super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> LayerLowRankNormal:
         # The batch shape is read off the mean alone. The scale and the factor broadcast against it.

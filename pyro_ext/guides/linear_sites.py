@@ -281,33 +281,34 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _linear(func: Any, input: Tensor, weight: Tensor, bias: Any = None) -> _Call | None:
-    # A single vector has no axis of rows.
-    if input.dim() < 2:
-        return None
-    last = input.dim() - 1
-    return _Call(
-        input,
-        weight,
-        bias,
-        lambda x, w: func(x, w),
-        in_axes=((weight.dim() - 1, last),),
-        out_axes=((0, last),) if weight.dim() == 2 else (),
-        channel=last,
-        places=lambda x: math.prod(x.shape[1:-1]),
-    )
+    axes = weight.dim() - 1, 0
+    return _of_rows(input, weight, bias, lambda x, w: func(x, w), *axes)
 
 
 def _product(func: Any, input: Tensor, other: Tensor, **options: Any) -> _Call | None:
-    if input.dim() < 2 or other.dim() > 2:
+    return _of_rows(input, other, None, torch.matmul, 0, 1) if other.dim() <= 2 else None
+
+
+def _of_rows(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    apply: Callable[[Tensor, Tensor], Tensor],
+    into: int,
+    out: int,
+) -> _Call | None:
+    """A product with a vector, or with a matrix whose axes are ``into`` and ``out``."""
+    # A single vector has no axis of rows.
+    if x.dim() < 2:
         return None
-    last = input.dim() - 1
+    last = x.dim() - 1
     return _Call(
-        input,
-        other,
-        None,
-        torch.matmul,
-        in_axes=((0, last),),
-        out_axes=((1, last),) if other.dim() == 2 else (),
+        x,
+        weight,
+        bias,
+        apply,
+        in_axes=((into, last),),
+        out_axes=((out, last),) if weight.dim() == 2 else (),
         channel=last,
         places=lambda x: math.prod(x.shape[1:-1]),
     )

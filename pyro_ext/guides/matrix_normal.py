@@ -17,7 +17,7 @@ from torch.distributions import transform_to
 from torch.distributions.transforms import Transform
 
 from ppl_ext.guides import matrix_normal as shared
-from ppl_ext.guides.layouts import Blocks, find_blocks
+from ppl_ext.guides.layouts import find_blocks
 from ppl_ext.options import check_number
 from pyro_ext.guides.arrays import TensorFunctions
 from pyro_ext.guides.flat_density import Draws, Parameters, register_flat_density
@@ -31,11 +31,6 @@ class MatrixNormalTransform(shared.MatrixTransform, Transform):
     domain = constraints.real_vector
     codomain = constraints.real_vector
     bijective = True
-
-    def __init__(self, factors: Factors, blocks: Blocks) -> None:
-        super().__init__()
-        self.factors = factors
-        self.blocks = blocks
 
 
 class AutoMatrixNormal(shared.MatrixGuide, AutoContinuous):

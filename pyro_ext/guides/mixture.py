@@ -30,22 +30,6 @@ class GaussianMixture(shared.MixtureFormulas, TorchDistribution):
     support = constraints.real_vector
     has_rsample = True
 
-    def __init__(
-        self,
-        logits: Float[Tensor, " K"],
-        loc: Float[Tensor, "K D"],
-        *,
-        scale: Float[Tensor, "K D"] | None = None,
-        scale_tril: Float[Tensor, "K D D"] | None = None,
-        cov_factor: Float[Tensor, "K D r"] | None = None,
-        temperature: float = 0.05,
-        validate_args: bool | None = None,
-    ) -> None:
-        self.logits, self.loc = logits, loc
-        self.scale, self.scale_tril, self.cov_factor = scale, scale_tril, cov_factor
-        self.temperature = temperature
-        super().__init__(torch.Size(), loc.shape[-1:], validate_args=validate_args)
-
     def rsample(
         self, sample_shape: Any = (), generator: Generator | None = None
     ) -> Float[Tensor, "*S D"]:

@@ -33,15 +33,6 @@ class PlanarTransform(shared.PlanarMap, Transform):
     codomain = constraints.real_vector
     bijective = True
 
-    def __init__(
-        self,
-        weight: Float[Tensor, "... D"],
-        direction: Float[Tensor, "... D"],
-        bias: Float[Tensor, " ..."],
-    ) -> None:
-        super().__init__()
-        self._set_parameters(weight, direction, bias)
-
 
 class AutoPlanarFlow(shared.PlanarGuide, AutoContinuous):
     """Examples

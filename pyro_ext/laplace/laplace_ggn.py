@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,8 +22,7 @@ from ppl_ext.laplace.laplace_ggn import (
     added,
     as_numpy,
     check_known_fisher,
-    sites_of_gaussian,
-    structure_for,
+    curvature_of_gaussian,
 )
 from pyro_ext.curvature import Curvature, GaussNewton, PriorStructure, ProgramCurvature
 from pyro_ext.curvature.coordinates import Coordinates
@@ -157,17 +156,14 @@ class _Posterior(PosteriorShell):
         options: GaussNewton | None,
         hyperparameters: tuple[str, ...],
     ) -> _Posterior:
-        chosen = sites_of_gaussian(target, options, hyperparameters)
-
         def outputs() -> dict[str, Any]:
             anywhere = torch.zeros(target.dim, dtype=target.dtype, device=target.device)
             return target.outputs(anywhere, data, target.first_rows())
 
-        dim = len(Coordinates(target, chosen))
-        options = structure_for(options, dim, outputs, target.plates)
-        options = replace(options, sites=chosen)
+        given = options, hyperparameters
+        curvature = curvature_of_gaussian(target, *given, Coordinates, outputs)
         # Once for a mode: rows of rank one are not looked for.
-        likelihood = ProgramCurvature(target, data, options, often=False)
+        likelihood = ProgramCurvature(target, data, curvature, often=False)
         if hyperparameters:
             check_known_fisher(likelihood.drawn)
         prior = partial(_prior_at, target, likelihood.prior)

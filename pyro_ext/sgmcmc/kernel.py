@@ -31,7 +31,7 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.options import describe
 from ppl_ext.sgmcmc.energies import Energies
 from ppl_ext.sgmcmc.heat import heat_by_site, scores_each
-from ppl_ext.sgmcmc.kernels import StochasticGradientShell
+from ppl_ext.sgmcmc.kernels import Step, StochasticGradientShell
 from ppl_ext.sgmcmc.schedules import (
     Schedule,
     check_first_step_size,
@@ -129,13 +129,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
 
     @abstractmethod
     def _move(
-        self,
-        dynamics: dict[str, Tensor],
-        z: Tensor,
-        score: Tensor,
-        noise: Tensor,
-        step_size: float,
-        warmup: bool,
+        self, dynamics: dict[str, Tensor], z: Tensor, step: Step
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Positions (C, D) after one step, and the dynamics' tensors."""
 
@@ -441,14 +435,9 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         # By chain and replica, since replicas have temperatures of their own.
         noise.view(num_chains, -1, target.dim).mul_(temperature.sqrt())
         step_size = float(self.step_size(state.step))
-        moved, dynamics = self._move(
-            state.dynamics,
-            z,
-            estimate.score,
-            noise.to(z.device),
-            step_size,
-            self._draws < self._warmup_draws,
-        )
+        warmup = self._draws < self._warmup_draws
+        step = Step(estimate.score, noise.to(z.device), step_size, warmup)
+        moved, dynamics = self._move(state.dynamics, z, step)
         # The sum is not finite where a part is not.
         total = (moved.sum(-1) + estimate.score.sum(-1)).view(num_chains, -1).sum(-1)
         for tensor in dynamics.values():

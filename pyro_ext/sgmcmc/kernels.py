@@ -17,6 +17,7 @@ from ppl_ext.sgmcmc.kernels import (
     ScoreMoments,
     SGHMCShell,
     SGLDShell,
+    Step,
 )
 from ppl_ext.sgmcmc.schedules import check_warmup, diagonal_of_mass
 from pyro_ext.sgmcmc.dynamics import hamiltonian_step, langevin_step
@@ -45,15 +46,9 @@ class SGLD(SGLDShell, StochasticGradientKernel):
         return {}
 
     def _move(
-        self,
-        dynamics: dict[str, Tensor],
-        z: Tensor,
-        score: Tensor,
-        noise: Tensor,
-        step_size: float,
-        warmup: bool,
+        self, dynamics: dict[str, Tensor], z: Tensor, step: Step
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        return langevin_step(z, score, noise, step_size), dynamics
+        return langevin_step(z, step.score, step.noise, step.size), dynamics
 
 
 class PSGLD(PSGLDShell, StochasticGradientKernel):
@@ -99,19 +94,14 @@ class PSGLD(PSGLDShell, StochasticGradientKernel):
         return super().draw()
 
     def _move(
-        self,
-        dynamics: dict[str, Tensor],
-        z: Tensor,
-        score: Tensor,
-        noise: Tensor,
-        step_size: float,
-        warmup: bool,
+        self, dynamics: dict[str, Tensor], z: Tensor, step: Step
     ) -> tuple[Tensor, dict[str, Tensor]]:
         moments = ScoreMoments(**dynamics)
-        if warmup or self.adapt == "always":
-            moments = moments.with_score(score, self.decay)
+        if step.warmup or self.adapt == "always":
+            moments = moments.with_score(step.score, self.decay)
         preconditioner = moments.preconditioner(self.damping)
-        return langevin_step(z, score, noise, step_size, preconditioner), moments._asdict()
+        moved = langevin_step(z, step.score, step.noise, step.size, preconditioner)
+        return moved, moments._asdict()
 
 
 class SGHMC(SGHMCShell, StochasticGradientKernel):
@@ -149,17 +139,10 @@ class SGHMC(SGHMCShell, StochasticGradientKernel):
         return {"momentum": torch.zeros(shape, dtype=target.dtype, device=target.device)}
 
     def _move(
-        self,
-        dynamics: dict[str, Tensor],
-        z: Tensor,
-        score: Tensor,
-        noise: Tensor,
-        step_size: float,
-        warmup: bool,
+        self, dynamics: dict[str, Tensor], z: Tensor, step: Step
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        moved, momentum = hamiltonian_step(
-            z, dynamics["momentum"], score, noise, step_size, self.friction, self._diagonal
-        )
+        pushed = dynamics["momentum"], step.score, step.noise, step.size
+        moved, momentum = hamiltonian_step(z, *pushed, self.friction, self._diagonal)
         return moved, {"momentum": momentum}
 
 

@@ -152,7 +152,7 @@ def test_a_distribution_of_the_user(backend: Any) -> None:
         room.register_output_fisher(Shifted)(lambda p, t: 3.0 * t["shift"][..., None])
         np.testing.assert_allclose(gauss_newton(backend, model, np.zeros(1)), [[36.0]])
     finally:
-        del backend.room("curvature.fisher")._ROOTS[Shifted]
+        del backend.room("curvature.fisher")._FISHER.roots[Shifted]
     with pytest.raises(ArgumentError, match="not one of its objects"):
         room.register_output_fisher(dist.Normal(0.0, 1.0))
 

@@ -260,7 +260,7 @@ FIGURES: dict[str, tuple[str, str, dict[str, Any], str]] = {
         {"num_samples": 100},
         "num_samples",
     ),
-    "a statistic that there is not": ("ksd", "SVGD", {"statistic": "W"}, r"\('U', 'V'\)"),
+    "a statistic that there is not": ("ksd", "SVGD", {"statistic": "W"}, "'U', 'V'"),
     "ArviZ with fewer labels than rows": (
         "to_arviz",
         "SVGD",

@@ -1705,8 +1705,8 @@ def _diagnostics() -> Iterator[Mutation]:
     yield from neutral(
         "mutual information with the wrong sign",
         "diagnostics/uncertainty.py",
-        "epistemic += (own * (log_own - log_mixture)).sum(-1)",
-        "epistemic -= (own * (log_own - log_mixture)).sum(-1)",
+        "epistemic += rel_entr(own, mixture).sum(-1)",
+        "epistemic -= rel_entr(own, mixture).sum(-1)",
         tests,
     )
     yield from neutral(

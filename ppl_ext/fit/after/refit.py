@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -177,7 +177,7 @@ def refitted(
             assert problem is not None
             try:
                 with np.errstate(all="ignore"):
-                    found, why = _reweighted(before, problem, generator, wanted, meter)
+                    found, why = _Refit(before, problem, generator, wanted, meter).found()
             except SpentError:
                 why = "the budget ended before its draws were reweighted"
         notes.append(f"from anew: {why}" if found is None else found.told)
@@ -207,97 +207,137 @@ def _difference(before: Climbed, problem: Problem | None) -> str:
     return ""
 
 
-def _reweighted(
-    before: Climbed,
-    problem: Problem,
-    generator: np.random.Generator,
-    wanted: facts.Wanted,
-    meter: Meter,
-) -> tuple[Reweighted | None, str]:
-    evaluate = meter.of(problem.evaluate)
-    is_dear = sum(stage.evaluations for stage in before.stages) > CHEAP
-    found, told, number = _by_draws(before, problem, generator, wanted, meter, is_dear)
-    way = "Draws of the fit before were reweighted to these arguments"
-    if number == 0.0 and is_dear:
-        modes = before.evidence.modes
-        has_modes = modes is not None and modes.number > 1
-        found, told, number = _by_proposal(found, evaluate, problem, generator, wanted, has_modes)
-        way = "Draws of an approximation, made of the fit before, were reweighted"
-    if number == 0.0:
-        return None, f"its draws are too far away ({told})"
-    chosen = resampled(found.weights, len(found.weights), generator)
-    positions, values = found.positions[chosen], found.values[chosen]
-    rounding = problem.epsilon * float(np.abs(values).max())
-    program = replace(before.evidence.program, rounding=rounding)
-    if against := levels.of_rounding(program):
-        return None, against[0].rstrip(".").lower()
-    points = meter.points(problem)
-    if _has_more_modes(evaluate, points, positions, values, generator, problem.epsilon):
-        return None, "a mode was found that its draws do not have"
-    if flat_far_out(problem, evaluate, positions):
-        return None, "far out the density does not fall"
-    share = number / len(positions)
-    told = f"{way}: {told}."
-    if number < NEARLY * wanted.target_ess:
-        told += (
-            f" They are worth about {number:.0f} independent draws, fewer than the "
-            f"{wanted.target_ess:.0f} that were asked for. Give refit a larger target_ess for more."
-        )
-    evidence = facts.Evidence(
-        program, replace(wanted, exact=False), before.evidence.modes, facts.Correction(0.0, share)
-    )
-    return Reweighted(problem, positions[:, None], None, evidence, told=told, values=values), ""
+@dataclass(frozen=True)
+class _Refit:
+    """A fit by the draws of the one before, and what it is to give and may cost."""
 
+    before: Climbed
+    problem: Problem
+    generator: np.random.Generator
+    wanted: facts.Wanted
+    meter: Meter
 
-def _by_draws(
-    before: Climbed,
-    problem: Problem,
-    generator: np.random.Generator,
-    wanted: facts.Wanted,
-    meter: Meter,
-    is_dear: bool,
-) -> tuple[_Weighed, str, float]:
-    """Draws of the fit before with weights, what they are worth in words and in independent draws.
+    def found(self) -> tuple[Reweighted | None, str]:
+        """The fit, or None and why there is none."""
+        before, problem, wanted = self.before, self.problem, self.wanted
+        is_dear = sum(stage.evaluations for stage in before.stages) > CHEAP
+        found, number = self._by_draws(is_dear)
+        way = "Draws of the fit before were reweighted to these arguments"
+        if number == 0.0 and is_dear:
+            found, number = self._by_proposal(found)
+            way = "Draws of an approximation, made of the fit before, were reweighted"
+        if number == 0.0:
+            return None, f"its draws are too far away ({found.told})"
+        chosen = resampled(found.weights, len(found.weights), self.generator)
+        positions, values = found.positions[chosen], found.values[chosen]
+        rounding = problem.epsilon * float(np.abs(values).max())
+        program = replace(before.evidence.program, rounding=rounding)
+        if against := levels.of_rounding(program):
+            return None, against[0].rstrip(".").lower()
+        evaluate = self.meter.of(problem.evaluate)
+        if self._has_more_modes(evaluate, positions, values):
+            return None, "a mode was found that its draws do not have"
+        if flat_far_out(problem, evaluate, positions):
+            return None, "far out the density does not fall"
+        share = number / len(positions)
+        told = f"{way}: {found.told}."
+        if number < NEARLY * wanted.target_ess:
+            told += (
+                f" They are worth about {number:.0f} independent draws, fewer than the "
+                f"{wanted.target_ess:.0f} that were asked for. Give refit a larger target_ess for "
+                "more."
+            )
+        asked, correction = replace(wanted, exact=False), facts.Correction(0.0, share)
+        evidence = facts.Evidence(program, asked, before.evidence.modes, correction)
+        return Reweighted(problem, positions[:, None], None, evidence, told=told, values=values), ""
 
-    The last is 0 where they are not good enough.
-    """
-    number, chains, dim = before.positions.shape
-    total, flat = number * chains, before.positions.reshape(-1, dim)
-    effective = float(effective_number(before.positions).min())
-    if chains == 1 and before.evidence.correction is not None:
-        effective = total * before.evidence.correction.share
-    order = generator.permutation(total)
-    known = _values_before(before)
-    taken, old, new = 0, np.zeros(0), np.zeros(0)
-    evaluate, again = (meter.of(each.evaluate) for each in (problem, before.problem))
+    def _by_draws(self, is_dear: bool) -> tuple[_Weighed, float]:
+        """Draws of the fit before with weights, and how many independent ones they are worth.
 
-    def look(count: int) -> _Weighed:
-        nonlocal taken, old, new
-        rows = order[taken:count]
-        if len(rows):
-            own = again(flat[rows])[0] if known is None else known[rows]
-            old, new = np.concatenate([old, own]), np.concatenate([new, evaluate(flat[rows])[0]])
-        taken = count
-        ratios = np.where(np.isfinite(new), new - old, -np.inf)
-        rounding = 4.0 * problem.epsilon * float(np.abs(old).max(initial=1.0))
-        return _Weighed(flat[order[:count]], new, ratios, rounding)
+        That is 0 where they are not good enough.
+        """
+        before, problem, wanted = self.before, self.problem, self.wanted
+        number, chains, dim = before.positions.shape
+        total, flat = number * chains, before.positions.reshape(-1, dim)
+        effective = float(effective_number(before.positions).min())
+        if chains == 1 and before.evidence.correction is not None:
+            effective = total * before.evidence.correction.share
+        order = self.generator.permutation(total)
+        known = _values_before(before)
+        taken, old, new = 0, np.zeros(0), np.zeros(0)
+        evaluate, again = (self.meter.of(each.evaluate) for each in (problem, before.problem))
 
-    def worth(share: float, count: float) -> float:
-        # Draws that depend on each other, of which a random part is taken: the variance of a mean
-        # is that of all, and that of the choice.
-        return share / (1.0 / effective + 1.0 / count - 1.0 / total)
+        def look(count: int) -> _Weighed:
+            nonlocal taken, old, new
+            rows = order[taken:count]
+            if len(rows):
+                own = again(flat[rows])[0] if known is None else known[rows]
+                new = np.concatenate([new, evaluate(flat[rows])[0]])
+                old = np.concatenate([old, own])
+            taken = count
+            ratios = np.where(np.isfinite(new), new - old, -np.inf)
+            rounding = 4.0 * problem.epsilon * float(np.abs(old).max(initial=1.0))
+            return _Weighed(flat[order[:count]], new, ratios, rounding)
 
-    found = look(min(FIRST, total))
-    most = worth(found.share, total)
-    if found.is_good and most > CONTENT * wanted.target_ess:
-        missing = found.share / min(wanted.target_ess, most) - 1.0 / effective + 1.0 / total
-        found = look(max(taken, min(total, math.ceil(1.0 / max(missing, 1.0 / total)))))
-        independent = worth(found.share, taken)
-        if found.is_good and independent > CONTENT * wanted.target_ess:
-            return found, found.told, independent
-    if is_dear:
-        found = look(max(taken, min(MOST, total)))
-    return found, found.told, 0.0
+        def worth(share: float, count: float) -> float:
+            # Draws that depend on each other, of which a random part is taken: the variance of a
+            # mean is that of all, and that of the choice.
+            return share / (1.0 / effective + 1.0 / count - 1.0 / total)
+
+        found = look(min(FIRST, total))
+        most = worth(found.share, total)
+        if found.is_good and most > CONTENT * wanted.target_ess:
+            missing = found.share / min(wanted.target_ess, most) - 1.0 / effective + 1.0 / total
+            found = look(max(taken, min(total, math.ceil(1.0 / max(missing, 1.0 / total)))))
+            independent = worth(found.share, taken)
+            if found.is_good and independent > CONTENT * wanted.target_ess:
+                return found, independent
+        if is_dear:
+            found = look(max(taken, min(MOST, total)))
+        return found, 0.0
+
+    def _by_proposal(self, known: _Weighed) -> tuple[_Weighed, float]:
+        """As :meth:`_by_draws`, of draws of a Normal or a mixture fitted to weighted draws."""
+        modes, generator = self.before.evidence.modes, self.generator
+        wanted, evaluate = self.wanted, self.meter.of(self.problem.evaluate)
+
+        def drawn(proposal: Proposal, number: int) -> _Weighed:
+            positions = proposal.draw(number, generator)
+            values, _ = evaluate(positions)
+            ratios = proposal.log_ratios(positions, values)
+            return _Weighed(positions, values, ratios, known.rounding)
+
+        least = EFFECTIVE + EFFECTIVE_PER_DIMENSION * self.problem.dim
+        for _ in range(ROUNDS):
+            rows = known.spread(least, generator)
+            proposal = Proposal((normal_of(known.positions[rows]),), np.ones(1))
+            if modes is not None and modes.number > 1:
+                proposal = Proposal(*fitted(known.positions[rows], generator)[:2])
+            known = drawn(proposal, JUDGED)
+            if not known.is_good:
+                continue
+            missing = math.ceil(wanted.target_ess / known.share) - JUDGED
+            known = known.joined(drawn(proposal, missing)) if missing > 0 else known
+            independent = known.share * len(known.positions)
+            if known.is_good and independent > CONTENT * wanted.target_ess:
+                return known, independent
+        return known, 0.0
+
+    def _has_more_modes(self, evaluate: Evaluate, positions: Positions, values: Values) -> bool:
+        """Whether paths from elsewhere find a mode of any mass that equally weighted draws lack."""
+        generator, points = self.generator, self.meter.points(self.problem)
+        modes, weights, _ = fitted(positions, generator)
+        # No less than the log mass that the draws stand for: it is above by the Kullback-Leibler
+        # divergence of their distribution from the mixture that was fitted to them.
+        mass = float(np.mean(values - Proposal(modes, weights).log_density(positions)))
+        near = points(PATHS // 4)
+        reach = np.resize(FAR, PATHS // 4)[:, None] * positions.std(0)
+        far = reach * generator.normal(size=(len(reach), positions.shape[1]))
+        mean = positions.mean(0)
+        # On both sides of 0 and of the mean, so that chance does not leave one out.
+        starts = np.concatenate([near, -near, mean + far, mean - far])
+        found = more_modes(evaluate, starts, modes, generator, self.problem.epsilon)
+        return any(mode.log_mass > mass + math.log(LEAST_MASS) for mode in found)
 
 
 def _values_before(before: Climbed) -> Values | None:
@@ -305,59 +345,3 @@ def _values_before(before: Climbed) -> Values | None:
     if before.sampled is not None:
         return before.sampled.window.values.ravel()
     return before.values if isinstance(before, Reweighted) else None
-
-
-def _by_proposal(
-    known: _Weighed,
-    evaluate: Evaluate,
-    problem: Problem,
-    generator: np.random.Generator,
-    wanted: facts.Wanted,
-    has_modes: bool,
-) -> tuple[_Weighed, str, float]:
-    """As :func:`_by_draws`, of draws of a Normal or a mixture that is fitted to weighted draws."""
-
-    def drawn(proposal: Proposal, number: int) -> _Weighed:
-        positions = proposal.draw(number, generator)
-        values, _ = evaluate(positions)
-        ratios = proposal.log_ratios(positions, values)
-        return _Weighed(positions, values, ratios, known.rounding)
-
-    least = EFFECTIVE + EFFECTIVE_PER_DIMENSION * problem.dim
-    for _ in range(ROUNDS):
-        rows = known.spread(least, generator)
-        proposal = Proposal((normal_of(known.positions[rows]),), np.ones(1))
-        if has_modes:
-            proposal = Proposal(*fitted(known.positions[rows], generator)[:2])
-        known = drawn(proposal, JUDGED)
-        if not known.is_good:
-            continue
-        missing = math.ceil(wanted.target_ess / known.share) - JUDGED
-        known = known.joined(drawn(proposal, missing)) if missing > 0 else known
-        independent = known.share * len(known.positions)
-        if known.is_good and independent > CONTENT * wanted.target_ess:
-            return known, known.told, independent
-    return known, known.told, 0.0
-
-
-def _has_more_modes(
-    evaluate: Evaluate,
-    points: Callable[[int], Positions],
-    positions: Positions,
-    values: Values,
-    generator: np.random.Generator,
-    epsilon: float,
-) -> bool:
-    """Whether paths from elsewhere find a mode of any mass that equally weighted draws lack."""
-    modes, weights, _ = fitted(positions, generator)
-    # No less than the log mass that the draws stand for: it is above by the Kullback-Leibler
-    # divergence of their distribution from the mixture that was fitted to them.
-    mass = float(np.mean(values - Proposal(modes, weights).log_density(positions)))
-    near = points(PATHS // 4)
-    reach = np.resize(FAR, PATHS // 4)[:, None] * positions.std(0)
-    far = reach * generator.normal(size=(len(reach), positions.shape[1]))
-    mean = positions.mean(0)
-    # On both sides of 0 and of the mean, so that chance does not leave one out.
-    starts = np.concatenate([near, -near, mean + far, mean - far])
-    found = more_modes(evaluate, starts, modes, generator, epsilon)
-    return any(mode.log_mass > mass + math.log(LEAST_MASS) for mode in found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,10 +20,11 @@ from ppl_ext.fit.problem.views import Views
 from ppl_ext.fit.verdict import facts
 from ppl_ext.running.settling import Settling
 from ppl_ext.start.paths import Evaluate, SpentError
-from ppl_ext.start.rows import Minibatches, Rows
-from ppl_ext.start.search import WIDTH, InPieces, starting_points
+from ppl_ext.start.rows import Minibatches
+from ppl_ext.start.search import WIDTH, InPieces
 from ppl_ext.start.start import Start
 from ppl_ext.statistics.convergence import varies
+from ppl_ext.target.layouts import names_of_coordinates
 
 #: Positions that are mapped at once: fewer are filled up, so that one program is compiled for all.
 MAPPED = 128
@@ -191,13 +192,8 @@ class Problem:
 
     def names_of(self, coordinates: Iterable[int]) -> list[str]:
         """Names of coordinates: of their sites, with the place in those that have several."""
-        found = list[str]()
-        for at in coordinates:
-            for site, own in self.coordinates.items():
-                if own.start <= at < own.stop:
-                    is_alone = own.stop == own.start + 1
-                    found.append(site if is_alone else f"{site}[{at - own.start}]")
-        return found
+        names = names_of_coordinates(self.coordinates)
+        return [names[at] for at in coordinates]
 
     @property
     def is_whole(self) -> bool:
@@ -221,16 +217,13 @@ class Problem:
 
         What varies by rounding alone, such as the diagonal of a correlation matrix, is one number.
         """
-        found = [self.values(each) for each in _pieces(positions)]
-        numbers = {}
-        for name in found[0]:
-            array = np.concatenate([np.asarray(each[name]) for each in found])[: len(positions)]
-            numbers[name] = np.asarray(array, np.float64)
+        numbers = _in_pieces(self.values, positions)
+        for name, array in numbers.items():
             at = self.coordinates.get(self.latents.get(name, name))
             if at is not None and array[:1].size > at.stop - at.start:
                 where = varies(array.reshape(len(array), -1)).reshape(array.shape[1:])
-                numbers[name] = np.where(where, numbers[name], numbers[name][:1])
-        return numbers
+                numbers[name] = np.where(where, array, array[:1])
+        return {name: np.asarray(array, np.float64) for name, array in numbers.items()}
 
     def positions_of(self, other: Problem, positions: Positions) -> Positions:
         """Where positions of another way to write the program lie in this one, which has maps."""
@@ -267,50 +260,16 @@ class Problem:
         )
 
 
-def problem_of(
-    name: str,
-    target: Any,
-    written: Any,
-    data: Any,
-    rows: Rows,
-    epsilon: float,
-    by_strategy: Callable[[int], Positions],
-    values: Callable[[Positions], dict[str, Any]],
-    digest: Callable[[], str],
-    generator: np.random.Generator,
-    constrain: Callable[[Positions], Mapping[str, Any]],
-    unconstrain: Callable[[Mapping[str, np.ndarray]], Any],
-    approximate: Approximate | None = None,
-    latents: Mapping[str, str] | None = None,
-    observed: Observed | None = None,
-    prior: Prior | None = None,
-) -> Problem:
-    """The problem of a target, which is ``written`` or another way to write the same."""
-    points = starting_points(rows.few, target.dim, generator, by_strategy, has_strategy=False)
-    return Problem(
-        name,
-        rows.few,
-        target.dim,
-        epsilon,
-        points,
-        target.layout.slices,
-        values,
-        written,
-        target,
-        data,
-        digest,
-        rows.every,
-        rows.times,
-        rows.reading,
-        rows.number,
-        rows.parts,
-        rows.minibatches,
-        approximate,
-        maps_of(target.layout.names, constrain, unconstrain),
-        latents=latents or {},
-        observed=observed or Observed(),
-        prior=prior,
-    )
+def _in_pieces(
+    function: Callable[[Positions], Mapping[str, Any]],
+    positions: Positions,
+    names: Collection[str] | None = None,
+) -> dict[str, np.ndarray]:
+    """Arrays by site of any number of positions, of all sites or of some."""
+    found = [function(each) for each in _pieces(positions)]
+    chosen = found[0] if names is None else names
+    together = {name: np.concatenate([np.asarray(each[name]) for each in found]) for name in chosen}
+    return {name: values[: len(positions)] for name, values in together.items()}
 
 
 def maps_of(
@@ -321,13 +280,8 @@ def maps_of(
     """Maps of any number of positions, in pieces of one size, for which one is compiled."""
 
     def there(positions: Positions) -> dict[str, np.ndarray]:
-        pieces = [constrain(each) for each in _pieces(positions)]
-        return {
-            name: np.concatenate([np.asarray(each[name], np.float64) for each in pieces])[
-                : len(positions)
-            ]
-            for name in names
-        }
+        found = _in_pieces(constrain, positions, names)
+        return {name: np.asarray(array, np.float64) for name, array in found.items()}
 
     def back(values: Mapping[str, np.ndarray]) -> Positions:
         number = len(values[names[0]])

@@ -21,7 +21,7 @@ from ppl_ext.fit.problem.problem import (
     Meter,
     Positions,
     Problem,
-    problem_of,
+    maps_of,
 )
 from ppl_ext.fit.problem.programs import Programs
 from ppl_ext.fit.problem.views import NO_NAMES, Names, Views
@@ -166,24 +166,35 @@ def ways_of(
 
         piece = once(f"pieces, {name}", lambda: host.piece(target))
         engine = None if engine_of is None else engine_of(program, target)
-        return replace(
-            problem_of(
-                name,
-                target,
-                written,
-                own,
-                _rows(host, target, own, piece, sample, passes, of_all, generator),
-                host.epsilon(target),
-                lambda number: host.initial(target, number, own),
-                values,
-                digest,
-                generator,
-                *host.maps(target, own),
-                approximate=_by_engine(host, engine, target, own, passes, of_all),
-                observed=observed,
-                prior=lambda number, seed: host.prior(target, number, seed, own),
-                latents=latents,
-            ),
+        rows = _rows(host, target, own, piece, sample, passes, of_all, generator)
+
+        def by_strategy(number: int) -> Positions:
+            return host.initial(target, number, own)
+
+        few, dim = rows.few, target.dim
+        return Problem(
+            name,
+            few,
+            dim,
+            host.epsilon(target),
+            search.starting_points(few, dim, generator, by_strategy, has_strategy=False),
+            target.layout.slices,
+            values,
+            target=written,
+            own=target,
+            data=own,
+            digest=digest,
+            of_all_rows=rows.every,
+            times_all_rows=rows.times,
+            reading=rows.reading,
+            rows_of_batch=rows.number,
+            parts=rows.parts,
+            minibatches=rows.minibatches,
+            approximate=_by_engine(host, engine, target, own, passes, of_all),
+            maps=maps_of(target.layout.names, *host.maps(target, own)),
+            latents=latents or {},
+            observed=observed,
+            prior=lambda number, seed: host.prior(target, number, seed, own),
             views=views,
         )
 

@@ -13,9 +13,10 @@ from ppl_ext.score_matching.regression import (
     matrix_normal,
 )
 from ppl_ext.score_matching.regression.base import ClosedForm
-from ppl_ext.score_matching.regression.diagonal import schedule
 from pyro_ext.score.regression.base import FormTensors
 from pyro_ext.score.regression.mixture import MixtureForm
+
+schedule = diagonal.schedule
 
 
 class DiagonalForm(diagonal.DiagonalForm):
@@ -48,13 +49,3 @@ CLOSED_FORMS: dict[str, type[ClosedForm]] = {
     "matrix_normal": MatrixNormalForm,
     "mixture": MixtureForm,
 }
-
-__all__ = [
-    "CLOSED_FORMS",
-    "DiagonalForm",
-    "FullForm",
-    "LayerLowRankForm",
-    "LowRankForm",
-    "MatrixNormalForm",
-    "schedule",
-]
