@@ -15,6 +15,7 @@ from ppl_ext.chains.given import Given, row_of
 from ppl_ext.chains.proposal import Proposal, drawn_from
 from ppl_ext.fit.ladder.given_hyperparameters import (
     _density,
+    _lost,
     _Seen,
     given_hyperparameters,
     has_room,
@@ -409,3 +410,39 @@ def test_draws_are_right_where_a_first_place_has_no_normal() -> None:
     masses = np.exp(split(grid.reshape(-1, 2))[0]).reshape(401, 601).sum(0)
     share = masses[:301].sum() / masses.sum()
     assert weights @ (drawn[:, 0] < 0.0) == pytest.approx(share, abs=0.05)
+
+
+def test_rounds_of_places_go_on_until_others_are_as_expected() -> None:
+    """The other lies at 2 sin(2 u), which few places do not tell."""
+
+    def wave(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        u, off = z[:, 0], (z[:, 1] - 2.0 * np.sin(2.0 * z[:, 0])) / 0.04
+        values = -0.5 * u**2 - 0.02 * off**2
+        return values, np.column_stack([-u + 4.0 * np.cos(2.0 * u) * off, -off])
+
+    mode = Mode(np.zeros(2), np.array([[1.0, 0.0], [4.0, 0.2]]), 0.0, 0.0)
+    found = found_of(wave, mode, [0])
+    assert found is not None and found[0].given is not None
+    assert places_of(1) < len(found[0].given.places) < 60
+    _, weights, _ = weighted(found[0], wave)
+    assert weighted_number(weights) > 0.6 * len(weights)
+
+
+def test_what_a_map_loses_is_the_divergence_of_its_normals() -> None:
+    generator = np.random.default_rng(0)
+    places = np.array([[-1.0], [0.0], [2.0]])
+    roots = np.tril(0.3 * generator.normal(size=(3, 2, 2))) + np.eye(2)
+    means = generator.normal(size=(3, 2))
+    given = Given(
+        *(np.array([0]), np.zeros(1), np.eye(1), np.zeros(2), np.eye(2)),
+        *(places, means, row_of(roots)),
+    )
+    others = np.tril(0.3 * generator.normal(size=(3, 2, 2))) + np.eye(2)
+    centers = generator.normal(size=(3, 2))
+    lost = _lost(given, places, centers, others)
+    for at, root, mean, other, center in zip(lost, roots, means, others, centers, strict=True):
+        precision, off = root @ root.T, center - mean
+        covariance = np.linalg.inv(other @ other.T)
+        expected = np.trace(precision @ covariance) - 2.0 + off @ precision @ off
+        expected -= np.linalg.slogdet(precision @ covariance)[1]
+        assert at == pytest.approx(0.5 * expected)

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.trust.planted.widths import Mixture
 from ppl_ext.chains.adaptive import Weighted
 from ppl_ext.chains.coupling import Coupled
+from ppl_ext.chains.given import Given
 from ppl_ext.chains.hamiltonian import Chains
 from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Kernel, Sampled, Window
@@ -23,9 +24,9 @@ from ppl_ext.fit.ladder.modes import ENOUGH, Search, Watched, masses, unexplaine
 from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.fit.verdict import agreement, facts, levels, policy
 from ppl_ext.start.find import explains, find, gain, more_modes
-from ppl_ext.start.paths import SpentError
+from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.search import InPieces, starting_points
-from ppl_ext.start.start import Mode
+from ppl_ext.start.start import Mode, Start
 from tests.fit.test_fit import fit_of, numbers
 from tests.fit_support import WITHOUT_PROGRAM
 
@@ -214,6 +215,41 @@ def figures_are(
         return facts.Correction(*given), np.full(policy.DRAWS, 1.0 / policy.DRAWS)
 
     monkeypatch.setattr(corrected, "correction_of", of)
+
+
+@pytest.mark.parametrize("off", [0.0, 3.0])
+def test_normals_at_the_mode_are_drawn_as_well_where_draws_given_hyperparameters_are_far(
+    monkeypatch: pytest.MonkeyPatch, off: float
+) -> None:
+    """A standard Normal, of which a map given the first coordinate is right, or so far off."""
+    target = mixture(3, [1.0], [0.0], [1.0])
+    generator = np.random.default_rng(0)
+    problem, places = problem_of(target, generator), np.array([[-1.0], [0.0], [1.0]])
+    given = Given(
+        *(np.array([0]), np.zeros(1), np.eye(1), np.array([off, 0.0]), np.eye(2)),
+        *(places, np.zeros((3, 2)), np.zeros((3, 3))),
+    )
+    mode = Mode(np.zeros(3), np.eye(3), 0.0, 1.0)
+    proposal = Proposal((mode,), np.ones(1), given=given)
+    monkeypatch.setattr(corrected, "hyperparameters", lambda *_: [0])
+    monkeypatch.setattr(corrected, "given_hyperparameters", lambda *_: (proposal, np.eye(3)))
+    evaluate = Meter(10_000, math.inf).of(problem.evaluate)
+
+    def first(limited: Evaluate) -> corrected.Approximation:
+        start = Start((mode,), np.ones(1))
+        return corrected.first_approximation(
+            *(evaluate, limited, problem, start, None, EPSILON, generator)
+        )
+
+    begun = first(evaluate)
+    kinds = [one.proposal.given is not None for one in begun.known]
+    assert kinds == ([True] if off == 0.0 else [False, True])
+    assert (begun.metric is None) == (off > 0.0)
+    assert begun.correction.given == (off == 0.0)
+    assert begun.proposal is begun.weighted is begun.known[0].proposal
+    # What chains need is not spent on the second draws.
+    spent = Meter(0, math.inf).of(problem.evaluate)
+    assert [one.proposal.given is not None for one in first(spent).known] == [True]
 
 
 def test_a_further_search_waits_for_a_mixture(monkeypatch: pytest.MonkeyPatch) -> None:

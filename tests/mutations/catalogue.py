@@ -2020,6 +2020,18 @@ def _fit() -> Iterator[Mutation]:
             "return _proposal(given, drawn, generator)",
         ),
         (
+            "rounds of places whatever Normals lose",
+            "fit/ladder/given_hyperparameters.py",
+            "if lost < ENOUGH or",
+            "if len(given.places) > 3 or",
+        ),
+        (
+            "what Normals lose without their means",
+            "fit/ladder/given_hyperparameters.py",
+            "squares = np.square(off).sum(1) +",
+            "squares = 0.0 * np.square(off).sum(1) +",
+        ),
+        (
             "hyperparameters beside the scales that are not looked for",
             "fit/ladder/hyperparameters.py",
             "if not is_open.any()",
@@ -2051,6 +2063,13 @@ def _fit() -> Iterator[Mutation]:
         ),
     ):
         yield from neutral(name, file, old, new, "given_hyperparameters")
+    yield from neutral(
+        "draws given hyperparameters that are far kept for the better",
+        "fit/ladder/corrected.py",
+        "is_far = best is not None and policy.is_far(best.correction)",
+        "is_far = False",
+        "normals_at_the_mode_are_drawn",
+    )
     yield from neutral(
         "every coordinate taken for a scale",
         "fit/ladder/centring.py",
