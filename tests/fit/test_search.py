@@ -232,6 +232,7 @@ def test_normals_at_the_mode_are_drawn_as_well_where_draws_given_hyperparameters
     mode = Mode(np.zeros(3), np.eye(3), 0.0, 1.0)
     proposal = Proposal((mode,), np.ones(1), given=given)
     monkeypatch.setattr(corrected, "hyperparameters", lambda *_: [0])
+    monkeypatch.setattr(policy, "is_better", lambda *_: False)
     monkeypatch.setattr(corrected, "given_hyperparameters", lambda *_: (proposal, np.eye(3)))
     evaluate = Meter(10_000, math.inf).of(problem.evaluate)
 
