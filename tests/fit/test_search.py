@@ -237,7 +237,7 @@ def test_normals_at_the_mode_are_drawn_as_well_where_draws_given_hyperparameters
     evaluate = Meter(10_000, math.inf).of(problem.evaluate)
 
     def first(limited: Evaluate) -> corrected.Approximation:
-        start = Start((mode,), np.ones(1))
+        start = Start((mode,), 0)
         return corrected.first_approximation(
             *(evaluate, limited, problem, start, None, EPSILON, generator)
         )
@@ -251,6 +251,33 @@ def test_normals_at_the_mode_are_drawn_as_well_where_draws_given_hyperparameters
     # What chains need is not spent on the second draws.
     spent = Meter(0, math.inf).of(problem.evaluate)
     assert [one.proposal.given is not None for one in first(spent).known] == [True]
+
+
+@pytest.mark.parametrize("share", [1e-6, 0.05])
+def test_a_mode_without_mass_is_part_of_what_is_drawn_given_hyperparameters(
+    monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """Draws are of the first of two modes; how much the second has is told by its Normal."""
+    target = mixture(2, [1.0 - share, share], [0.0, 20.0], [1.0, 0.2])
+    generator, places = np.random.default_rng(0), np.array([[-1.0], [0.0], [1.0]])
+    problem = problem_of(target, generator)
+    given = Given(
+        *(np.array([0]), np.zeros(1), np.eye(1), np.zeros(1), np.eye(1)),
+        *(places, np.zeros((3, 1)), np.zeros((3, 1))),
+    )
+    # As far as bounds tell the second has next to nothing.
+    modes = mode_of(target, 0), replace(mode_of(target, 1), log_mass=-30.0)
+    modes = replace(modes[0], spread=1.0), modes[1]
+    proposal = Proposal((Mode(np.zeros(2), np.eye(2), 0.0, 0.0),), np.ones(1), given=given)
+    monkeypatch.setattr(corrected, "hyperparameters", lambda *_: [0])
+    monkeypatch.setattr(corrected, "given_hyperparameters", lambda *_: (proposal, np.eye(2)))
+    evaluate = Meter(10_000, math.inf).of(problem.evaluate)
+    begun = corrected.first_approximation(
+        *(evaluate, evaluate, problem, Start(modes, 0), None, EPSILON, generator)
+    )
+    assert (begun.proposal.given is None) == (share > 0.01)
+    search = Search(problem, modes, generator, joined=modes[1:])
+    assert search.start.modes == modes[:1] and search.found.number == 1
 
 
 def test_a_further_search_waits_for_a_mixture(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2071,6 +2071,13 @@ def _fit() -> Iterator[Mutation]:
         "normals_at_the_mode_are_drawn",
     )
     yield from neutral(
+        "modes of some mass taken for ends of the first",
+        "fit/ladder/corrected.py",
+        "return bool((log_masses < mass + np.log(LEAST_MASS)).all())",
+        "return True",
+        "mode_without_mass",
+    )
+    yield from neutral(
         "every coordinate taken for a scale",
         "fit/ladder/centring.py",
         "is_scale[where] = np.any([_changes(of(each)) for each in rows], axis=0)",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
+from scipy.special import logsumexp
 
 from ppl_ext.chains.adaptive import Weighted, adapted
 from ppl_ext.chains.hamiltonian import Chains, Factor
@@ -15,14 +16,17 @@ from ppl_ext.chains.proposal import Proposal, drawn_from
 from ppl_ext.chains.symmetry import Symmetry
 from ppl_ext.fit.ladder.given_hyperparameters import given_hyperparameters, has_room
 from ppl_ext.fit.ladder.hyperparameters import hyperparameters
-from ppl_ext.fit.ladder.modes import LEAST_WEIGHT
+from ppl_ext.fit.ladder.modes import LEAST_MASS, LEAST_WEIGHT
 from ppl_ext.fit.problem.problem import Problem
 from ppl_ext.fit.verdict import facts, policy
 from ppl_ext.start.paths import Evaluate, SpentError
-from ppl_ext.start.start import Start
+from ppl_ext.start.start import Mode, Start
 from ppl_ext.statistics.effective import weighted_number
 from ppl_ext.statistics.khat import LogRatios, pareto_khat
 
+#: Share of the mass from which on a mode counts as the only one, as far as Normals tell: others may
+#: be its own far ends, such as the narrow end of a funnel.
+ALONE = 0.99
 #: Standard deviation, in nats, of the log ratios of density and Normal below which a Normal at the
 #: mode is as good as Normals along scales.
 NORMAL = 0.1
@@ -78,6 +82,8 @@ def first_approximation(
                 raise
             break
         known = Weighted(proposal, drawn, log_ratios)
+        if proposal.given is not None and not _has_all_mass(known, start.modes[1:], evaluate):
+            continue
         correction, weights = correction_of(known, rounding)
         before = () if best is None else best.known
         is_far = best is not None and policy.is_far(best.correction)
@@ -94,6 +100,17 @@ def first_approximation(
     return best
 
 
+@np.errstate(all="ignore")
+def _has_all_mass(known: Weighted, others: Sequence[Mode], evaluate: Evaluate) -> bool:
+    """Whether other modes, by their heights and widths, have next to no mass beside the draws'."""
+    if not others:
+        return True
+    heights, _ = evaluate(np.stack([mode.mean for mode in others]))
+    log_masses = [mode.log_mass - mode.log_top for mode in others] + heights
+    mass = logsumexp(known.log_ratios) - np.log(len(known.log_ratios))
+    return bool((log_masses < mass + np.log(LEAST_MASS)).all())
+
+
 def _first_proposals(
     evaluate: Evaluate,
     problem: Problem,
@@ -103,14 +120,14 @@ def _first_proposals(
 ) -> Iterator[tuple[Proposal, Factor | None]]:
     """Normals given hyperparameters, with a metric, and Normals at the modes.
 
-    There are none given hyperparameters where there are several modes, where too many sites have a
-    scale, and where the program is as well as Normal.
+    There are none given hyperparameters where there are several modes of some mass, where too many
+    sites have a scale, and where the program is as well as Normal.
     """
     mode, number = start.modes[0], max(1, len(problem.scales))
     is_normal = mode.spread < NORMAL and not policy.is_strained(problem.strain)
     has_none = symmetry is not None or is_normal or not has_room(number, problem.dim)
     found: tuple[Proposal, Factor] | None = None
-    if len(start.modes) == 1 and not has_none:
+    if start.weights[0] > ALONE and not has_none:
         common = problem.epsilon, generator
         # A density whose places lie too badly for it to be interpolated is no better.
         with suppress(SpentError, np.linalg.LinAlgError):

@@ -79,6 +79,8 @@ class Search:
         Paths so far, and those of them that started at draws of the prior.
     no_prior : str
         Why there are no draws of the prior; empty where there are.
+    joined : tuple of Mode
+        Modes that are parts of another, of which a proposal has draws of these as well.
     """
 
     problem: Problem
@@ -88,6 +90,7 @@ class Search:
     paths: int = PATHS
     from_prior: int = 0
     no_prior: str = ""
+    joined: tuple[Mode, ...] = ()
     _is_known: bool = False
     _cut: bool = False
     _idle: int = 0
@@ -126,7 +129,8 @@ class Search:
     @property
     def start(self) -> Start:
         """The modes that have a share of the mass, the one of most first."""
-        ordered = sorted(self.modes, key=lambda mode: mode.log_mass, reverse=True)
+        apart = [mode for mode in self.modes if not any(mode is one for one in self.joined)]
+        ordered = sorted(apart, key=lambda mode: mode.log_mass, reverse=True)
         least = ordered[0].log_mass + np.log(LEAST_MASS)
         return Start(tuple(m for m in ordered if m is ordered[0] or _most_mass(m) > least), 0)
 
