@@ -37,9 +37,9 @@ FIRST = 1.2
 #: evaluation, at so many points for each hyperparameter, and so often.
 ROUNDS, FURTHER, SEEN, LOOKS = 2, 3, 6, 4
 #: Nats by which a Normal at half of the places of a round differs from what was expected there,
-#: below which there are places enough; and draws among which the farthest are the next places, so
-#: that these have some mass around them.
-ENOUGH, AMONG = 0.1, 500
+#: below which there are places enough, and rounds at most; and draws among which the farthest are
+#: the next places, so that these have some mass around them.
+ENOUGH, MOST_ROUNDS, AMONG = 0.1, 10, 500
 #: Nats that a Newton's step may add where the density is looked at once.
 MOST_GAIN = 5.0
 #: Draws of the interpolated density of hyperparameters, to look where it is next and for the
@@ -158,10 +158,10 @@ def given_hyperparameters(
     )
     logs, seen = np.zeros(0), _Seen(np.zeros((0, number)), np.zeros(0), np.zeros((0, size)))
     lost = np.inf
-    for looked in itertools.count(len(places), number + FURTHER):
+    for turn in range(MOST_ROUNDS + 1):
         means, factors = (normals.means - center) @ factor, np.linalg.solve(factor, normals.factors)
         known = places[is_normal]
-        if len(given.places) and len(known):
+        if turn:
             lost = float(np.median(_lost(given, known, means, factors)))
         given = replace(
             given,
@@ -175,10 +175,13 @@ def given_hyperparameters(
             drawn, _ = _draws_of(*density, DRAWN, generator)
             seen = seen.and_at(_farthest(drawn, density[0], SEEN * number), given, evaluate)
         drawn, is_ended = _draws_of(*_density(given, logs, seen), LAST, generator)
-        if lost < ENOUGH or 2 * size * (looked + number + FURTHER) > MOST_EVALUATIONS:
+        has_ended = 2 * size * (len(given.places) + number + FURTHER) > MOST_EVALUATIONS
+        if lost < ENOUGH or has_ended or turn == MOST_ROUNDS:
             break
         places = _farthest(drawn[:AMONG], given.places, number + FURTHER)
         normals, is_normal = _normals(evaluate, given.at(places), own, mode, epsilon)
+        if not is_normal.any():
+            break
     return _proposal(given, drawn, generator) if is_ended else None
 
 
