@@ -446,3 +446,20 @@ def test_what_a_map_loses_is_the_divergence_of_its_normals() -> None:
         expected = np.trace(precision @ covariance) - 2.0 + off @ precision @ off
         expected -= np.linalg.slogdet(precision @ covariance)[1]
         assert at == pytest.approx(0.5 * expected)
+
+
+def test_rounds_end_where_the_others_are_no_normal() -> None:
+    """Beyond 1.3 to either side the other has two modes, as far as there are draws."""
+    counts: list[int] = []
+
+    def parted(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        counts.append(len(z))
+        u, x = z[:, 0], z[:, 1]
+        excess = 1.0 / (1.0 + np.exp(-40.0 * (np.abs(u) - 1.3)))
+        curvature = 1.0 - 2.2 * excess
+        values = -1e-3 * u**2 - 0.5 * curvature * x**2 - 0.1 * x**4
+        of_u = -2e-3 * u + 44.0 * excess * (1.0 - excess) * np.sign(u) * x**2
+        return values, np.column_stack([of_u, -curvature * x - 0.4 * x**3])
+
+    found_of(parted, Mode(np.zeros(2), np.eye(2), 0.0, 0.0), [0])
+    assert sum(counts) < 150
