@@ -368,6 +368,17 @@ def test_a_density_that_is_no_number_is_told_where_a_fit_is_refused() -> None:
     assert level == "not trusted" and "not a number" in reasons[0]
 
 
+def test_a_density_that_is_no_number_where_the_mass_is_speaks_against_draws() -> None:
+    rough = Correction(0.1, 0.8, undefined=0.3, undefined_near=0.2)
+    for chains in (RESTED, None):
+        for near, expected in ((0.2, True), (0.01, False)):
+            correction = replace(rough, undefined_near=near)
+            wanted = replace(WANTED, exact=chains is not None)
+            found = judge(replace(EVIDENCE, correction=correction, chains=chains, wanted=wanted))
+            told = [each for each in found[1] if "not a number at 30%" in each]
+            assert (found[0] == "not trusted") == expected and len(told) == expected
+
+
 def test_ways_that_were_dropped_are_told_and_do_not_speak_against_a_fit() -> None:
     level, reasons = judge(replace(EVIDENCE, chains=RESTED, dropped=("Not fitted so: it fails.",)))
     assert level == "exact" and reasons[-1] == "Not fitted so: it fails."

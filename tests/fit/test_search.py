@@ -253,6 +253,20 @@ def test_normals_at_the_mode_are_drawn_as_well_where_draws_given_hyperparameters
     assert [one.proposal.given is not None for one in first(spent).known] == [True]
 
 
+def test_draws_that_are_no_numbers_count_where_the_approximation_is_dense() -> None:
+    """Beyond 2.5 they are far out, and below 0 half of all."""
+    generator = np.random.default_rng(0)
+    proposal = Proposal((Mode(np.zeros(1), np.eye(1), 0.0, 0.0),), np.ones(1))
+    drawn = proposal.draw(2_000, generator)
+    for is_nan, near in ((np.abs(drawn[:, 0]) > 2.5, 0.0), (drawn[:, 0] < 0.0, 0.5)):
+        values = np.where(is_nan, np.nan, -0.5 * drawn[:, 0] ** 2)
+        chains = Chains(drawn, values, -drawn)
+        known = Weighted(proposal, chains, proposal.log_ratios(drawn, values))
+        correction, _ = corrected.correction_of(known, EPSILON)
+        assert correction.undefined == is_nan.mean() > 0.0
+        assert correction.undefined_near == pytest.approx(near, abs=0.05)
+
+
 @pytest.mark.parametrize("share", [1e-6, 0.05])
 def test_a_mode_without_mass_is_part_of_what_is_drawn_given_hyperparameters(
     monkeypatch: pytest.MonkeyPatch, share: float

@@ -2071,6 +2071,13 @@ def _fit() -> Iterator[Mutation]:
         "normals_at_the_mode_are_drawn",
     )
     yield from neutral(
+        "draws where the density is no number counted far out alone",
+        "fit/verdict/levels.py",
+        "undefined = _of_undefined(correction) if lacks else []",
+        "undefined = []",
+        "no_number_where_the_mass_is",
+    )
+    yield from neutral(
         "modes of some mass taken for ends of the first",
         "fit/ladder/corrected.py",
         "return bool((log_masses < mass + np.log(LEAST_MASS)).all())",

@@ -192,14 +192,20 @@ def correction_of(
     """
     proposal, drawn, log_ratios = known
     given = proposal.given is not None
-    number, undefined = len(log_ratios), float(np.isnan(drawn.values).mean())
+    number, is_nan = len(log_ratios), np.isnan(drawn.values)
+    undefined = float(is_nan.mean())
     if np.isneginf(log_ratios).all():
         return facts.Correction(np.inf, 0.0, undefined, given), np.full(number, 1.0 / number)
     weights = np.exp(log_ratios - log_ratios.max())
     khat = pareto_khat(LogRatios(log_ratios, rounding)).khat
     share = weighted_number(weights) / number
     weights = np.minimum(weights, weights.mean() * np.sqrt(number))
-    return facts.Correction(khat, share, undefined, given), weights / weights.sum()
+    near = 0.0
+    if undefined > 0.0:
+        densities = proposal.log_density(drawn.positions)
+        median = np.quantile(densities, 0.5, weights=weights, method="inverted_cdf")
+        near = float(is_nan[densities >= median].mean())
+    return facts.Correction(khat, share, undefined, given, near), weights / weights.sum()
 
 
 def resampled(

@@ -109,12 +109,15 @@ class Correction:
         Share of the draws at which the log density is not a number.
     given : bool
         Whether draws are of hyperparameters, and of Normals given these.
+    undefined_near : float
+        The same share of draws where the approximation is as dense as where half of the mass is.
     """
 
     khat: float
     share: float
     undefined: float = 0.0
     given: bool = False
+    undefined_near: float = 0.0
 
 
 @dataclass(frozen=True)
