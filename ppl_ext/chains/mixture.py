@@ -25,6 +25,8 @@ FEW_ROUNDS = 10
 WORSE = 2
 #: Standard deviations of a component are at least so small a share of those of all draws.
 NARROWEST = 1e-3
+#: Share of a diagonal that is added to it where a covariance has no root by rounding.
+RIDGE = 1e-8
 #: Weighted draws that count less than this share of the mean tell nothing.
 LEAST_COUNT = 1e-3
 #: Draws beyond so many interquartile ranges from the median do not make the scale of all.
@@ -133,7 +135,7 @@ def _components(
         off = white.T - means[:, :, None]
         scatters = (shares[:, None] * off) @ off.transpose(0, 2, 1)
         covariances = (scatters + dim * prior) / (totals + dim)[:, None, None]
-    roots = np.linalg.cholesky(covariances)
+    roots = _roots(covariances)
     return tuple(Mode(*each, 0.0, 0.0) for each in zip(means, roots, strict=True)), weights
 
 
@@ -161,8 +163,17 @@ def _log_normals(
     means: Float[np.ndarray, "K D"],
     covariances: Float[np.ndarray, "K D D"],
 ) -> Float[np.ndarray, "K S"]:
-    roots = np.linalg.cholesky(covariances)
+    roots = _roots(covariances)
     white = np.linalg.inv(roots) @ (draws.T - means[:, :, None])
     constants = np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(1)
     constants += 0.5 * draws.shape[1] * math.log(2.0 * math.pi)
     return -0.5 * np.einsum("kds,kds->ks", white, white) - constants[:, None]
+
+
+def _roots(covariances: Float[np.ndarray, "K D D"]) -> Float[np.ndarray, "K D D"]:
+    """Lower factors; where draws far out leave one by rounding alone, of smaller correlations."""
+    try:
+        return np.linalg.cholesky(covariances)
+    except np.linalg.LinAlgError:
+        diagonals = covariances * np.eye(covariances.shape[1])
+        return np.linalg.cholesky(covariances + RIDGE * diagonals)

@@ -189,3 +189,13 @@ def test_a_mixture_of_weighted_draws_follows_no_chance() -> None:
     inside = drawn[np.abs(drawn).max(1) < 6.0]
     np.testing.assert_allclose(np.cov(inside.T), np.eye(6), atol=0.35)
     assert len(modes) <= 2
+
+
+def test_draws_far_out_along_a_line_leave_components_a_root() -> None:
+    """A fifth of them are 1e12 away, and one apart from each other across the line."""
+    generator = np.random.default_rng(0)
+    draws = generator.normal(size=(1_000, 2))
+    draws[::5] += 1e12 * generator.exponential(size=(200, 1))
+    modes, weights, _ = fitted(draws, generator, np.ones(1_000))
+    assert all(np.isfinite(mode.factor).all() for mode in modes)
+    assert weights.sum() == pytest.approx(1.0)
