@@ -65,7 +65,8 @@ def first_approximation(
 ) -> Approximation:
     """Normals given hyperparameters where there are any and they are near; or Normals at the modes.
 
-    Of two that are not near it is the nearer one. ``limited`` leaves what chains take at least.
+    Draws given hyperparameters that are far are not gone on from; else it is the nearer one.
+    ``limited`` leaves what chains take at least.
 
     Raises
     ------

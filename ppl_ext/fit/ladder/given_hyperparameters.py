@@ -318,7 +318,10 @@ def _interpolated(places: Places, log_densities: Float[np.ndarray, " K"]) -> RBF
 def _draws_of(
     places: Places, log_densities: Vector, size: int, generator: np.random.Generator
 ) -> tuple[Places, bool]:
-    """Draws of the density that is interpolated, and whether it has fallen where they end."""
+    """Draws of the density that is interpolated, and whether it has fallen where they end.
+
+    Raises ``LinAlgError`` where it is no number.
+    """
     number = places.shape[1]
     log_density = _interpolated(places, log_densities - log_densities.max())
     low, high = (FARTHER[0] * end for end in (places.min(0), places.max(0)))
@@ -333,6 +336,8 @@ def _draws_of(
         logs = np.where(distances < 1.0, logs, -np.inf)
         weights = np.exp(logs - logs.max())
         weights /= weights.sum()
+        if not np.isfinite(weights).all():
+            raise np.linalg.LinAlgError
         mean = weights @ drawn
         off = drawn - mean
         covariance = (weights[:, None] * off).T @ off + NARROWEST**2 * np.eye(number)

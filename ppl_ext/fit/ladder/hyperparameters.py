@@ -61,7 +61,8 @@ def hyperparameters(
     Returns
     -------
     list of int
-        None where a Normal at the mode loses little, or would lose much whatever there is room for.
+        The scales alone where a Normal loses little beside them. Where none is known it is empty
+        then, and where a Normal loses much whatever there is room for.
 
     Raises
     ------
