@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from ppl_ext.fit.ladder.given_hyperparameters import has_room
 from ppl_ext.start.local_normal import step_of
-from ppl_ext.start.paths import Evaluate, Vector
+from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.start import Mode
 
 #: Nats that a Normal loses by a coordinate, where that is one of the hyperparameters: the first
@@ -70,7 +70,13 @@ def hyperparameters(
         The evaluations ended.
     """
     dim, chosen = len(mode.mean), list(scales)
-    precision = np.linalg.inv(mode.root @ mode.root.T)
+    whole = mode.root @ mode.root.T
+    precision, centers = np.linalg.inv(whole), [mode.mean]
+    if chosen:
+        # Also where scales are larger: at a mode where these are small, data tell little of
+        # entries.
+        follow = np.linalg.solve(whole[np.ix_(chosen, chosen)], whole[chosen])
+        centers.append(mode.mean + LARGER * mode.deviations[chosen] @ follow)
     step = step_of(epsilon)
     while True:
         rest = np.setdiff1d(np.arange(dim), chosen)
@@ -89,7 +95,7 @@ def hyperparameters(
         points = [
             center + side * moves + turn * direction
             for center, side, direction, turn in itertools.product(
-                _centers(mode, scales), (1, -1), directions, (1, -1)
+                centers, (1, -1), directions, (1, -1)
             )
         ]
         _, scores = evaluate(np.concatenate(points))
@@ -104,16 +110,3 @@ def hyperparameters(
         if not has_room(len(chosen) + 1, dim):
             return sorted(chosen) if scales or costs.sum() < MOST_LEFT else []
         chosen.append(int(rest[is_open][costs.argmax()]))
-
-
-def _centers(mode: Mode, scales: Sequence[int]) -> list[Vector]:
-    """Where to look for what precisions depend on.
-
-    Also where scales are larger: at a mode where these are small, data tell little of entries.
-    """
-    if not scales:
-        return [mode.mean]
-    covariance = mode.root @ mode.root.T
-    own = list(scales)
-    follow = np.linalg.solve(covariance[np.ix_(own, own)], covariance[own])
-    return [mode.mean, mode.mean + LARGER * mode.deviations[own] @ follow]

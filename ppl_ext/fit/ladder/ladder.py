@@ -155,10 +155,10 @@ def _climb(
                 evaluate, limited, problem, start, symmetry, rounding, generator
             )
             proposal, correction = begun.proposal, begun.correction
-            if proposal.given is not None and search is not None:
-                search.joined += start.modes[1:]
-                start = search.start
             if proposal.given is not None:
+                if search is not None:
+                    search.joined += start.modes[1:]
+                    start = search.start
                 names = ", ".join(problem.names_of(proposal.given.which))
                 notes.append(f"Normals given {names} at {len(proposal.given.places)} places")
             notes.append(_told_of_weights(correction))
