@@ -21,27 +21,16 @@ from numpyro_ext.fit import ways_of
 from numpyro_ext.sharding import entry
 from ppl_ext.batches.passes import Passes, rows_of_loader
 from ppl_ext.check import check as shared
-from ppl_ext.check.check import CHECK_DOCUMENTATION, CHECK_ESS, Program
+from ppl_ext.check.check import CHECK_ESS, Program
 from ppl_ext.check.checked import Checked
 from ppl_ext.check.predictions import told_of_predictions
 from ppl_ext.check.source import Source, number_of_draws, of_engine, of_guide, source_of
-from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 
 #: Draws that are unconstrained together; fewer are filled up, so that one program serves all.
 WIDTH = 500
 
 
-@documented(
-    CHECK_DOCUMENTATION,
-    host="NumPyro",
-    sources=(
-        "``(engine, result)`` of an engine's run, a fit, ``(svi, result)`` or ``(guide, params)`` "
-        "of the host's\n``SVI``, the host's ``MCMC`` after ``run``, or a mapping from latent sites "
-        "to constrained values,\nfirst axis = draws."
-    ),
-    randomness="rng_key : array\n        JAX random key.",
-)
 @entry
 def check(
     rng_key: Array,
@@ -57,6 +46,64 @@ def check(
     **kwargs: Any,
 ) -> Checked:
     """Whether draws of any method are the posterior's.
+
+    Witnesses are heard, the cheap ones first, and what one of them refuses is refused. Figures of
+    the draws themselves: R-hat, effective draws, divergences and E-BFMI of Markov chains, Pareto
+    k-hat and reweighted moments of guides, Stein's identities of the scores. Then short
+    Hamiltonian chains from the draws, which leave the posterior as it is: whatever shifts is not
+    the posterior's. At last a fit, made anew as by :func:`fit`: means, standard deviations, tails
+    and whole marginals are compared with its chains' own, coordinate by coordinate, with allowance
+    for chance.
+
+    Parameters
+    ----------
+    rng_key : array
+        JAX random key.
+    draws
+        ``(engine, result)`` of an engine's run, a fit, ``(svi, result)`` or ``(guide, params)`` of
+        the host's ``SVI``, the host's ``MCMC`` after ``run``, or a mapping from latent sites to
+        constrained values, first axis = draws. Of a guide 2,000 draws are made, fewer in very high
+        dimension.
+    model : callable
+        NumPyro program.
+    *args, **kwargs
+        Its arguments, with all rows.
+    batches : iterable, optional
+        All rows from a loader, in place of ``args``; see :func:`fit`. Where there is no time for
+        passes over it, Stein's identities are heard by a sample of its batches.
+    held_out : tuple, optional
+        The same arguments with other rows, observations among them: the calibration of the draws'
+        predictions for these is told, which is all that there is for large programs.
+    budget, seconds, target_ess, progress_bar
+        Of the whole check and of the chains; see :func:`fit`.
+
+    Returns
+    -------
+    Checked
+        A :class:`Verdict` with the draws, which ``summary``, ``to_arviz``, ``plot`` and
+        ``predict`` show as those of a fit: "approximate" and trusted where the draws agree with
+        chains that agree; "not trusted" with what speaks against them; else "approximate" and not
+        trusted, with what was not done. By site, bounds on the errors of means and standard
+        deviations.
+
+    Raises
+    ------
+    ModelCheckError
+        The model cannot be fitted.
+    ArgumentError
+        The draws are not of this model.
+
+    Notes
+    -----
+    The draws are judged as the posterior's of the model as it is: those of an engine with a
+    tempered likelihood are not. Right draws are seldom refused, and mostly those of a density on
+    which no chains come to rest. A mode that neither the draws nor the fit's search have found is
+    seen by nobody.
+
+    References
+    ----------
+    Importance ratios: A. Vehtari and others, "Pareto smoothed importance sampling" (2024). Nested
+    R-hat: C. Margossian and others, "Nested R-hat" (2024).
 
     Examples
     --------

@@ -29,12 +29,11 @@ from numpyro_ext.sharding import Sharding, entry, entry_on_own_axes
 from numpyro_ext.start import pieces_of
 from ppl_ext.arguments import columns_as_arrays
 from ppl_ext.batches.passes import passes_of
-from ppl_ext.documented import documented
 from ppl_ext.fit import load, many
-from ppl_ext.fit.doors import FIT_DOCUMENTATION, Asked, Named, fit_program
+from ppl_ext.fit.doors import Asked, Named, fit_program
 from ppl_ext.fit.fit import TARGET_ESS, Fit
 from ppl_ext.fit.habits import SEEDS, check_habits, engine_of, written_for_arrays
-from ppl_ext.fit.many import MANY_DOCUMENTATION, Fits, calls_of
+from ppl_ext.fit.many import Fits, calls_of
 from ppl_ext.fit.problem import ways as shared_ways
 from ppl_ext.fit.problem.engine import check_own_engine
 from ppl_ext.fit.problem.problem import Problem
@@ -52,13 +51,6 @@ ENGINE_DEFAULTS: dict[str, Callable[[], Any]] = {
 KEY_WORDS = dict.fromkeys(SEEDS, "The key comes first: fit(jax.random.key(0), model, ...).")
 
 
-@documented(
-    FIT_DOCUMENTATION,
-    host="NumPyro",
-    guide="AutoContinuous",
-    engine="Engine",
-    randomness="rng_key : array\n        JAX random key.",
-)
 @entry_on_own_axes
 def fit(
     rng_key: Array,
@@ -81,6 +73,85 @@ def fit(
     **kwargs: Any,
 ) -> Fit:
     """Draws of a program's posterior that may be trusted, or a clear no.
+
+    The fit climbs only as far as it must. A search finds where the posterior has its mass, and
+    Normals near its modes. Sites whose scale is latent are tried non-centred as well, by the
+    host's own handlers. Draws of the Normals are corrected by importance weights. From these,
+    Hamiltonian chains that leave the posterior exactly as it is run until they agree. What could
+    not be reached is said by ``fit.verdict``, with reasons and advice.
+
+    Parameters
+    ----------
+    rng_key : array
+        JAX random key.
+    model : callable
+        NumPyro program.
+    *args, **kwargs
+        Its arguments, with all rows.
+    batches : iterable, optional
+        All rows from a loader, in place of ``args``: tuples of the model's arguments, or mappings
+        from their names, such as a ``DataLoader`` gives again and again. The model's plate scales
+        a batch up to all rows. See the page "Rows from iterators".
+    budget : int, optional
+        Evaluations of the score at most; one for each position. Default: 300,000, with which an
+        engine is bounded by ``seconds`` alone. A search takes some hundreds, corrected draws 1,000
+        more, chains about 5,000 at least. What a smaller budget cannot buy is left out, and the
+        verdict says so.
+    seconds : float, optional
+        Wall time at most, about. Default: 600.
+    target_ess : float
+        Effective draws that the worst entry of a site must have, for its mean.
+    target_sd_error : float, optional
+        Standard error of every standard deviation, as a share of it, for which chains go on, such
+        as 0.03. Default: the verdict states the errors, and nothing is run for them.
+    exact : bool
+        Whether chains may run. Without them the best level is "corrected".
+    guide : AutoContinuous, optional
+        Fit this guide by ``ProximalScoreVI``. The draws are then the guide's, judged by chains
+        where these can run.
+    engine : Engine, class or str, optional
+        Likewise an engine of this package with the same model, such as ``SVGD(model, optim)``,
+        which runs until it has settled. A class, or its name such as "SVGD", is made with its
+        defaults, and with Adam at 0.05 where it needs an optimiser.
+    judge : {"sites", "outputs"}, optional
+        What chains have to agree in: latent sites, or the outputs of a network at its rows, which
+        are the parameters of the observed distributions. Default: outputs, where ``random_module``
+        or the host's own random modules draw weights and rows are arguments. See the page
+        "Networks as programs".
+    held_out : tuple or mapping, optional
+        The model's arguments with rows that are not fitted, such as ``(x_test, y_test)``, at which
+        outputs are judged as well. Where these rows are calibrated, chains need not be adjusted.
+    progress_bar : bool
+        Show what is done and what is found.
+    sharding : Sharding, optional
+        How chains, other positions and rows are split over devices; of an engine that the fit
+        makes, the rows. An engine that is given has its own.
+    dims : mapping of str to sequence of str, optional
+        Names of the axes of a variable, without chain and draw, for ``summary``, ``plot`` and
+        ``to_arviz`` of the fit. Default: the plates' names. See the page "Names and labels".
+    coords : mapping of str to sequence, optional
+        Labels along an axis.
+
+    Returns
+    -------
+    Fit
+        ``draws``, equally weighted, and ``verdict``: "exact", "corrected", "approximate" or
+        "not trusted".
+
+    Raises
+    ------
+    ModelCheckError
+        The model cannot be fitted, or no starting point has a finite density and score.
+    ArgumentError
+        An option or the arguments have no meaning for the model, or the budget ended before there
+        was a start.
+
+    References
+    ----------
+    The search: L. Zhang, B. Carpenter, A. Gelman and A. Vehtari, "Pathfinder: Parallel
+    quasi-Newton variational inference" (2022). R-hat: A. Vehtari and others, "Rank-normalization,
+    folding, and localization" (2021). Non-centred sites: M. Gorinova, D. Moore and M. Hoffman,
+    "Automatic reparameterisation of probabilistic programs" (2020).
 
     Examples
     --------
@@ -124,11 +195,6 @@ def fit(
     return fit_program(ways, call, numbers, asked, named, passes, names, replay, sharding)
 
 
-@documented(
-    MANY_DOCUMENTATION,
-    host="NumPyro",
-    randomness="rng_key : array\n        JAX random key.",
-)
 @entry
 def fit_many(
     rng_key: Array,
@@ -143,6 +209,42 @@ def fit_many(
     **kwargs: Any,
 ) -> Fits:
     """Fits of one program to many data sets of one shape.
+
+    Each data set is fitted as ``fit`` does it, with random numbers, draws and a verdict of its own.
+    The program is checked and compiled once for all.
+
+    Parameters
+    ----------
+    rng_key : array
+        JAX random key.
+    model : callable
+        NumPyro program.
+    *args, **kwargs
+        Its arguments, in which arrays hold the data sets along an axis, in dictionaries as well.
+        All data sets have one shape: pad those that are shorter, and mask what is padded in the
+        program.
+    axis : int or mapping of str to int
+        The axis of the data sets: one for all arrays, or by the names of those arguments that hold
+        data sets; the others are then the same for all. The name of a dictionary stands for all
+        arrays in it, ``"rows['x']"`` for one of them.
+    budget, seconds, target_ess, exact
+        Of each data set, as in ``fit``.
+    progress_bar : bool
+        Count the data sets.
+
+    Returns
+    -------
+    Fits
+        ``draws`` by site, first axis = data sets, second = draws; ``verdicts``; each :class:`Fit`
+        by its number.
+
+    Raises
+    ------
+    ModelCheckError
+        The model cannot be fitted.
+    ArgumentError
+        Arguments hold no data sets along the axis, or other numbers of them; or as ``fit`` raises
+        it.
 
     Examples
     --------
@@ -166,7 +268,6 @@ def fit_many(
     return many.fit_many(partial(ways_of, model), calls, seed_of(rng_key), asked)
 
 
-@documented(load.LOAD_DOCUMENTATION, host="NumPyro")
 @entry
 def load_fit(
     path: str | os.PathLike[str],
@@ -178,6 +279,33 @@ def load_fit(
     **kwargs: Any,
 ) -> Fit:
     """Read a fit that ``Fit.save`` has written.
+
+    Draws and verdict come back without the program, the draws then as NumPy's arrays. With the
+    program and its arguments all comes back: ``more`` goes on to the last bit as the fit would
+    have that was saved.
+
+    Parameters
+    ----------
+    path : path
+    model : callable, optional
+        NumPyro program that was fitted.
+    *args, **kwargs
+        Its arguments, as they were.
+    batches : iterable, optional
+        A loader with the same rows, where the fit had one.
+    dims, coords : mapping, optional
+        Names of axes and labels along them; see :func:`fit`.
+
+    Returns
+    -------
+    Fit
+
+    Raises
+    ------
+    ArgumentError
+        The file is no saved fit, or damaged; or the program or its arguments are others.
+    ModelCheckError
+        The model cannot be fitted.
 
     Examples
     --------

@@ -56,7 +56,28 @@ def is_tracing() -> bool:
 
 
 class Sharding(ShardingShell):
-    """Examples
+    """How positions and rows are split over the devices of a mesh.
+
+    Parameters
+    ----------
+    mesh : mesh of the host
+        A grid of devices whose axes have names.
+    particles : str, optional
+        Axis over which particles, chains and draws are split.
+    rows : str, optional
+        Axis over which rows of the data are split.
+    exchange : {"all-gather", "all-to-all"}
+        How a kernel gets to see all particles; see :mod:`ppl_ext.running.sharding`.
+    timeout : float
+        Seconds after which a run with several processes ends with
+        :class:`~ppl_ext.errors.RankLostError` when one of them does not come along.
+
+    Raises
+    ------
+    ArgumentError
+        The mesh is not one of this package's, has no such axis, or neither axis is named.
+
+    Examples
     --------
     >>> import jax, numpyro
     >>> import jax.numpy as jnp

@@ -21,9 +21,8 @@ from numpyro_ext.guides.flat_density import check_has_flat_density, check_same_l
 from numpyro_ext.sharding import entry
 from numpyro_ext.start import GIVEN, is_given, is_guide, piece_of, started, without_engine
 from ppl_ext.arguments import columns_as_arrays
-from ppl_ext.documented import documented
 from ppl_ext.fit import warm
-from ppl_ext.fit.warm import WARM_DOCUMENTATION, WARMUP
+from ppl_ext.fit.warm import WARMUP
 from ppl_ext.start.given import check_start
 from ppl_ext.start.search import InPieces
 from ppl_ext.start.start import Start
@@ -34,17 +33,6 @@ from ppl_ext.target.noncentred import Noncentred
 ACCEPTANCE = 0.6
 
 
-@documented(
-    WARM_DOCUMENTATION,
-    host="NumPyro",
-    randomness="rng_key : array\n        JAX random key.",
-    engine=", or of the pair (engine, result)",
-    guide="a pair (guide, params) of a guide and its parameters, as ``SVI`` has fitted them",
-    neutra="by the host's ``NeuTraReparam``",
-    acceptance="Default: 0.6, with which a trajectory of NUTS through a Normal has three steps; "
-    "with the host's 0.8 it often has seven.",
-    mcmc="numpyro.infer.MCMC",
-)
 @entry
 def warm_chains(
     rng_key: Array,
@@ -59,6 +47,65 @@ def warm_chains(
     **kwargs: Any,
 ) -> MCMC:
     """NUTS in the coordinates of what is known of the posterior; chains side by side.
+
+    Chains in known coordinates need neither a long warm-up nor long trajectories. The metric is
+    that of the start, the fit or the draws, and stays as it is; the first transitions adapt the
+    step size alone. The chains leave the posterior exactly as it is, however wrong the start.
+
+    Parameters
+    ----------
+    rng_key : array
+        JAX random key.
+    model : callable
+        NumPyro program, which evaluates all rows.
+    start_or_fit : Start, Fit, or another fit
+        What is known of the posterior:
+
+        - a :class:`Start` of :func:`find_start`, or "search" to have one found;
+        - a :class:`Fit`, whose chains give the metric; where it was fitted with sites non-centred,
+          so do the chains move, and draws are of the sites as written as well;
+        - draws, a mapping of every latent site to values (draws, ...), or what gives them by
+          ``get_samples()``, such as a run of the host's ``MCMC``, or of the pair (engine, result);
+        - a pair (guide, params) of a guide and its parameters, as ``SVI`` has fitted them. Of a
+          Normal its covariance counts, of a mixture the mean covariance of its components, and a
+          flow carries the chains into its own coordinates (by the host's ``NeuTraReparam``).
+
+        Beyond 600 dimensions, and of few draws, variances alone.
+    *args, **kwargs
+        The model's arguments, with all rows. They may be newer than the start.
+    num_samples : int
+        Draws of each chain.
+    num_chains : int
+    num_warmup : int
+        Transitions before these, which adapt the step size. Default: 150.
+    target_accept_prob : float
+        Mean acceptance for which the step size is adapted. Default: 0.6, with which a trajectory of
+        NUTS through a Normal has three steps; with the host's 0.8 it often has seven.
+    progress_bar : bool
+
+    Returns
+    -------
+    numpyro.infer.MCMC
+        After ``run``. Chains do not go from mode to mode. Where a fit has labels that can be
+        exchanged, all begin with these in order.
+
+    Warns
+    -----
+    DoubtfulFitWarning
+        The chains have not come to rest: split R-hat is above 1.05, or draws are not finite.
+
+    Raises
+    ------
+    ModelCheckError
+        The model cannot be fitted.
+    ArgumentError
+        The start is of another model, has no finite density near it, or is no start; the model
+        subsamples; or an option has no meaning.
+
+    References
+    ----------
+    A flow's coordinates: M. Hoffman and others, "NeuTra-lizing bad geometry in Hamiltonian Monte
+    Carlo using neural transport" (2019).
 
     Examples
     --------

@@ -13,14 +13,12 @@ from torch import Tensor
 from ppl_ext.arguments import entry
 from ppl_ext.calibrate import calibrate as shared
 from ppl_ext.calibrate.calibrate import (
-    CALIBRATE_DOCUMENTATION,
     DATA_SETS,
     DRAWS,
     Host,
 )
 from ppl_ext.calibrate.calibration import Calibration
 from ppl_ext.diagnostics.replay import Replay
-from ppl_ext.documented import documented
 from ppl_ext.fit.many import fit_one
 from ppl_ext.fit.problem.programs import Programs
 from pyro_ext.check import of_host
@@ -31,13 +29,6 @@ from pyro_ext.density.simulate import one_run, prior_draws
 from pyro_ext.fit import ways_of
 
 
-@documented(
-    CALIBRATE_DOCUMENTATION,
-    host="Pyro",
-    randomness="seed : int\n        Of the random numbers; see below.",
-    arguments="the model's arguments,",
-    sources="what :func:`check` takes: a fit, an engine, ``svi`` or its guide, ``mcmc``",
-)
 @entry
 def calibrate(
     model: Callable[..., Any],
@@ -51,6 +42,71 @@ def calibrate(
     **kwargs: Any,
 ) -> Calibration:
     """Simulation-based calibration of a way to fit a model.
+
+    Parameters are drawn from the prior, and data from the model with these parameters. Each data
+    set is fitted. If the draws of a fit are the posterior's, the rank of the parameter among them
+    is uniform over data sets; so a fit that is wrong on average is found, without knowing any
+    posterior. Beside the parameters the log likelihood is ranked, which finds draws that do not
+    depend on the data.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of all random numbers.
+    model : callable
+        Pyro program.
+    *args, **kwargs
+        Its arguments, with all rows. Observations may be there, which say what data look like and
+        are replaced; or they may be None, where the model runs without them.
+    fit_function : callable, optional
+        What fits a data set: a function of the model's arguments, with new observations in their
+        places, that gives back what :func:`check` takes: a fit, an engine, ``svi`` or its guide,
+        ``mcmc``, or a mapping from latent sites to draws, first axis = draws. Sites without draws
+        are not ranked. Default: :func:`fit`.
+    num_data_sets : int
+        Data sets N. More find smaller faults.
+    num_draws : int
+        Draws that parameters are ranked among, at most; evenly spaced ones of those of a fit. They
+        are fewer where the draws of fits are worth fewer independent ones.
+    observed : mapping of str to str, optional
+        The argument that holds the observations of a site, by site. Default: the argument of the
+        same name, or else the one with the same numbers.
+    progress_bar : bool
+        Count the data sets.
+
+    Returns
+    -------
+    Calibration
+        Ranks by site, whether they are uniform (``is_uniform``, ``p_value``, ``print``), data for
+        ArviZ (``to_arviz``) and a picture (``plot``).
+
+    Raises
+    ------
+    ModelCheckError
+        The model cannot be fitted.
+    ArgumentError
+        The model cannot be simulated: it has factors, or latent sites in plates that draw
+        minibatches; or it is not known which argument holds the observations; or a fit gives no
+        draws of its sites, or too few, or some that are not finite.
+
+    Warns
+    -----
+    ConvergenceWarning
+        Draws of many fits are worth fewer than ten independent ones.
+
+    Notes
+    -----
+    Calibration is about fits on average over the prior, not about the data at hand; :func:`check`
+    is about these. Draws of chains depend on each other, which would make ranks too extreme: no
+    more draws are used than nineteen in twenty fits are worth. Equal values, as of constants, get
+    random ranks. Discrete latent sites, which fits sum out, are not ranked.
+
+    References
+    ----------
+    S. Talts, M. Betancourt, D. Simpson, A. Vehtari and A. Gelman, "Validating Bayesian inference
+    algorithms with simulation-based calibration" (2018). The test: T. Säilynoja, P.-C. Bürkner and
+    A. Vehtari, "Graphical test for discrete uniformity" (2022). The log likelihood: M. Modrák and
+    others, "Simulation-based calibration checking for Bayesian computation" (2023).
 
     Examples
     --------

@@ -15,9 +15,8 @@ from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 
 from ppl_ext.arguments import columns_as_arrays, entry
-from ppl_ext.documented import documented
 from ppl_ext.fit import warm
-from ppl_ext.fit.warm import WARM_DOCUMENTATION, WARMUP, Tuned
+from ppl_ext.fit.warm import WARMUP, Tuned
 from ppl_ext.start.given import check_start
 from ppl_ext.start.search import Piece
 from ppl_ext.start.start import Start
@@ -32,16 +31,6 @@ from pyro_ext.start import GUIDE_FORM, is_guide, piece_of, started
 ACCEPTANCE = 0.8
 
 
-@documented(
-    WARM_DOCUMENTATION,
-    host="Pyro",
-    randomness="seed : int\n        Of the random numbers; see below.",
-    engine=" or an engine that has run",
-    guide="a guide that the host's ``SVI`` or an engine has fitted",
-    neutra="its ``get_transform``, as in the host's ``NeuTraReparam``",
-    acceptance="Default: 0.8.",
-    mcmc="pyro_ext.MCMC, which is a pyro.infer.MCMC",
-)
 @entry
 def warm_chains(
     model: Callable[..., Any],
@@ -59,6 +48,64 @@ def warm_chains(
 
     Pyro's own NUTS takes one chain after another, operation by operation. Here all chains take a
     step in one evaluation, and trajectories have random lengths about a quarter of a period.
+
+    Chains in known coordinates need neither a long warm-up nor long trajectories. The metric is
+    that of the start, the fit or the draws, and stays as it is; the first transitions adapt the
+    step size alone. The chains leave the posterior exactly as it is, however wrong the start.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of all random numbers.
+    model : callable
+        Pyro program, which evaluates all rows.
+    start_or_fit : Start, Fit, or another fit
+        What is known of the posterior:
+
+        - a :class:`Start` of :func:`find_start`, or "search" to have one found;
+        - a :class:`Fit`, whose chains give the metric; where it was fitted with sites non-centred,
+          so do the chains move, and draws are of the sites as written as well;
+        - draws, a mapping of every latent site to values (draws, ...), or what gives them by
+          ``get_samples()``, such as a run of the host's ``MCMC`` or an engine that has run;
+        - a guide that the host's ``SVI`` or an engine has fitted. Of a Normal its covariance
+          counts, of a mixture the mean covariance of its components, and a flow carries the chains
+          into its own coordinates (its ``get_transform``, as in the host's ``NeuTraReparam``).
+
+        Beyond 600 dimensions, and of few draws, variances alone.
+    *args, **kwargs
+        The model's arguments, with all rows. They may be newer than the start.
+    num_samples : int
+        Draws of each chain.
+    num_chains : int
+    num_warmup : int
+        Transitions before these, which adapt the step size. Default: 150.
+    target_accept_prob : float
+        Mean acceptance for which the step size is adapted. Default: 0.8.
+    progress_bar : bool
+
+    Returns
+    -------
+    pyro_ext.MCMC, which is a pyro.infer.MCMC
+        After ``run``. Chains do not go from mode to mode. Where a fit has labels that can be
+        exchanged, all begin with these in order.
+
+    Warns
+    -----
+    DoubtfulFitWarning
+        The chains have not come to rest: split R-hat is above 1.05, or draws are not finite.
+
+    Raises
+    ------
+    ModelCheckError
+        The model cannot be fitted.
+    ArgumentError
+        The start is of another model, has no finite density near it, or is no start; the model
+        subsamples; or an option has no meaning.
+
+    References
+    ----------
+    A flow's coordinates: M. Hoffman and others, "NeuTra-lizing bad geometry in Hamiltonian Monte
+    Carlo using neural transport" (2019).
 
     Examples
     --------

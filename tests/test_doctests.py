@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from ppl_ext.documented import documented, documents_subclasses
-
 PACKAGES = ("pyro_ext", "numpyro_ext")
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
@@ -84,38 +82,3 @@ def test_an_example_that_is_wrong_or_missing_is_seen() -> None:
     test = examples("wrong", wrong)
     assert test is not None
     assert doctest.DocTestRunner(verbose=False).run(test, out=lambda _: None).failed == 1
-
-
-def test_examples_of_a_package_come_after_what_both_share() -> None:
-    @documents_subclasses
-    class Shared:
-        """Add.
-
-        Parameters
-        ----------
-        x : int
-        """
-
-    class Own(Shared):
-        """Examples
-        --------
-        >>> 1 + 1
-        2
-        """
-
-    class Neither(Own):
-        pass
-
-    @documented("Parameters\n----------\nx : int\n    $what", what="The first.")
-    def function() -> None:
-        """Add.
-
-        Examples
-        --------
-        >>> 1 + 1
-        2
-        """
-
-    expected = "Add.\n\nParameters\n----------\nx : int\n{}\nExamples\n--------\n>>> 1 + 1\n2"
-    assert inspect.getdoc(Own) == inspect.getdoc(Neither) == expected.format("")
-    assert inspect.getdoc(function) == expected.format("    The first.\n")

@@ -52,7 +52,6 @@ from ppl_ext.diagnostics.replay import (
     DRAW_CHUNK,
     GROUPS,
     PASS_ALL_ROWS,
-    REPLAY_DOCUMENTATION,
     CannotBeDrawnError,
     ComputedEntries,
     Recorder,
@@ -75,7 +74,6 @@ from ppl_ext.diagnostics.replay import (
     plates_of_axes,
     without_kept,
 )
-from ppl_ext.documented import documented
 from ppl_ext.options import check_choice
 from ppl_ext.target.discrete import RowTerms
 
@@ -384,17 +382,6 @@ def _reads(program: Jaxpr, number: int) -> bool:
     return is_reached(program.outvars)
 
 
-@documented(
-    REPLAY_DOCUMENTATION,
-    draw_chunk="""
-        draw_chunk : int, optional
-            Draws evaluated at once. Default: 128.
-        """,
-    randomness="""
-        rng_key : array, optional
-            Key of the new observations. Default: ``jax.random.key(0)``.
-        """,
-)
 def replay(
     target: LogDensity,
     draws: Mapping[str, Any],
@@ -411,7 +398,53 @@ def replay(
     around: Mapping[str, Any] | None = None,
     rng_key: jax.Array | None = None,
 ) -> Replay:
-    """Run the model at every draw, on all rows of its data."""
+    """Run the model at every draw, on all rows of its data.
+
+    Parameters
+    ----------
+    target : LogDensity
+    draws : mapping of str to array (S, *site shape)
+        Constrained values of every latent site; local latents at full length.
+    data : Data
+        The model's arguments, from ``target.bind``, holding the full data.
+    groups : collection of str
+        What to compute, from ``GROUPS``; with none the sites are described only.
+    discrete : {"sample", "most probable"}
+        Which values the discrete latent sites have in the groups "discrete" and "deterministic",
+        given a draw of all others and the data: drawn jointly, or the most probable ones
+        together. New observations have values of their prior. So have predictions, unless the
+        group "discrete" is there, whose values they then have. "alongside" are the deterministic
+        sites of the run that new observations, or else predictions, are of.
+    missing : collection of str
+        Observed sites whose values are none: discrete sites are to know nothing of them, and they
+        are not computed from latent sites.
+    finite : collection of str
+        Those of them that may be discrete latent sites.
+    all_rows : bool
+        Refuse arguments that hold only some rows of a plate. Predictions on new rows take those
+        that there are.
+    draw_chunk : int, optional
+        Draws evaluated at once. Default: 128.
+    data_chunk : int, optional
+        Rows evaluated at once in models with subsampled plates. Default: that of the target.
+    num_chains : int
+        Chains that the draws are of, in words about memory.
+    around : mapping of str to array, optional
+        Constrained values of the latent sites at which the observed distributions are made linear,
+        see :mod:`ppl_ext.target.linearized`. Default: the model as it is.
+    rng_key : array, optional
+        Key of the new observations. Default: ``jax.random.key(0)``.
+
+    Returns
+    -------
+    Replay
+
+    Raises
+    ------
+    ArgumentError
+        A draw is missing for a latent site or does not have its shape, or the arguments hold only
+        some rows of a plate.
+    """
     check_draws(target.layout.names, draws)
     check_choice("discrete", discrete, DISCRETE)
     # The draws leave the device once, and go back in chunks of one size.

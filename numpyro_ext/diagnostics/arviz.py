@@ -37,7 +37,6 @@ from numpyro_ext.programs import Program
 from numpyro_ext.sharding import Sharding, entry_on_own_axes
 from ppl_ext.diagnostics.fit import asked_of
 from ppl_ext.diagnostics.fit_groups import (
-    ARVIZ_DOCUMENTATION,
     Group,
     Host,
     Wanted,
@@ -47,7 +46,6 @@ from ppl_ext.diagnostics.fit_groups import (
 )
 from ppl_ext.diagnostics.inference_data import Variable
 from ppl_ext.diagnostics.replay import Replay
-from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
 from ppl_ext.running.sharding import check_sharding
@@ -55,26 +53,6 @@ from ppl_ext.running.sharding import check_sharding
 Array = NDArray[Any]
 
 
-@documented(
-    ARVIZ_DOCUMENTATION,
-    host="NumPyro",
-    engine="An engine",
-    mcmc="numpyro.infer.MCMC",
-    no_state=" With ``MCMC`` and a fit there is no ``state``.",
-    state="""
-        state
-            The :class:`~numpyro_ext.engine.RunResult` of its run, which ``result`` then need not
-            repeat, or its state alone: ``result.state``. With a guide the result of ``SVI.run``,
-            or the parameters as ``SVI.get_params`` gives them.
-        """,
-    scale="handlers.scale",
-    losses="``result.losses``",
-    result="the result that is given as ``state``",
-    randomness="""
-        rng_key : array, optional
-            Key of the posterior and posterior predictive draws. Default: ``jax.random.key(0)``.
-        """,
-)
 @entry_on_own_axes
 def to_arviz(
     engine: Any,
@@ -101,6 +79,88 @@ def to_arviz(
     **kwargs: Any,
 ) -> Any:
     """Convert a fitted engine, a run of the host's ``MCMC``, or a guide fitted by its ``SVI``.
+
+    Everything is computed on the full data, also when the model draws minibatches: the model
+    is replayed over chunks of rows, and the rows come out in their order. When batches are
+    passed as arguments, pass the arrays of all rows here.
+
+    The arguments may be left out where they are those of the fit: an engine, ``MCMC`` and a fit
+    remember them.
+
+    The draws of an engine are stored as one chain, those of ``MCMC`` as its chains. Deterministic
+    sites are part of the posterior, and so are sites that are observed at values computed from
+    latent ones, as a prior of a transformed latent is written: they are no data. Of a Stan program
+    the posterior has the parameters, and the vector that they come from is in the group
+    ``unconstrained_posterior``. Names are made safe for netCDF ("/" becomes "."); the attribute
+    ``renamed`` holds the originals.
+
+    Parameters
+    ----------
+    engine
+        An engine of this package; ``numpyro.infer.MCMC`` after ``run``, with any kernel of a model;
+        or, with ``model``, a guide fitted by NumPyro's ``SVI`` under any objective. With ``MCMC``
+        and a fit there is no ``state``.
+    state
+        The :class:`~numpyro_ext.engine.RunResult` of its run, which ``result`` then need not
+        repeat, or its state alone: ``result.state``. With a guide the result of ``SVI.run``,
+        or the parameters as ``SVI.get_params`` gives them.
+    *args, **kwargs
+        The model's arguments, with all rows of the data.
+    batches : iterable, optional
+        All rows in place of ``args``, as batches of a loader, which is passed over twice; rows
+        come out in its order. Arrays of single batches are not constant data.
+    num_samples : int, optional
+        Number of draws. Default: every particle, all draws of a fit or of ``MCMC``, or what the
+        engine draws by default. Of a fit and of ``MCMC`` fewer can be taken, as many of each chain:
+        the number is rounded up to that. Without it ``log_likelihood`` and
+        ``posterior_predictive`` have fewer draws than the posterior, evenly spaced and labelled,
+        where they would hold more than 33 million numbers, and a warning says how many.
+    posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats : bool
+        Groups to include. ``log_likelihood`` is pointwise, without the scales of plates and of
+        ``handlers.scale``; observations that are masked out have 0, and factors are no part of it.
+        ``log_prior`` is the same of the latent sites, as they are written, without Jacobians:
+        ArviZ's sensitivity to priors takes it. There is none of Stan programs, whose density is in
+        one piece, and where a latent site depends on a discrete one.
+    discrete : {"sample", "most probable"}, optional
+        Add the discrete latent sites to the posterior, as integers: given each draw of all other
+        sites and the data, drawn jointly, or the most probable ones together. They are summed out
+        of everything else; deterministic sites that depend on them have these values, or drawn
+        ones.
+    constant_data : mapping of str to array, or bool
+        Arrays for the group of that name. True takes the model's array arguments that are not
+        observations.
+    losses : sequence of float, optional
+        Loss of each step, for the group ``optimization``, in place of ``result.losses``.
+    result : RunResult, optional
+        Run whose losses and other figures (the force norm of particles, log_p and log_q of guides)
+        go to the group ``optimization``, along a dimension ``step``. Default: the result that is
+        given as ``state``.
+    dims : mapping of str to sequence of str, optional
+        Dimension names of a variable, without chain and draw. Default: the plates' names, and for
+        axes of an event those that the model gives by ``sample(..., infer={"event_dims": [...]})``.
+    coords : mapping of str to sequence, optional
+        Labels along a dimension.
+    draw_chunk, data_chunk : int, optional
+        At most this many draws and rows are evaluated at once, which bounds memory.
+    rng_key : array, optional
+        Key of the posterior and posterior predictive draws. Default: ``jax.random.key(0)``.
+    model : callable, optional
+        The model of a guide; not with an engine.
+    sharding : Sharding, optional
+        How draws and rows are split over devices. Default: as the engine's.
+
+    Returns
+    -------
+    arviz.InferenceData or xarray.DataTree
+        The former with ArviZ 0.23, the latter with ArviZ 1 and later.
+
+    Raises
+    ------
+    ArgumentError
+        ``engine`` is none of these, or the arguments do not fit the model, lack observations that
+        the engine was set up with, or hold only some rows of a plate.
+    RuntimeError
+        The engine has not seen the model's arguments yet.
 
     Examples
     --------

@@ -56,19 +56,6 @@ from ppl_ext.process import swapped
 _STREAM = 2**31 - 2
 
 
-#: What diagnostics say of the state that they take, and of their draws' randomness.
-STATE = """
-state
-    State of the engine, or the result of its run; or the parameters of the autoguide as
-    ``SVI.get_params`` gives them, or the result of ``SVI.run``.
-"""
-RNG_KEY = """
-rng_key : array, optional
-    Key of the draws of a guide. Default: one derived from the engine's state, so that every call
-    gives the same draws; ``jax.random.key(0)`` for an autoguide.
-"""
-
-
 @dataclass(frozen=True)
 class FittedGuide(shared.FittedGuide):
     """A guide, its parameters, the log density that it approximates, and a key for draws."""

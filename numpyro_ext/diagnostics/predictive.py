@@ -21,13 +21,11 @@ from numpyro_ext.engine import Engine
 from numpyro_ext.sharding import Sharding, entry_on_own_axes, verb_on_own_axes
 from ppl_ext.arguments import columns_as_arrays
 from ppl_ext.diagnostics.predictive_data import (
-    PREDICTIVE_DOCUMENTATION,
     draws_of_fit,
     returned_sites,
     site_predictor,
 )
 from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
-from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.habits import as_fitted
 from ppl_ext.options import check_count, described
@@ -37,29 +35,6 @@ if TYPE_CHECKING:
     from xarray import Dataset
 
 
-@documented(
-    PREDICTIVE_DOCUMENTATION,
-    host="NumPyro",
-    kinds="",
-    state="state",
-    params="""
-        params : mapping of str to array, optional
-            Values of ``param`` and ``mutable`` sites, such as the weights of a module without
-            priors.
-        state, num_samples : optional
-            Of an engine in place of the draws: its state, or the result of its run, and how many
-            draws it gives.
-        """,
-    randomness="""
-        rng_key : array, optional
-            Key of an engine's draws, by default its own, and of the values of discrete sites, by
-            default ``jax.random.key(0)``.
-        """,
-    draw_chunk="""
-        draw_chunk : int, optional
-            At most this many draws are evaluated at once. Default: 128.
-        """,
-)
 @entry_on_own_axes
 def predictive_distribution(
     model: Callable[..., Any],
@@ -79,6 +54,83 @@ def predictive_distribution(
     **kwargs: Any,
 ) -> Dataset:
     """The observed site's distribution at every draw and row; no observation is sampled.
+
+    The model runs with each draw on the rows of its arguments, test rows as a rule, as NumPyro's
+    ``Predictive`` runs it. A model that subsamples a plate is evaluated on all rows of it.
+
+    Discrete latent sites, which draws do not hold, have values of their prior, as those of rows
+    yet to be seen do. With ``discrete`` they have values of their posterior given the draw and
+    what is observed, as with the host's ``infer_discrete``, and these are in the result.
+
+    Parameters
+    ----------
+    model : callable
+        The NumPyro program.
+    draws : mapping of str to array (S, *site shape), or a fit
+        Constrained values of the latent sites, as ``engine.get_samples(state)`` or
+        ``MCMC.get_samples()`` give them. Further names are left alone. Or an engine, or what
+        ``fit`` returns, whose draws are taken.
+    *args, **kwargs
+        The model's arguments. With the observations among them the result also has what needs
+        these: log likelihood, observed values and distribution function.
+    site : str, optional
+        Name of the site to predict. Default: the only observed site, or, where several are in the
+        model, the only one without values. A site that is observed at values computed from latent
+        sites is a prior of these and not meant; nor is a discrete site without values that
+        another depends on, which is latent.
+    linearize : bool or mapping of str to array
+        Whether the model is made linear in its parameters, at the mode of the engine in place of
+        the draws, or at given constrained values of the latent sites. Each draw moves the
+        parameters of the observed distributions by one product of their Jacobian with its way from
+        there, in unconstrained space: locations and logits as they are, probabilities by their
+        logits or logarithms, positive parameters by their logarithms. Draws of ``LaplaceGGN`` mean
+        this model; of the network itself they are worse.
+    discrete : {"sample", "most probable"}, optional
+        Draw discrete latent sites jointly from their posterior, or take the most probable values
+        together. Distributions are then given these; the log likelihood stays that with discrete
+        sites summed out.
+    return_sites : sequence of str, optional
+        Deterministic sites whose values at each draw the dataset has under their names, such as
+        the mean that a program computes of its rows. Default: all that do not depend on sites
+        without values, but for those that bear a name of the dataset.
+    params : mapping of str to array, optional
+        Values of ``param`` and ``mutable`` sites, such as the weights of a module without
+        priors.
+    state, num_samples : optional
+        Of an engine in place of the draws: its state, or the result of its run, and how many
+        draws it gives.
+    rng_key : array, optional
+        Key of an engine's draws, by default its own, and of the values of discrete sites, by
+        default ``jax.random.key(0)``.
+    draw_chunk : int, optional
+        At most this many draws are evaluated at once. Default: 128.
+    data_chunk : int, optional
+        At most this many rows of a subsampled plate are evaluated at once. Default: 2048. Rows of
+        a model without one can be passed in parts, and the results joined by
+        ``xarray.concat(parts, "row")``.
+    sharding : Sharding, optional
+        How draws and rows are split over devices.
+
+    Returns
+    -------
+    Dataset
+        With the dimensions draw, row and class, see
+        :mod:`ppl_ext.diagnostics.predictive_data`. Rows that a mask hides are left out. With
+        ``discrete`` also every discrete latent site under its name. Such sites and deterministic
+        ones are by row where their plates are those of the predicted site.
+
+    Raises
+    ------
+    ArgumentError
+        A latent site has no draws, sites differ in their number of draws, a draw has the wrong
+        shape, draws are NaN, infinite or outside of their sites' supports, several sites could be
+        meant, the observations are computed from latent sites, the site has neither classes nor
+        moments, a discrete site bears a name of the dataset, there is no deterministic site of a
+        name in ``return_sites``, or, with ``discrete``, an observed site depends on the one to
+        predict. With ``linearize``: there is no mode, or a parameter of
+        an observed distribution has no scale without bounds.
+    ModelCheckError
+        The model cannot be run with its latent sites set.
 
     Examples
     --------

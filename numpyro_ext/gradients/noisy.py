@@ -14,7 +14,28 @@ from ppl_ext.gradients import noisy
 
 
 class Noisy(noisy.Noisy, GradientEstimator):
-    """Examples
+    """Another estimator's scores with normal noise added, for studying robustness.
+
+    The score s of each particle becomes ``s + level * max|s| * n`` with n standard normal in
+    every coordinate, drawn anew for every particle and step: unbiased, and noisier far from the
+    mode. Equation 19 of M. Kim, "Large-scale Score-based Variational Posterior Inference for
+    Bayesian Deep Neural Networks", https://arxiv.org/abs/2602.05873, where ``level`` is beta. The
+    parts of the log density stay as they are.
+
+    Parameters
+    ----------
+    estimator : GradientEstimator, optional
+        Where the scores come from. Default: the engines' default, minibatches when the model
+        subsamples a plate itself, else all rows of the arguments.
+    level : float
+        Noise level; 0 adds none.
+
+    Raises
+    ------
+    ArgumentError
+        The level is negative, or ``estimator`` is something else.
+
+    Examples
     --------
     >>> import jax, numpyro
     >>> import jax.numpy as jnp

@@ -128,7 +128,42 @@ class SAGA(reduced_variance.SAGA, GradientEstimator):
 
 
 class ControlVariate(reduced_variance.ControlVariate, GradientEstimator):
-    """Examples
+    """Differences to the scores at a fixed position, found before: a mode, or a guide's centre.
+
+    With s_B the score of a minibatch B and a the anchor, the estimate at position z is
+
+        s_B(z) - s_B(a) + s(a),
+
+    which is unbiased for any anchor, and the less noisy the nearer z is to it: near a mode the
+    noise is that of the curvature times the distance. The exact score s(a) takes one sweep over
+    all rows, when the estimator is set up; ``SVRG`` instead moves its anchors along.
+
+    Parameters
+    ----------
+    anchor : mapping of str to array
+        Latent sites in their supports, without a leading axis of draws: ``guide.median()`` of an
+        autoguide (``guide.median(params)`` or ``AutoDelta.median`` in NumPyro), or the mean of an
+        engine's draws.
+    sampling : {"reshuffle", "replacement", "cyclic"}
+        See ``Minibatch``.
+    batches : iterable of tuples, optional
+        For models whose batches are their arguments; see ``BatchArguments``.
+    own_rows : bool
+        See ``Minibatch``.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of range. From ``init``: the anchor lacks a site or has another shape or
+        no finite score; the model has latents inside a subsampled plate, or leaves no rows to
+        draw.
+
+    References
+    ----------
+    J. Baker, P. Fearnhead, E. B. Fox and C. Nemeth, "Control variates for stochastic gradient
+    MCMC", Statistics and Computing 2019, https://arxiv.org/abs/1706.05439.
+
+    Examples
     --------
     >>> import jax, numpyro
     >>> import jax.numpy as jnp

@@ -28,11 +28,9 @@ from numpyro_ext.guides.arrays import JaxFunctions
 from numpyro_ext.guides.set_up import set_up
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import entry
-from ppl_ext.documented import documented
 from ppl_ext.guides import flat_density as shared
 from ppl_ext.guides.registry import (
     REFUSED,
-    REGISTER_DOCUMENTATION,
     FlatDensityRegistry,
     Registered,
     check_same_sites,
@@ -69,7 +67,27 @@ def _transform_to(constraint: Any) -> Any:
 
 
 class FlatDensity(shared.FlatDensityShell):
-    """Examples
+    """Flat log density of an ``AutoContinuous`` guide, by automatic differentiation.
+
+    Subclasses give closed forms. All methods are pure functions of ``parameters``, but for
+    ``write_back`` in Pyro, whose guides hold their parameters.
+
+    Parameters
+    ----------
+    guide : AutoContinuous
+        A guide that has been set up (its prototype exists).
+    dtype : torch.dtype, optional
+        In Pyro: the guide's parameters are converted to it. Default: as they are.
+    rng_key : jax.Array
+        In NumPyro: key of the random draws with which the host initialises parameters such as a
+        flow's.
+
+    Attributes
+    ----------
+    covariance_structure : CovarianceStructure or None
+        None when the guide is not a Normal.
+
+    Examples
     --------
     >>> import jax, numpyro
     >>> import jax.numpy as jnp
@@ -231,9 +249,18 @@ has_flat_density = _REGISTRY.knows
 refuse_flat_density = _REGISTRY.refuse
 
 
-@documented(REGISTER_DOCUMENTATION)
 def register_flat_density(guide_class: type) -> Callable[[Registered], Registered]:
     """Decorator that gives guides of a class (and its subclasses) a flat log density.
+
+    Parameters
+    ----------
+    guide_class : type
+        A subclass of the host's ``AutoContinuous``.
+
+    Notes
+    -----
+    The decorated object is called with the guide (set up) and, in Pyro, ``dtype``; in NumPyro
+    with the guide and a random key.
 
     Examples
     --------

@@ -9,8 +9,7 @@ import jax
 from jax import Array
 
 from numpyro_ext.guides.linear_sites import KeyedNoise, RowNoiseELBO
-from ppl_ext.documented import documented
-from ppl_ext.guides.flipout import FLIPOUT_DOCUMENTATION, FlipoutSigns
+from ppl_ext.guides.flipout import FlipoutSigns
 
 
 class FlipoutNoise(FlipoutSigns, KeyedNoise):
@@ -18,9 +17,43 @@ class FlipoutNoise(FlipoutSigns, KeyedNoise):
         return jax.random.rademacher(self.next_key(), (rows, length)).astype(like.dtype)
 
 
-@documented(FLIPOUT_DOCUMENTATION)
 def flipout(elbo: Any, sites: Collection[str] | None = None) -> RowNoiseELBO:
     """An objective with gradients of lower variance for networks under a mean-field guide.
+
+    The expectation of objective and gradient is that of ``elbo``; model and guide are not
+    touched, and the weights stay sample sites.
+
+    Parameters
+    ----------
+    elbo : Trace_ELBO, TraceMeanField_ELBO or TraceGraph_ELBO
+        The host's objective.
+    sites : collection of str, optional
+        Names of the weights' sites. Default: all that are met as an operand of a matrix product
+        or a convolution. Biases, and what is used otherwise, keep one draw for all rows.
+
+    Returns
+    -------
+    RowNoiseELBO
+        To be passed to the host's ``SVI`` as its loss.
+
+    Notes
+    -----
+    The guide draws the weights from a factorised Normal over unconstrained sites:
+    ``AutoNormal``, ``AutoDiagonalNormal``, or the host's ``sample(name, Normal(...))``. The
+    first axis of what a weight is applied to (the batch axis of a convolution) holds the rows,
+    and the likelihood is a product over rows: no batch normalisation. Places within a row, such
+    as pixels or time steps, share their row's weights, and so do several applications of one
+    weight; these are exact too. In Pyro a weight is met in ``F.linear``, ``F.conv*`` and
+    ``x @ w``, as it is or as a view; not in other functions, such as those of recurrent layers
+    and ``einsum``. In NumPyro a weight that enters a loop (``lax.scan``) or a function with
+    derivatives of its own is not met there.
+
+    Raises
+    ------
+    ArgumentError
+        At once, when the objective is not linear in the log likelihood; from the first step,
+        when a named site (or, by default, every site) is never met in a linear operation, a
+        weight is used in other ways besides, or is not drawn from a factorised Normal.
 
     Examples
     --------

@@ -47,7 +47,42 @@ class LayerLowRankNormal(shared.LayerFormulas, dist.Distribution):
 
 
 class AutoLayerLowRankNormal(shared.LayerGuide, AutoContinuous):
-    """Examples
+    """Normal guide with a low-rank plus diagonal covariance for each layer of a network.
+
+    Within a layer the covariance is ``S (I + W W^T) S``, S a diagonal of scales and W of ``rank``
+    columns; layers are independent. Which sites are one layer is read from their names, all
+    before the last dot: "net.0.weight" and "net.0.bias" are, and "net/Dense_0.kernel" and
+    "net/Dense_0.bias". A site without a dot is a layer of its own.
+
+    Parameters
+    ----------
+    model : callable
+        The host's model.
+    rank : int
+        Columns of W in each layer.
+    layers : mapping of str to str, optional
+        Names of layers by site, for sites that belong to another one than their name says.
+    prefix : str
+        Prefix of the parameters' names, in NumPyro alone; the host's default.
+    init_loc_fn : callable
+        Initial values by site; the host's default.
+    init_scale : float
+        Initial standard deviation of each unconstrained coordinate, on average; the host's default.
+
+    Notes
+    -----
+    Parameters in Pyro, by the names of ``named_parameters()``: ``loc`` (D,),
+    ``scale_unconstrained`` (D,) and ``cov_factor`` (D, rank), the rows of W for all layers; in
+    NumPyro ``auto_loc`` (D,), ``auto_scale`` (D,) and ``auto_cov_factor`` (D, rank). W starts at
+    random, since nothing would leave W = 0.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of range; when the guide first sees its model, ``layers`` names a site
+        that there is not.
+
+    Examples
     --------
     >>> import jax, numpyro
     >>> import jax.numpy as jnp

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from numpyro_ext.guides.linear_sites import KeyedNoise, RowNoiseELBO
-from ppl_ext.documented import documented
-from ppl_ext.guides.local_reparameterization import LOCAL_DOCUMENTATION, NormalOutputs
+from ppl_ext.guides.local_reparameterization import NormalOutputs
 from ppl_ext.scalars import square_root
 
 
@@ -23,11 +22,40 @@ class OutputNoise(NormalOutputs, KeyedNoise):
         return mean + square_root(jnp, variance) * noise
 
 
-@documented(LOCAL_DOCUMENTATION)
 def local_reparameterization(
     elbo: Any, sites: Collection[str] | None = None, *, independent_places: bool = False
 ) -> RowNoiseELBO:
     """An objective whose noise is drawn in the outputs of linear layers, for mean-field guides.
+
+    The expectation of objective and gradient is that of ``elbo``; model and guide are not
+    touched, and the weights stay sample sites, whose draws the objective's other terms see.
+
+    Parameters
+    ----------
+    elbo : Trace_ELBO, TraceMeanField_ELBO or TraceGraph_ELBO
+        The host's objective. TraceMeanField_ELBO has no noise in the divergence from the prior.
+    sites : collection of str, optional
+        Names of the weights' sites. Default: all that are met as an operand of a matrix product
+        or a convolution. Biases, and what is used otherwise, keep one draw for all rows.
+    independent_places : bool
+        A convolution applies its weights at many places of a row, whose outputs are then
+        correlated. Drawing them independently, as is usual, changes the objective: it is an
+        approximation, and has to be asked for. ``flipout`` is exact there.
+
+    Returns
+    -------
+    RowNoiseELBO
+        To be passed to the host's ``SVI`` as its loss.
+
+    Notes
+    -----
+    What is asked of model and guide is as in ``flipout``; besides, a weight is applied once.
+
+    Raises
+    ------
+    ArgumentError
+        As in ``flipout``; and from the first step when a weight is applied twice, or at several
+        places of a row without ``independent_places``.
 
     Examples
     --------

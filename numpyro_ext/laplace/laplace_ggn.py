@@ -48,7 +48,85 @@ class LaplacePlan(Plan):
 
 
 class LaplaceGGN(LaplaceShell, ParticleEngine):
-    """Examples
+    """A Gaussian at the mode, whose precision is the Gauss-Newton matrix and the prior's curvature.
+
+    Steps are those of a maximum a posteriori estimate. The first call for draws or for the marginal
+    likelihood after them takes the curvature H of minus the log density there, over all rows
+    whatever the estimator of the steps was, and the approximation is N(mode, H^-1). Mode and
+    Gaussian are those in unconstrained space: of the density with the Jacobians of constrained
+    sites. Other than the Hessian of the hosts' ``AutoLaplaceApproximation`` the Gauss-Newton matrix
+    is never indefinite, needs no second derivatives of the program, and has structures for many
+    dimensions.
+
+    Parameters
+    ----------
+    model : callable
+        The host's model, used as it is. Its likelihood is made of observed sample sites.
+    optim : optimizer
+        Of the kind that ``SVGD`` takes: Pyro's or a callable from tensors to a torch optimizer;
+        in NumPyro the host's or one of optax.
+    curvature : GaussNewton or {"full", "diag", "kfac", "low_rank"}, optional
+        Curvature of the likelihood and the prior; see
+        :class:`~ppl_ext.curvature.program_curvature.GaussNewton`. Default: ``"full"`` up to 5,000
+        coordinates, and up to 10,000 where the Jacobian of all rows has 25 million numbers or
+        fewer; ``"kfac"`` above. Its ``sites``, such as those of a network's last layer, have
+        a Gaussian, and all others are fixed at the mode. Nothing of D x D numbers is formed but for
+        ``"full"``. With ``"kfac"`` the prior of a matrix site joins its Kronecker factors exactly
+        where its curvature is the same for the whole site, or differs by rows and by columns; see
+        ``laplace.precision_of``. Negative curvature of the prior is set to 0.
+    hyperparameters : sequence of str, optional
+        Latent sites, such as the scale of the noise and that of the weights' prior, that have no
+        Gaussian. While the others are led to their mode, these are led to the maximum of the
+        marginal likelihood by Laplace's method, in unconstrained space and times their own prior.
+        They change during the run, by the same optimizer.
+    hyperparameters_every : int
+        Steps that one gradient of the log determinant, which takes the curvature over all rows,
+        serves.
+    **options
+        Options of every engine; see the package's ``engine.Engine``.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of range. When the engine meets the model's arguments: a site is not
+        latent, nothing is left for the Gaussian, or the likelihood has factors; with
+        ``hyperparameters`` also where the curvature at the start is singular. From ``get_samples``
+        and ``log_marginal_likelihood``: the curvature is singular, or the last arguments were a
+        batch.
+
+    Notes
+    -----
+    The loss is minus the log density at the mode so far, before the step, an estimate where the
+    score is one. ``info["force_norm"]`` is the length of the gradient that the optimizer follows.
+
+    The gradient in the hyperparameters is that of the marginal likelihood at the present mode; how
+    the mode moves with them is followed by the steps, and what that does to the curvature is left
+    out, as in Immer et al. (2021). It is nothing where the model is linear.
+
+    ``elbo``, ``psis_khat`` and ``ksd`` take the engine: they judge the Gaussian, with the other
+    sites at the mode.
+
+    With ``"full"`` the variance of a linearised output at a row of training is at most that of the
+    row's Normal noise, since the matrix holds the row itself. The bound is none of the other
+    structures, which are other matrices. In double precision as well, with Kronecker factors of a
+    network of 2,594 weights the largest standard deviation was 1.07 times the noise's with priors
+    scaled by their inputs, and 4.2 times with priors of scale 1.
+
+    Draws of all the weights of a network, put through the network itself, predict worse than its
+    mode: the Gauss-Newton matrix is that of the network made linear at the mode.
+    ``predictive_distribution(model, engine, ..., linearize=True)`` predicts with that. With
+    ``curvature=GaussNewton(sites=...)`` of the last layer the outputs are linear in what is drawn.
+
+    References
+    ----------
+    D. J. C. MacKay, "A practical Bayesian framework for backpropagation networks", 1992,
+    https://doi.org/10.1162/neco.1992.4.3.448; H. Ritter, A. Botev and D. Barber, "A scalable
+    Laplace approximation for neural networks", 2018, https://openreview.net/forum?id=Skdvd2xAZ; A.
+    Immer, M. Bauer, V. Fortuin, G. Raetsch and M. E. Khan, "Scalable marginal likelihood estimation
+    for model selection in deep learning", 2021, https://arxiv.org/abs/2104.04975; E. Daxberger et
+    al., "Laplace redux", 2021, https://arxiv.org/abs/2106.14806.
+
+    Examples
     --------
     >>> import jax, numpyro
     >>> import jax.numpy as jnp

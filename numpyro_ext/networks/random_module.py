@@ -11,26 +11,10 @@ import numpyro.distributions as dist
 from jax import Array
 
 from numpyro_ext.networks.modules import take_apart
-from ppl_ext.documented import documented
 from ppl_ext.networks.parameters import Parameter
-from ppl_ext.networks.random_module import DOCUMENTATION, draw_parameters, expandable
+from ppl_ext.networks.random_module import draw_parameters, expandable
 
 
-@documented(
-    DOCUMENTATION,
-    example="net.layer1.kernel",
-    module="flax.nnx.Module, flax.linen.Module or equinox.Module",
-    evaluation="``module.eval()`` of nnx, ``equinox.nn.inference_mode``",
-    host="NumPyro",
-    initial="""
-        input_shape : tuple of int, optional
-            Of linen, whose modules have no parameters of their own: the shape of an input, rows
-            included, by which they are made.
-        variables : mapping, optional
-            Of linen: what ``module.init`` returns, where its values are needed, by a prior around
-            them or by layers without prior.
-        """,
-)
 def random_module(
     name: str,
     module: Any,
@@ -40,6 +24,49 @@ def random_module(
     variables: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """A module of flax (nnx, linen) or equinox as a program: its parameters are latent sites.
+
+    Call it inside of the model and outside of every plate. It draws the parameters and returns the
+    module with these, to be called on the rows. The module itself stays as it is.
+
+    Parameters
+    ----------
+    name : str
+        Sites are named by it and by the parameter's path in the module, with dots:
+        ``net.layer1.kernel``.
+    module : flax.nnx.Module, flax.linen.Module or equinox.Module
+        It must treat every row by itself and draw nothing at random: batch normalisation and
+        dropout have to be in evaluation mode (``module.eval()`` of nnx,
+        ``equinox.nn.inference_mode``).
+    prior
+        Of the parameters, one of
+
+        - a distribution of NumPyro, for each entry of all parameters;
+        - a ready one of ``priors``, such as ``priors.ScaledNormal()``, for all;
+        - a function of a parameter's name, without that of the random module, and its shape that
+          returns any of these, or None;
+        - a dictionary from names, or patterns such as "head.*" and "*.bias", to any of these or
+          None. A name itself comes before patterns, the first that fits before others.
+
+        Parameters whose prior is None are constants with the module's values.
+    input_shape : tuple of int, optional
+        Of linen, whose modules have no parameters of their own: the shape of an input, rows
+        included, by which they are made.
+    variables : mapping, optional
+        Of linen: what ``module.init`` returns, where its values are needed, by a prior around
+        them or by layers without prior.
+
+    Returns
+    -------
+    callable
+        The module with the drawn parameters.
+
+    Raises
+    ------
+    ArgumentError
+        The name or the prior is none, a parameter has no prior, a pattern fits no parameter, or
+        the call stands inside of a plate.
+    ModelCheckError
+        A layer uses the statistics of the batch, or draws at random.
 
     Examples
     --------

@@ -50,7 +50,81 @@ def fisher_gradient(
 
 
 class FisherVI(FisherShell, GuideEngine):
-    """Examples
+    """Score matching over the guide's own draws, differentiated through the draws.
+
+    Each step takes one optimizer step down
+
+        E_q |grad log q - s|^2
+
+    where s is the target's score, in the Euclidean norm or in that of the guide's covariance. The
+    gradient is that of the Monte Carlo estimate with the noise of the draws held fixed, through
+    the draws, the score of the guide, the score of the model and, for ``norm="covariance"``, the
+    norm.
+
+    It depends on its start. The norm of Cov(q) does not see the directions in which the guide is
+    narrow: while the mean is far, a guide that shrinks everywhere lowers the objective, and then
+    stays. Start at least as wide as the posterior (``init_scale=1.0``; the host's default is 0.1)
+    and not far from it.
+
+    Parameters
+    ----------
+    model : callable
+        The host's model, used as it is; it is differentiated twice.
+    guide : AutoContinuous
+        An autoguide of the model that has a log density over the flat unconstrained vector and
+        reparameterised draws, or the class, which is then called with the model. In Pyro the
+        guide object holds the fit at any time and starts from the values that it has.
+    optim : optimizer or mapping, optional
+        Pyro's (see ``pyro_ext.optim.EngineOptimizer``), NumPyro's or optax's; or a mapping that
+        gives sites optimizers of their own, see
+        :class:`~ppl_ext.score_matching.options.GradientSteps`. Default: Adam with a learning rate
+        that falls from 0.01 to 0 along a cosine over the run.
+    norm : {"euclidean", "covariance"}
+        "euclidean" is |r|^2 (Fisher). "covariance" is r^T Cov(q) r (Score), which does not depend
+        on the units of the latents; for guides with a covariance in closed form: Normals and
+        mixtures of them.
+    num_samples : int
+        Draws S per step.
+    max_dimension : int
+        Models with more latent dimensions are refused, because of the second derivatives. Raise
+        it to fit them all the same.
+    total_steps : int, optional
+        Length of the run that the default optimizer's rate falls over, when steps are taken one
+        by one; ``run`` sets its own.
+    **options
+        Options of every engine but ``init_strategy``; see the package's ``Engine``. In Pyro the
+        guide is converted to ``dtype``.
+
+    Notes
+    -----
+    The loss is the objective at the draws; ``info`` holds the means of log p (tempered as the
+    target is, from the minibatch) and of log q there. A step takes
+    about as long as two of other engines: a product with the Hessian costs as much as two
+    gradients, one of which is the score itself.
+
+    Scores enter squared, so that with minibatches the objective holds the variance of the score
+    besides, and the fit is drawn to where that is small: unlike ``ProximalScoreVI`` this engine
+    is biased by noise that depends on the parameters. Noise of ``Noisy`` scores is not
+    differentiated and biases only ``norm="covariance"``.
+
+    Draws of a guide whose posterior is a mixture choose a component, and a choice has no
+    derivative: with a posterior that offers a stand-in, such as the straight-through gradient of
+    ``AutoGaussianMixture``, the gradient in the mixture's weights is biased as the stand-in is.
+
+    References
+    ----------
+    A. Hyvarinen, "Estimation of non-normalized statistical models by score matching", JMLR 2005,
+    https://jmlr.org/papers/v6/hyvarinen05a.html; A. Barp et al., "Minimum Stein discrepancy
+    estimators", NeurIPS 2019, https://arxiv.org/abs/1906.08283.
+
+    Raises
+    ------
+    ArgumentError
+        The guide has no flat log density, its draws cannot be reparameterised, or it has no
+        covariance in closed form for ``norm="covariance"``; the model has more than
+        ``max_dimension`` dimensions; or an option is out of range.
+
+    Examples
     --------
     >>> import jax, numpyro
     >>> import jax.numpy as jnp

@@ -28,7 +28,28 @@ from ppl_ext.sgmcmc.schedules import check_warmup, diagonal_of_mass
 
 
 class SGLD(SGLDShell, StochasticGradientKernel):
-    """Examples
+    """Stochastic gradient Langevin dynamics: gradient ascent on minibatches with Normal noise.
+
+        z <- z + α s(z) + sqrt(2 α) ε
+
+    There is no accept step, so draws have a bias of the order of the step size α: for a Normal
+    target with exact scores the variance is too large by 1 / (1 - α / (2 variance)), and the
+    noise of minibatches adds α / 2 times its variance to that of the injected noise. Take α well
+    below the smallest posterior variance, or let it fall
+    (:func:`~ppl_ext.sgmcmc.schedules.polynomial_decay`).
+
+    Parameters
+    ----------
+    model, step_size, **options
+        See :class:`~ppl_ext.sgmcmc.kernels.StochasticGradientShell`. Many texts write α / 2 for
+        the α here.
+
+    References
+    ----------
+    M. Welling and Y. W. Teh, "Bayesian learning via stochastic gradient Langevin dynamics", ICML
+    2011, equation 4.
+
+    Examples
     --------
     >>> import jax, numpyro
     >>> import jax.numpy as jnp
@@ -54,7 +75,45 @@ class SGLD(SGLDShell, StochasticGradientKernel):
 
 
 class PSGLD(PSGLDShell, StochasticGradientKernel):
-    """Examples
+    """SGLD with steps scaled by RMSprop's running mean of squared scores.
+
+        G = 1 / (λ + sqrt(v)),   z <- z + α G s(z) + sqrt(2 α G) ε
+
+    so that coordinates in which the density is steep take shorter steps. The scores are those of
+    all rows, so v grows with their number; for the mean score of N rows, as in the paper, divide
+    α by N.
+
+    Parameters
+    ----------
+    model, step_size, **options
+        See :class:`~ppl_ext.sgmcmc.kernels.StochasticGradientShell`.
+    decay : float
+        Weight of the past in v at every step, between 0 and 1.
+    damping : float
+        λ, positive.
+    adapt : {"warmup", "always"}
+        "warmup" holds G after the warm-up, which leaves the posterior's moments right.
+        "always" goes on adapting, as in the paper, which leaves out the term for the derivative
+        of G (its Γ): the bias that stays does not vanish with the step size.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of its range; from ``MCMC.run``, there is no warm-up to adapt in.
+
+    Warns
+    -----
+    ConvergenceWarning
+        At the end of the warm-up chains are still on their way: over its second half the scores
+        of a coordinate point one way. G is then that of the steep slopes on the way, so that the
+        steps that follow are too short to get over it.
+
+    References
+    ----------
+    C. Li, C. Chen, D. Carlson and L. Carin, "Preconditioned stochastic gradient Langevin dynamics
+    for deep neural networks", AAAI 2016, https://arxiv.org/abs/1512.07666, algorithm 1.
+
+    Examples
     --------
     >>> import jax, numpyro
     >>> import jax.numpy as jnp
@@ -121,7 +180,45 @@ class _Momentum(NamedTuple):
 
 
 class SGHMC(SGHMCShell, StochasticGradientKernel):
-    """Examples
+    """Stochastic gradient Hamiltonian Monte Carlo: momentum, friction and the noise to it.
+
+        dz = M^-1 r dt,   dr = s(z) dt - γ r dt + sqrt(2 γ M) dW
+
+    Friction takes out the energy that the noise of minibatches puts in; without it chains heat
+    up for ever. A step of size ε is a symmetric splitting (see ``hamiltonian_step`` of the
+    package's ``sgmcmc.dynamics``), with exact scores right for a Normal target at every stable ε.
+    Noise of variance V in the scores heats the momenta by about ε V / (2 γ M), relative to one:
+    more friction or shorter steps make it smaller.
+
+    Parameters
+    ----------
+    model
+        The host's model.
+    step_size : float or callable
+        ε, a time, so that ε² plays the part of the step size of ``SGLD``: stable below twice the
+        smallest posterior standard deviation, with unit mass.
+    friction : float
+        γ = C M^-1: 1 / γ is the time in which momentum is forgotten. Of the order of a posterior
+        standard deviation, with unit mass, is best.
+    mass : float, array (D,) or mapping of str to array, optional
+        The diagonal of M, in unconstrained space, for all coordinates or by site. The inverse
+        posterior variances make all coordinates alike. Default: 1.
+    num_steps : int
+        Steps that a draw takes.
+    **options
+        See :class:`~ppl_ext.sgmcmc.kernels.StochasticGradientShell`.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of its range; from ``MCMC.run``, the mass does not fit the model.
+
+    References
+    ----------
+    T. Chen, E. Fox and C. Guestrin, "Stochastic gradient Hamiltonian Monte Carlo", ICML 2014,
+    https://arxiv.org/abs/1402.4102, equation 9.
+
+    Examples
     --------
     >>> import jax, numpyro
     >>> import jax.numpy as jnp
@@ -276,7 +373,59 @@ class CyclicalSGHMC(Cycles, SGHMC):
 
 
 class ReplicaExchangeSGLD(ReplicaExchangeSGLDShell, SGLD):
-    """Examples
+    """Parallel tempering: replicas of every chain at several temperatures, which change places.
+
+    Replica r follows ``SGLD`` on the posterior to the power 1 / T_r; that at T_1 = 1 gives the
+    draws. Hot replicas cross from mode to mode and hand their places down, so that modes get
+    their masses, where ``CyclicalSGLD`` finds modes without weighing them. All replicas of all
+    chains are one vectorised update.
+
+    After ``num_steps`` steps neighbours are exchanged, even and odd pairs in turn, with probability
+
+        min(1, exp(δ (U_r - U_r+1) - δ² (v_r + v_r+1) / 2)),   δ = 1 / T_r - 1 / T_r+1
+
+    where U are energies, negative log densities, from minibatches, and v the variances of their
+    noise. Without the second term noise makes exchanges too frequent, and draws too hot. With it
+    exchanges leave the posterior as it is when the noise is Normal of that variance (Ceperley and
+    Dewing); what bias is left is that of the steps. An energy is the mean of two independent
+    minibatches, whose difference gives v.
+
+    Noise makes exchanges rare: δ² v has to be of the order of one at most, and v grows as the
+    square of the number of rows over that of a minibatch. Take larger minibatches, temperatures
+    that lie nearer to each other or a ``ControlVariate`` when
+    :meth:`exchange_rates` are below 0.1 or so.
+
+    Parameters
+    ----------
+    model, step_size
+        See :class:`~ppl_ext.sgmcmc.kernels.SGLDShell`; one step size for all temperatures, whose
+        relative bias it makes the same.
+    temperatures : sequence of float
+        T_1 = 1 < T_2 < ...; at the last one the barrier between modes should be low. Ratios of
+        neighbours of about 1 + sqrt(2 / D) keep exchanges frequent.
+    num_steps : int
+        Steps that a draw takes, between exchanges. An exchange costs two more minibatches.
+    **options
+        See :class:`~ppl_ext.sgmcmc.kernels.StochasticGradientShell`.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of its range.
+
+    Notes
+    -----
+    The power 1 / T of a density with heavy tails, in unconstrained space, may have no integral:
+    with a Cauchy prior from T = 2 on.
+
+    References
+    ----------
+    W. Deng, Q. Feng, L. Gao, F. Liang and G. Lin, "Non-convex learning via replica exchange
+    stochastic gradient MCMC", ICML 2020, https://arxiv.org/abs/2008.05367; D. Ceperley and M.
+    Dewing, "The penalty method for random walks with uncertain energies", Journal of Chemical
+    Physics 1999, https://doi.org/10.1063/1.478034.
+
+    Examples
     --------
     >>> import jax, numpyro
     >>> import jax.numpy as jnp

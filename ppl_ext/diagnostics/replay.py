@@ -42,51 +42,6 @@ PASS_ALL_ROWS = (
     "Pass the arrays of all rows instead of a batch, or switch off the groups that need them."
 )
 
-REPLAY_DOCUMENTATION = """
-    Parameters
-    ----------
-    target : LogDensity
-    draws : mapping of str to array (S, *site shape)
-        Constrained values of every latent site; local latents at full length.
-    data : Data
-        The model's arguments, from ``target.bind``, holding the full data.
-    groups : collection of str
-        What to compute, from ``GROUPS``; with none the sites are described only.
-    discrete : {"sample", "most probable"}
-        Which values the discrete latent sites have in the groups "discrete" and "deterministic",
-        given a draw of all others and the data: drawn jointly, or the most probable ones
-        together. New observations have values of their prior. So have predictions, unless the
-        group "discrete" is there, whose values they then have. "alongside" are the deterministic
-        sites of the run that new observations, or else predictions, are of.
-    missing : collection of str
-        Observed sites whose values are none: discrete sites are to know nothing of them, and they
-        are not computed from latent sites.
-    finite : collection of str
-        Those of them that may be discrete latent sites.
-    all_rows : bool
-        Refuse arguments that hold only some rows of a plate. Predictions on new rows take those
-        that there are.
-    $draw_chunk
-    data_chunk : int, optional
-        Rows evaluated at once in models with subsampled plates. Default: that of the target.
-    num_chains : int
-        Chains that the draws are of, in words about memory.
-    around : mapping of str to array, optional
-        Constrained values of the latent sites at which the observed distributions are made linear,
-        see :mod:`ppl_ext.target.linearized`. Default: the model as it is.
-    $randomness
-
-    Returns
-    -------
-    Replay
-
-    Raises
-    ------
-    ArgumentError
-        A draw is missing for a latent site or does not have its shape, or the arguments hold only
-        some rows of a plate.
-"""
-
 #: Rows of a subsampled plate, and draws, that are evaluated at once unless told otherwise.
 DATA_CHUNK = 2048
 DRAW_CHUNK = 128

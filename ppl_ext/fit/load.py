@@ -23,35 +23,6 @@ from ppl_ext.running import state_files
 #: Generators of random numbers that fits have, by their names in files.
 GENERATORS = {"PCG64": np.random.PCG64}
 
-LOAD_DOCUMENTATION = """
-    Draws and verdict come back without the program, the draws then as NumPy's arrays. With the
-    program and its arguments all comes back: ``more`` goes on to the last bit as the fit would
-    have that was saved.
-
-    Parameters
-    ----------
-    path : path
-    model : callable, optional
-        $host program that was fitted.
-    *args, **kwargs
-        Its arguments, as they were.
-    batches : iterable, optional
-        A loader with the same rows, where the fit had one.
-    dims, coords : mapping, optional
-        Names of axes and labels along them; see :func:`fit`.
-
-    Returns
-    -------
-    Fit
-
-    Raises
-    ------
-    ArgumentError
-        The file is no saved fit, or damaged; or the program or its arguments are others.
-    ModelCheckError
-        The model cannot be fitted.
-"""
-
 
 def load_fit(
     path: str | os.PathLike[str],

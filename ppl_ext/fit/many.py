@@ -23,43 +23,6 @@ from ppl_ext.fit.verdict.verdict import Verdict
 from ppl_ext.options import check_choice, described, is_count
 from ppl_ext.target.observations import Observations
 
-MANY_DOCUMENTATION = """
-    Each data set is fitted as ``fit`` does it, with random numbers, draws and a verdict of its own.
-    The program is checked and compiled once for all.
-
-    Parameters
-    ----------
-    $randomness
-    model : callable
-        $host program.
-    *args, **kwargs
-        Its arguments, in which arrays hold the data sets along an axis, in dictionaries as well.
-        All data sets have one shape: pad those that are shorter, and mask what is padded in the
-        program.
-    axis : int or mapping of str to int
-        The axis of the data sets: one for all arrays, or by the names of those arguments that hold
-        data sets; the others are then the same for all. The name of a dictionary stands for all
-        arrays in it, ``"rows['x']"`` for one of them.
-    budget, seconds, target_ess, exact
-        Of each data set, as in ``fit``.
-    progress_bar : bool
-        Count the data sets.
-
-    Returns
-    -------
-    Fits
-        ``draws`` by site, first axis = data sets, second = draws; ``verdicts``; each :class:`Fit`
-        by its number.
-
-    Raises
-    ------
-    ModelCheckError
-        The model cannot be fitted.
-    ArgumentError
-        Arguments hold no data sets along the axis, or other numbers of them; or as ``fit`` raises
-        it.
-"""
-
 #: The ways to write a program, from its arguments, a seed and a generator, with ``programs=``.
 Ways = Callable[..., Iterator[Problem]]
 Call = tuple[tuple[Any, ...], dict[str, Any]]

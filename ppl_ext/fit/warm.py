@@ -44,64 +44,6 @@ LEAST_HALF = 10
 
 Covariance = Float[np.ndarray, "D D"] | Float[np.ndarray, " D"]
 
-WARM_DOCUMENTATION = """
-    Chains in known coordinates need neither a long warm-up nor long trajectories. The metric is
-    that of the start, the fit or the draws, and stays as it is; the first transitions adapt the
-    step size alone. The chains leave the posterior exactly as it is, however wrong the start.
-
-    Parameters
-    ----------
-    $randomness
-    model : callable
-        $host program, which evaluates all rows.
-    start_or_fit : Start, Fit, or another fit
-        What is known of the posterior:
-
-        - a :class:`Start` of :func:`find_start`, or "search" to have one found;
-        - a :class:`Fit`, whose chains give the metric; where it was fitted with sites non-centred,
-          so do the chains move, and draws are of the sites as written as well;
-        - draws, a mapping of every latent site to values (draws, ...), or what gives them by
-          ``get_samples()``, such as a run of the host's ``MCMC``$engine;
-        - $guide. Of a Normal its covariance counts, of a mixture the mean covariance of its
-          components, and a flow carries the chains into its own coordinates ($neutra).
-
-        Beyond 600 dimensions, and of few draws, variances alone.
-    *args, **kwargs
-        The model's arguments, with all rows. They may be newer than the start.
-    num_samples : int
-        Draws of each chain.
-    num_chains : int
-    num_warmup : int
-        Transitions before these, which adapt the step size. Default: 150.
-    target_accept_prob : float
-        Mean acceptance for which the step size is adapted. $acceptance
-    progress_bar : bool
-
-    Returns
-    -------
-    $mcmc
-        After ``run``. Chains do not go from mode to mode. Where a fit has labels that can be
-        exchanged, all begin with these in order.
-
-    Warns
-    -----
-    DoubtfulFitWarning
-        The chains have not come to rest: split R-hat is above 1.05, or draws are not finite.
-
-    Raises
-    ------
-    ModelCheckError
-        The model cannot be fitted.
-    ArgumentError
-        The start is of another model, has no finite density near it, or is no start; the model
-        subsamples; or an option has no meaning.
-
-    References
-    ----------
-    A flow's coordinates: M. Hoffman and others, "NeuTra-lizing bad geometry in Hamiltonian Monte
-    Carlo using neural transport" (2019).
-"""
-
 
 def known(found: Started | None) -> Start:
     """The start that was found.

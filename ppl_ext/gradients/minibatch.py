@@ -101,26 +101,7 @@ class Minibatch(GradientEstimator):
 class BatchArguments(GradientEstimator):
     """Score of one of the given batches, in an order that is drawn anew for every round.
 
-    Engines that are stepped are called with a new batch each time. A host's ``MCMC`` is called
-    once, and the batches have to come from somewhere else.
-
-    Parameters
-    ----------
-    batches : iterable of tuples
-        The model's positional arguments of each batch, such as ``(x, y)``, or a ``DataLoader`` of
-        these; together they hold each row once. The model's plate scales a batch up to all rows
-        by its size, as in ``plate("data", N, subsample_size=len(x))``. Keyword arguments are those
-        of the call.
-    own_rows : bool
-        Draw a batch for each position apart, as independent chains need them. In Pyro positions
-        are then evaluated one after another.
-
-    Raises
-    ------
-    ArgumentError
-        There are no batches; or, in NumPyro, they differ in shape, as one compiled program serves
-        all. From ``init``: the model looks up its rows itself, or the batches do not hold each row
-        once.
+    Each package's ``BatchArguments`` has the whole text.
     """
 
     batches: FullData = field(compare=False, repr=False)

@@ -41,23 +41,7 @@ class Moments(NamedTuple):
 class FlatDensityShell:
     """Flat log density of an ``AutoContinuous`` guide, by automatic differentiation.
 
-    Subclasses give closed forms. All methods are pure functions of ``parameters``, but for
-    ``write_back`` in Pyro, whose guides hold their parameters.
-
-    Parameters
-    ----------
-    guide : AutoContinuous
-        A guide that has been set up (its prototype exists).
-    dtype : torch.dtype, optional
-        In Pyro: the guide's parameters are converted to it. Default: as they are.
-    rng_key : jax.Array
-        In NumPyro: key of the random draws with which the host initialises parameters such as a
-        flow's.
-
-    Attributes
-    ----------
-    covariance_structure : CovarianceStructure or None
-        None when the guide is not a Normal.
+    Each package's ``FlatDensity`` has the whole text.
     """
 
     arrays: ClassVar[type[ArrayFunctions]]

@@ -51,37 +51,3 @@ class NormalOutputs(RowNoise):
         # Equation 6: gamma_mj = sum_i a_mi mu_ij and delta_mj = sum_i a_mi^2 sigma_ij^2.
         mean = use.apply(use.x, use.draw.mean)
         return self._normal(mean, use.apply(use.x**2, use.draw.scale**2))
-
-
-#: What the function's docstring goes on with.
-LOCAL_DOCUMENTATION = """
-The expectation of objective and gradient is that of ``elbo``; model and guide are not
-touched, and the weights stay sample sites, whose draws the objective's other terms see.
-
-Parameters
-----------
-elbo : Trace_ELBO, TraceMeanField_ELBO or TraceGraph_ELBO
-    The host's objective. TraceMeanField_ELBO has no noise in the divergence from the prior.
-sites : collection of str, optional
-    Names of the weights' sites. Default: all that are met as an operand of a matrix product
-    or a convolution. Biases, and what is used otherwise, keep one draw for all rows.
-independent_places : bool
-    A convolution applies its weights at many places of a row, whose outputs are then
-    correlated. Drawing them independently, as is usual, changes the objective: it is an
-    approximation, and has to be asked for. ``flipout`` is exact there.
-
-Returns
--------
-RowNoiseELBO
-    To be passed to the host's ``SVI`` as its loss.
-
-Notes
------
-What is asked of model and guide is as in ``flipout``; besides, a weight is applied once.
-
-Raises
-------
-ArgumentError
-    As in ``flipout``; and from the first step when a weight is applied twice, or at several
-    places of a row without ``independent_places``.
-"""

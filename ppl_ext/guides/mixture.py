@@ -224,71 +224,7 @@ class MixtureFormulas:
 class MixtureGuide:
     """Mixture of K Normals over the flat unconstrained vector.
 
-    q(theta) = sum_k w_k N(theta; mu_k, Sigma_k), a guide for posteriors with several modes or
-    with shapes that one Normal cannot take.
-
-    The components start apart, since equal ones would get equal gradients and stay equal: each
-    mean is the initial location plus ``init_scale`` times a standard normal draw. Standard
-    deviations start evenly spaced on the logarithmic scale, the first component's at
-    ``init_scale / init_spread`` and the last's at ``init_scale * init_spread``: in many dimensions
-    narrow components find the modes nearby, and wide ones the wide modes, whose density is the
-    greatest far out; of equally wide components, several often end at one mode. Weights start at
-    1/K.
-
-    Parameters
-    ----------
-    model : callable
-        The host's model.
-    num_components : int
-        Number K of components.
-    covariance : {"full", "diag", "low_rank"}
-        Form of every Sigma_k: any, diagonal, or S (I + W W^T) S with S diagonal (D) and W (D, r),
-        as in the host's ``AutoMultivariateNormal``, ``AutoDiagonalNormal`` and
-        ``AutoLowRankMultivariateNormal``.
-    prefix : str
-        Of the names of the parameters, in NumPyro alone.
-    init_loc_fn : callable
-        Initialisation strategy of the host, for the point around which the means start.
-    init_scale : float
-        See above. In units of the unconstrained latents.
-    init_spread : float
-        See above; 1 for components that are equally wide. A single component has ``init_scale``.
-    rank : int, optional
-        The r of ``covariance="low_rank"``. Default: the square root of D, rounded.
-    temperature : float
-        Temperature of the softmax in the gradient of draws, see the notes.
-
-    Raises
-    ------
-    ArgumentError
-        A number is out of range, or ``covariance`` is unknown, or ``rank`` was given for another
-        covariance than "low_rank".
-
-    Notes
-    -----
-    The parameters are in Pyro ``logits`` (K,), ``loc`` (K, D), ``scale`` (K, D) and, for "full",
-    ``scale_tril`` (K, D, D) with a diagonal of ones, which ``scale`` multiplies from the left, or,
-    for "low_rank", ``cov_factor`` (K, D, r). In NumPyro they are ``auto_logits`` (K,), ``auto_loc``
-    (K, D) and, for "full", ``auto_scale_tril`` (K, D, D), else ``auto_scale`` (K, D), with
-    ``auto_cov_factor`` (K, D, r) for "low_rank".
-
-    Draws are exact everywhere: the component is the largest logit after adding Gumbel noise. A
-    choice has no derivative, so the gradient through a draw, which ``SVI`` needs, is the
-    straight-through one: the choice is differentiated as if it were the softmax of the same
-    noisy logits over ``temperature``. The default 0.05 is that of M. Kim, "Large-scale
-    Score-based Variational Posterior Inference for Bayesian Deep Neural Networks", Appendix C.
-    With respect to the components this gives the unbiased gradient of the draw. With respect to
-    the logits it is biased: the function's slope at the draw stands for its difference between
-    the components' draws, and these agree for linear functions only. Between modes that hardly
-    overlap, the slope of the loss says almost nothing of its difference (a tenth of the exact
-    gradient, for two modes four standard deviations apart), so that ``SVI`` determines the weights
-    of such modes badly. ``ProximalScoreVI`` does not differentiate draws and has no such bias, but
-    scores too know the weights only from where components overlap.
-
-    ``median`` and ``quantiles`` are those of each unconstrained coordinate's own distribution,
-    carried through the site's transform: exact for transforms that act on each coordinate alone.
-    A mixture is no transform of one base distribution, so that ``get_base_dist`` and
-    ``get_transform`` are not defined.
+    Each package's ``AutoGaussianMixture`` has the whole text.
     """
 
     def _set_options(

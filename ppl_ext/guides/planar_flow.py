@@ -163,36 +163,7 @@ class PlanarMap(PlanarFormulas):
 class PlanarGuide:
     """Guide by planar flows: ``theta = loc + scale * (f_K o ... o f_1)(z)``, z standard Normal.
 
-    Each of the K maps ``f(z) = z + u_hat tanh(w . z + b)`` bends the Normal along one direction.
-    At the start the guide is close to a Normal about the initial values with standard deviations
-    ``init_scale``. Its density can be evaluated, and differentiated, at any point.
-
-    Parameters
-    ----------
-    model : callable
-        The host's model.
-    num_flows : int
-        Number K of planar maps, at least one.
-    prefix : str
-        Prefix of the parameters' names, in NumPyro alone; the host's default.
-    init_loc_fn : callable
-        Initial values by site. Default: the prior's median, as of Pyro's other guides. In NumPyro,
-        whose other guides start at a random point, a flow has less far to go from there.
-    init_scale : float
-        Initial standard deviation of each unconstrained coordinate; the host's default.
-
-    Notes
-    -----
-    Parameters in Pyro, by the names of ``named_parameters()``: ``loc`` and ``scale_unconstrained``
-    (D,); ``weight`` (w) and ``direction`` (u), (K, D); ``bias`` (b), (K,). In NumPyro:
-    ``auto_loc`` and ``auto_scale`` (D,); ``auto_weight`` (w) and ``auto_direction`` (u), (K, D);
-    ``auto_bias`` (b), (K,). The first w and u are random, in Pyro from torch's global generator. As
-    for the hosts' flows there are no closed-form medians and quantiles.
-
-    Raises
-    ------
-    ArgumentError
-        ``num_flows`` is not a positive whole number, or ``init_scale`` not a positive number.
+    Each package's ``AutoPlanarFlow`` has the whole text.
     """
 
     def _set_options(self, num_flows: int, init_scale: float) -> None:

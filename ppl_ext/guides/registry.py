@@ -22,20 +22,6 @@ REFUSED = {
 }
 
 
-#: What the docstring of a package's ``register_flat_density`` goes on with.
-REGISTER_DOCUMENTATION = """
-Parameters
-----------
-guide_class : type
-    A subclass of the host's ``AutoContinuous``.
-
-Notes
------
-The decorated object is called with the guide (set up) and, in Pyro, ``dtype``; in NumPyro
-with the guide and a random key.
-"""
-
-
 class FlatDensityRegistry(Generic[Factory]):
     """Factories of flat log densities, and reasons why there is none, by guide class.
 

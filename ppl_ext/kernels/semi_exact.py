@@ -104,26 +104,7 @@ def affine_functions(
 class SemiExact(Kernel):
     """A kernel whose Stein equations of mean and covariance hold exactly at a fixed point.
 
-    Half the kernel, projected on both sides to what is not affine on the particles, and half
-    ``Linear()``; in more than five dimensions the kernel counts 5 / D times that. With P > D + 1
-    particles the mean of the scores is then zero at a fixed point, and the mean of score times
-    deviation minus the identity, whatever the kernel: on a Normal target, its mean and covariance.
-    A step costs a QR decomposition of (P + D, D) more than the kernel's own. The equations are
-    those of the scores that the kernel is given: scores of minibatches are right in the mean.
-
-    Parameters
-    ----------
-    kernel : Kernel
-        What decides on everything but mean and covariance, such as skewness and marginals.
-    ridge : float, optional
-        Added to the particles' variances, in units of these, where the affine part is taken off.
-        Default: none for P > D + 1, where the equations hold exactly, and 0.1 for fewer
-        particles, with which every function on the particles is affine.
-
-    Raises
-    ------
-    ArgumentError
-        The kernel is none of this package, or the ridge is not positive and finite.
+    Each package's ``SemiExact`` has the whole text.
     """
 
     linear: ClassVar[type[Any]]

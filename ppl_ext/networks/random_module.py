@@ -12,46 +12,6 @@ from ppl_ext.networks.parameters import Parameter, prior_by_pattern
 from ppl_ext.networks.priors import Host, Prior
 from ppl_ext.options import described
 
-DOCUMENTATION = """
-    Call it inside of the model and outside of every plate. It draws the parameters and returns the
-    module with these, to be called on the rows. The module itself stays as it is.
-
-    Parameters
-    ----------
-    name : str
-        Sites are named by it and by the parameter's path in the module, with dots:
-        ``$example``.
-    module : $module
-        It must treat every row by itself and draw nothing at random: batch normalisation and
-        dropout have to be in evaluation mode ($evaluation).
-    prior
-        Of the parameters, one of
-
-        - a distribution of $host, for each entry of all parameters;
-        - a ready one of ``priors``, such as ``priors.ScaledNormal()``, for all;
-        - a function of a parameter's name, without that of the random module, and its shape that
-          returns any of these, or None;
-        - a dictionary from names, or patterns such as "head.*" and "*.bias", to any of these or
-          None. A name itself comes before patterns, the first that fits before others.
-
-        Parameters whose prior is None are constants with the module's values.
-    $initial
-
-    Returns
-    -------
-    callable
-        The module with the drawn parameters.
-
-    Raises
-    ------
-    ArgumentError
-        The name or the prior is none, a parameter has no prior, a pattern fits no parameter, or
-        the call stands inside of a plate.
-    ModelCheckError
-        A layer uses the statistics of the batch, or draws at random.
-"""
-
-
 _drawn: ContextVar[set[str] | None] = ContextVar("_drawn", default=None)
 
 

@@ -28,7 +28,6 @@ from ppl_ext.diagnostics.replay import (
     DISCRETE,
     GROUPS,
     PASS_ALL_ROWS,
-    REPLAY_DOCUMENTATION,
     TERMS,
     Array,
     ComputedEntries,
@@ -52,7 +51,6 @@ from ppl_ext.diagnostics.replay import (
     plates_of_axes,
     without_kept,
 )
-from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError, EvaluationWarning
 from ppl_ext.options import check_choice
 from ppl_ext.target.discrete import RowTerms
@@ -343,18 +341,6 @@ def _host(value: Tensor) -> Array:
     return value.detach().cpu().numpy()
 
 
-@documented(
-    REPLAY_DOCUMENTATION,
-    draw_chunk="""
-        draw_chunk : int, optional
-            Draws evaluated at once, where torch can do so. Default: as many as together have about
-            a million numbers of the largest site, and 128 at most.
-        """,
-    randomness="""
-        seed : int
-            Seed of the new observations; the global generator is left as it was found.
-        """,
-)
 def replay(
     target: LogDensity,
     draws: Mapping[str, Any],
@@ -372,7 +358,54 @@ def replay(
     seed: int = 0,
     sharding: Sharding | None = None,
 ) -> Replay:
-    """Run the model at every draw, on all rows of its data."""
+    """Run the model at every draw, on all rows of its data.
+
+    Parameters
+    ----------
+    target : LogDensity
+    draws : mapping of str to array (S, *site shape)
+        Constrained values of every latent site; local latents at full length.
+    data : Data
+        The model's arguments, from ``target.bind``, holding the full data.
+    groups : collection of str
+        What to compute, from ``GROUPS``; with none the sites are described only.
+    discrete : {"sample", "most probable"}
+        Which values the discrete latent sites have in the groups "discrete" and "deterministic",
+        given a draw of all others and the data: drawn jointly, or the most probable ones
+        together. New observations have values of their prior. So have predictions, unless the
+        group "discrete" is there, whose values they then have. "alongside" are the deterministic
+        sites of the run that new observations, or else predictions, are of.
+    missing : collection of str
+        Observed sites whose values are none: discrete sites are to know nothing of them, and they
+        are not computed from latent sites.
+    finite : collection of str
+        Those of them that may be discrete latent sites.
+    all_rows : bool
+        Refuse arguments that hold only some rows of a plate. Predictions on new rows take those
+        that there are.
+    draw_chunk : int, optional
+        Draws evaluated at once, where torch can do so. Default: as many as together have about
+        a million numbers of the largest site, and 128 at most.
+    data_chunk : int, optional
+        Rows evaluated at once in models with subsampled plates. Default: that of the target.
+    num_chains : int
+        Chains that the draws are of, in words about memory.
+    around : mapping of str to array, optional
+        Constrained values of the latent sites at which the observed distributions are made linear,
+        see :mod:`ppl_ext.target.linearized`. Default: the model as it is.
+    seed : int
+        Seed of the new observations; the global generator is left as it was found.
+
+    Returns
+    -------
+    Replay
+
+    Raises
+    ------
+    ArgumentError
+        A draw is missing for a latent site or does not have its shape, or the arguments hold only
+        some rows of a plate.
+    """
     check_draws(target.layout.names, draws)
     check_choice("discrete", discrete, DISCRETE)
     values = {

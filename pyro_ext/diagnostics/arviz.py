@@ -28,7 +28,6 @@ from pyro.infer.mcmc import StreamingMCMC
 from ppl_ext.arguments import entry
 from ppl_ext.diagnostics.fit import asked_of
 from ppl_ext.diagnostics.fit_groups import (
-    ARVIZ_DOCUMENTATION,
     Group,
     Host,
     Wanted,
@@ -38,7 +37,6 @@ from ppl_ext.diagnostics.fit_groups import (
 )
 from ppl_ext.diagnostics.inference_data import Variable
 from ppl_ext.diagnostics.replay import Replay
-from ppl_ext.documented import documented
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
 from ppl_ext.running.sharding import check_sharding
@@ -53,21 +51,6 @@ from pyro_ext.sharding import Sharding
 Array = NDArray[Any]
 
 
-@documented(
-    ARVIZ_DOCUMENTATION,
-    host="Pyro",
-    engine="A fitted engine",
-    mcmc="pyro.infer.MCMC",
-    no_state="",
-    state="",
-    scale="poutine.scale",
-    losses="those kept",
-    result="those of every step that the engine has taken",
-    randomness="""
-        seed : int
-            Seed of the posterior predictive draws, and of the draws of a guide.
-        """,
-)
 @entry
 def to_arviz(
     engine: Any,
@@ -93,6 +76,83 @@ def to_arviz(
     **kwargs: Any,
 ) -> Any:
     """Convert a fitted engine, a run of the host's ``MCMC``, or a guide fitted by its ``SVI``.
+
+    Everything is computed on the full data, also when the model draws minibatches: the model
+    is replayed over chunks of rows, and the rows come out in their order. When batches are
+    passed as arguments, pass the arrays of all rows here.
+
+    The arguments may be left out where they are those of the fit: an engine, ``MCMC`` and a fit
+    remember them.
+
+    The draws of an engine are stored as one chain, those of ``MCMC`` as its chains. Deterministic
+    sites are part of the posterior, and so are sites that are observed at values computed from
+    latent ones, as a prior of a transformed latent is written: they are no data. Of a Stan program
+    the posterior has the parameters, and the vector that they come from is in the group
+    ``unconstrained_posterior``. Names are made safe for netCDF ("/" becomes "."); the attribute
+    ``renamed`` holds the originals.
+
+    Parameters
+    ----------
+    engine
+        A fitted engine of this package; ``pyro.infer.MCMC`` after ``run``, with any kernel of a
+        model; or, with ``model``, a guide fitted by Pyro's ``SVI`` under any objective.
+    *args, **kwargs
+        The model's arguments, with all rows of the data.
+    batches : iterable, optional
+        All rows in place of ``args``, as batches of a loader, which is passed over twice; rows
+        come out in its order. Arrays of single batches are not constant data.
+    num_samples : int, optional
+        Number of draws. Default: every particle, all draws of a fit or of ``MCMC``, or what the
+        engine draws by default. Of a fit and of ``MCMC`` fewer can be taken, as many of each chain:
+        the number is rounded up to that. Without it ``log_likelihood`` and
+        ``posterior_predictive`` have fewer draws than the posterior, evenly spaced and labelled,
+        where they would hold more than 33 million numbers, and a warning says how many.
+    posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats : bool
+        Groups to include. ``log_likelihood`` is pointwise, without the scales of plates and of
+        ``poutine.scale``; observations that are masked out have 0, and factors are no part of it.
+        ``log_prior`` is the same of the latent sites, as they are written, without Jacobians:
+        ArviZ's sensitivity to priors takes it. There is none of Stan programs, whose density is in
+        one piece, and where a latent site depends on a discrete one.
+    discrete : {"sample", "most probable"}, optional
+        Add the discrete latent sites to the posterior, as integers: given each draw of all other
+        sites and the data, drawn jointly, or the most probable ones together. They are summed out
+        of everything else; deterministic sites that depend on them have these values, or drawn
+        ones.
+    constant_data : mapping of str to array, or bool
+        Arrays for the group of that name. True takes the model's array arguments that are not
+        observations.
+    losses : sequence of float, optional
+        Loss of each step, for the group ``optimization``, in place of those kept.
+    result : RunResult, optional
+        Run whose losses and other figures (the force norm of particles, log_p and log_q of guides)
+        go to the group ``optimization``, along a dimension ``step``. Default: those of every step
+        that the engine has taken.
+    dims : mapping of str to sequence of str, optional
+        Dimension names of a variable, without chain and draw. Default: the plates' names, and for
+        axes of an event those that the model gives by ``sample(..., infer={"event_dims": [...]})``.
+    coords : mapping of str to sequence, optional
+        Labels along a dimension.
+    draw_chunk, data_chunk : int, optional
+        At most this many draws and rows are evaluated at once, which bounds memory.
+    seed : int
+        Seed of the posterior predictive draws, and of the draws of a guide.
+    model : callable, optional
+        The model of a guide; not with an engine.
+    sharding : Sharding, optional
+        How draws and rows are split over devices. Default: as the engine's.
+
+    Returns
+    -------
+    arviz.InferenceData or xarray.DataTree
+        The former with ArviZ 0.23, the latter with ArviZ 1 and later.
+
+    Raises
+    ------
+    ArgumentError
+        ``engine`` is none of these, or the arguments do not fit the model, lack observations that
+        the engine was set up with, or hold only some rows of a plate.
+    RuntimeError
+        The engine has not seen the model's arguments yet.
 
     Examples
     --------

@@ -39,12 +39,6 @@ from pyro_ext.density.handlers import global_generator
 from pyro_ext.engine import seeded_generator
 from pyro_ext.guides.flat_density import check_has_flat_density, flat_density, has_flat_density
 
-#: What diagnostics say of their draws' randomness.
-SEED = """
-seed : int, optional
-    Seed of the draws of a guide, which come from a generator of their own. Default: 0.
-"""
-
 # Tells the diagnostics' draws from those that an engine of the same seed takes.
 _STREAM = 2
 

@@ -12,13 +12,11 @@ from torch import Tensor
 
 from ppl_ext.arguments import columns_as_arrays, entry
 from ppl_ext.diagnostics.predictive_data import (
-    PREDICTIVE_DOCUMENTATION,
     draws_of_fit,
     returned_sites,
     site_predictor,
 )
 from ppl_ext.diagnostics.replay import Replay, check_draws_are_mapping, check_numbers_of_draws
-from ppl_ext.documented import documented
 from ppl_ext.fit.habits import as_fitted
 from ppl_ext.options import as_seed, check_count
 from ppl_ext.process import between_steps
@@ -34,21 +32,6 @@ if TYPE_CHECKING:
     from xarray import Dataset
 
 
-@documented(
-    PREDICTIVE_DOCUMENTATION,
-    host="Pyro",
-    kinds=", a function or a module",
-    state="",
-    params="""
-        num_samples : int, optional
-            Draws that an engine in their place gives. Default: the engine's.
-        """,
-    randomness="""
-        seed : int
-            Seed of the values of discrete sites.
-        """,
-    draw_chunk="",
-)
 @entry
 def predictive_distribution(
     model: Callable[..., Any],
@@ -65,6 +48,76 @@ def predictive_distribution(
     **kwargs: Any,
 ) -> Dataset:
     """The observed site's distribution at every draw and row; no observation is sampled.
+
+    The model runs with each draw on the rows of its arguments, test rows as a rule, as Pyro's
+    ``Predictive`` runs it. A model that subsamples a plate is evaluated on all rows of it.
+
+    Discrete latent sites, which draws do not hold, have values of their prior, as those of rows
+    yet to be seen do. With ``discrete`` they have values of their posterior given the draw and
+    what is observed, as with the host's ``infer_discrete``, and these are in the result.
+
+    Parameters
+    ----------
+    model : callable
+        The Pyro program, a function or a module.
+    draws : mapping of str to array (S, *site shape), or a fit
+        Constrained values of the latent sites, as ``engine.get_samples()`` or
+        ``MCMC.get_samples()`` give them. Further names are left alone. Or an engine, or what
+        ``fit`` returns, whose draws are taken.
+    *args, **kwargs
+        The model's arguments. With the observations among them the result also has what needs
+        these: log likelihood, observed values and distribution function.
+    site : str, optional
+        Name of the site to predict. Default: the only observed site, or, where several are in the
+        model, the only one without values. A site that is observed at values computed from latent
+        sites is a prior of these and not meant; nor is a discrete site without values that
+        another depends on, which is latent.
+    linearize : bool or mapping of str to array
+        Whether the model is made linear in its parameters, at the mode of the engine in place of
+        the draws, or at given constrained values of the latent sites. Each draw moves the
+        parameters of the observed distributions by one product of their Jacobian with its way from
+        there, in unconstrained space: locations and logits as they are, probabilities by their
+        logits or logarithms, positive parameters by their logarithms. Draws of ``LaplaceGGN`` mean
+        this model; of the network itself they are worse.
+    discrete : {"sample", "most probable"}, optional
+        Draw discrete latent sites jointly from their posterior, or take the most probable values
+        together. Distributions are then given these; the log likelihood stays that with discrete
+        sites summed out.
+    return_sites : sequence of str, optional
+        Deterministic sites whose values at each draw the dataset has under their names, such as
+        the mean that a program computes of its rows. Default: all that do not depend on sites
+        without values, but for those that bear a name of the dataset.
+    num_samples : int, optional
+        Draws that an engine in their place gives. Default: the engine's.
+    seed : int
+        Seed of the values of discrete sites.
+    data_chunk : int, optional
+        At most this many rows of a subsampled plate are evaluated at once. Default: 2048. Rows of
+        a model without one can be passed in parts, and the results joined by
+        ``xarray.concat(parts, "row")``.
+    sharding : Sharding, optional
+        How draws and rows are split over devices.
+
+    Returns
+    -------
+    Dataset
+        With the dimensions draw, row and class, see
+        :mod:`ppl_ext.diagnostics.predictive_data`. Rows that a mask hides are left out. With
+        ``discrete`` also every discrete latent site under its name. Such sites and deterministic
+        ones are by row where their plates are those of the predicted site.
+
+    Raises
+    ------
+    ArgumentError
+        A latent site has no draws, sites differ in their number of draws, a draw has the wrong
+        shape, draws are NaN, infinite or outside of their sites' supports, several sites could be
+        meant, the observations are computed from latent sites, the site has neither classes nor
+        moments, a discrete site bears a name of the dataset, there is no deterministic site of a
+        name in ``return_sites``, or, with ``discrete``, an observed site depends on the one to
+        predict. With ``linearize``: there is no mode, or a parameter of
+        an observed distribution has no scale without bounds.
+    ModelCheckError
+        The model cannot be run with its latent sites set.
 
     Examples
     --------

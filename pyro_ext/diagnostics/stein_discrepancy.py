@@ -15,21 +15,18 @@ from ppl_ext.arguments import entry
 from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.stein_discrepancy import (
     BLOCK,
-    KSD_DOCUMENTATION,
     Options,
     Points,
     SteinDiscrepancy,
     discrepancy_of,
 )
-from ppl_ext.documented import documented
 from pyro_ext.density import LogDensity
 from pyro_ext.density.arguments import placing
-from pyro_ext.diagnostics.fit import SEED, fitted_guide, target_of_model
+from pyro_ext.diagnostics.fit import fitted_guide, target_of_model
 
 Metric = str | Tensor | np.ndarray | None
 
 
-@documented(KSD_DOCUMENTATION, host="Pyro", state="", randomness=SEED)
 @entry
 def ksd(
     fit: Any,
@@ -50,6 +47,93 @@ def ksd(
     seed: int | None = None,
 ) -> SteinDiscrepancy:
     """Kernelised Stein discrepancy between a fit and its target.
+
+    It needs draws and the target's scores at them, on the full data, but no normalising constant
+    and no density of the fit, so it takes particles and guides alike. Zero means that the two
+    agree.
+
+    Parameters
+    ----------
+    fit
+        An engine with particles, which are taken as they are; an engine that fits a guide; an
+        autoguide fitted by Pyro's ``SVI``, with ``model`` and ``args``; or flat unconstrained
+        positions (P, D), with ``target`` or ``model``, and ``args``.
+    target : LogDensity, optional
+        Target of positions that are given.
+    model : callable, optional
+        Model of an autoguide or of positions; not with an engine.
+    args : tuple, optional
+    kwargs : mapping, optional
+        The model's arguments, with all rows of the data. Default with an engine: the arguments
+        that it saw last, which must hold all rows.
+    batches : iterable, optional
+        All rows in place of ``args``, as batches of a loader that is passed over again and again.
+    num_samples : int, optional
+        Draws of a guide. Default: 1000. Particles and positions are not drawn.
+    statistic : {"U", "V"}, optional
+        "V" is the discrepancy of the P points themselves, with every pair of them; "U" leaves
+        out the pairs of a point with itself and estimates the squared discrepancy of the
+        distribution that independent draws come from without bias. Default: "U" for a guide,
+        "V" for particles and positions.
+    metric : "whitened", array (D,) or None
+        Scales of the coordinates: positions are divided by them and scores multiplied, as if the
+        model were written in these units. "whitened" takes the standard deviations of the
+        draws, an array gives the scales, and None leaves the coordinates as they are. See the
+        notes.
+    scale : float
+        Length c of the kernel, in units of the scaled coordinates.
+    likelihood_temperature : float, optional
+        The log likelihood is divided by this. Default: the temperature of the target.
+    draw_chunk : int, optional
+        Scores of at most this many draws are evaluated at once. Default: 100, fewer in very high
+        dimension.
+    null : {"independent", "chain"}, optional
+        Gives a p-value as well, by a wild bootstrap: signs that are drawn at random for
+        independent draws, and that stay the same for as long as neighbours are alike for the
+        draws of a Markov chain, in its order. It costs no scores, and P^2 more products for each
+        of 500 resamples. Particles are neither, so an engine's have no p-value.
+    block : int
+        Pairs are evaluated in blocks of this many rows and columns.
+    seed : int, optional
+        Seed of the draws of a guide, which come from a generator of their own. Default: 0.
+
+    Returns
+    -------
+    SteinDiscrepancy
+        ``value``, ``squared``, ``statistic``, ``num_samples`` and, with ``null``, ``p_value``.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of range, the arguments hold only some rows of a plate, a score is not
+        finite, or a coordinate does not vary and ``metric="whitened"``.
+
+    Notes
+    -----
+    Without a metric the value has units of length^(-3/2). A kernel of length 1 then sees little
+    of draws that spread over 0.03: in a Normal of that scale, with 1000 draws, the noise of the
+    mean score hides a standard deviation that is off by a quarter, which in units of the draws
+    is plain. So the default is "whitened", which has no units and does not change when a
+    coordinate is rescaled. But then each fit has a kernel of its own, and a shift counts in
+    units of the fit's spread, so that a fit that is far too narrow hides some of it. *To compare
+    several fits of one target, give all of them the same* ``metric``: an array of posterior
+    standard deviations, from the fit that is trusted most, or None.
+
+    The V-statistic of P independent draws of the target itself is not zero but about
+    (|s|^2/c + D/c^3) / P on average, squared. As that grows with the scores, which are small for
+    draws that are too narrow, it can fall when draws shrink, as long as P is small beside D. The
+    U-statistic has no such term. Compare V-statistics at equal P.
+
+    A discrepancy of scores is nearly blind to the weights of modes that lie far apart.
+
+    References
+    ----------
+    Gorham and Mackey (2017), Measuring sample quality with kernels, Proposition 2 and Theorem 8,
+    `arXiv:1703.01717 <https://arxiv.org/abs/1703.01717>`_. Liu, Lee and Jordan (2016), A kernelized
+    Stein discrepancy for goodness-of-fit tests (U- and V-statistic),
+    `arXiv:1602.03253 <https://arxiv.org/abs/1602.03253>`_. Chwialkowski, Strathmann and Gretton
+    (2016), A kernel test of goodness of fit (the wild bootstrap),
+    `arXiv:1602.02964 <https://arxiv.org/abs/1602.02964>`_.
 
     Examples
     --------

@@ -34,7 +34,45 @@ class MatrixNormalTransform(shared.MatrixTransform, Transform):
 
 
 class AutoMatrixNormal(shared.MatrixGuide, AutoContinuous):
-    """Examples
+    """Normal guide whose covariance is a Kronecker product for each matrix-shaped site.
+
+    The covariance over the flat unconstrained vector is block diagonal by site. A site whose
+    unconstrained value has at least two axes longer than one is taken as a matrix W: its first
+    axis (axes of length one aside) is the n rows, the remaining ones together are the p columns.
+    It is ``W = M + A E B^T`` with standard Normal E, hence its entries, row by row, have the
+    covariance ``A A^T (x) B B^T``. Every other site is diagonal.
+
+    A and B are lower triangular with a positive diagonal. They share one scale, as (c A, B / c) is
+    the same guide; at the start, and after ``MatrixNormalDensity.set_factors``, it is divided
+    evenly.
+
+    Parameters
+    ----------
+    model : callable
+        The host's model.
+    prefix : str
+        Prefix of the parameters' names, in NumPyro alone; the host's default.
+    init_loc_fn : callable
+        Initial values by site; the host's default.
+    init_scale : float
+        Initial standard deviation of each unconstrained coordinate; the host's default.
+
+    Notes
+    -----
+    Parameters in Pyro, by the names of ``named_parameters()``: ``loc`` (D,);
+    ``scale_unconstrained`` (R,), where R > 0 coordinates belong to no matrix; and for each
+    matrix-shaped site ``row_scale.<site>_unconstrained`` (n,) and
+    ``row_tril.<site>_unconstrained`` (n, n), whose product is A, with ``column_scale`` (p,) and
+    ``column_tril`` (p, p) likewise for B. In NumPyro: ``auto_loc`` (D,); ``auto_scale`` (R,), where
+    R > 0; and for each matrix-shaped site A as ``auto_<site>_row_tril`` (n, n) and B as
+    ``auto_<site>_column_tril`` (p, p).
+
+    Raises
+    ------
+    ArgumentError
+        ``init_scale`` is not a positive number.
+
+    Examples
     --------
     >>> import pyro, torch
     >>> import pyro.distributions as dist

@@ -69,7 +69,61 @@ class SamplerPlan(Plan):
 
 
 class SteinDiscrepancyVI(Shell, Engine):
-    """Examples
+    """A guide without a density: draws of a sampler, fitted by the kernelised Stein discrepancy.
+
+    The sampler turns noise into draws: a network, a Normal whose mean and scale are outputs of a
+    network, or a few Langevin steps. The density of its draws is not known, and not asked for. A
+    step of the fit draws S times, and moves the sampler's parameters down the U-statistic of the
+    squared discrepancy, by its gradient through draws and scores.
+
+    Parameters
+    ----------
+    model : callable
+        The host's model, used as it is; it is differentiated twice.
+    sampler : Sampler, optional
+        ``PushForward``, ``SemiImplicit`` or ``UnrolledSGLD``. Default: ``PushForward()``.
+    optim : optimizer, optional
+        Pyro's (see ``pyro_ext.optim.EngineOptimizer``), NumPyro's or optax's. Default: Adam with a
+        learning rate that falls from 0.005 to 0 along a cosine over the run.
+    num_samples : int
+        Draws S per step.
+    lengths : sequence of float
+        Lengths of the inverse multiquadric kernels, in standard deviations of the draws.
+    clip_norm : float, optional
+        The gradient in all parameters, as one vector, is shortened to this length where it is
+        longer. None: not.
+    total_steps : int, optional
+        T when steps are taken one by one; ``run`` sets its own.
+    **options
+        Options of every engine; see the package's ``Engine``.
+
+    Notes
+    -----
+    The loss is the U-statistic: it is near zero at the end and may be below.
+
+    The discrepancy does not see how much mass modes that lie far apart have, as little as ``ksd``
+    does; and draws that come near no part of the posterior say nothing about it. Where there are
+    modes, and what each weighs, comes from the start. It is also a weak judge of tails: draws far
+    out are few and have long scores, so that networks stay too narrow along tails for a long time.
+    ``check`` tells.
+
+    Products of two scores enter it, so that the noise of a minibatch, which the draws share, adds
+    its variance; the engine warns.
+
+    References
+    ----------
+    Q. Liu, J. Lee and M. Jordan, "A kernelized Stein discrepancy for goodness-of-fit tests", ICML
+    2016, https://arxiv.org/abs/1602.03253; T. Hu et al., "Stein neural sampler", 2018,
+    https://arxiv.org/abs/1810.03545; Z. Cheng et al., "Kernel semi-implicit variational inference",
+    ICML 2024, https://arxiv.org/abs/2405.18997.
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of range, a module is none of the framework's or has outputs of another
+        number, or the estimator keeps scores, which have no derivative.
+
+    Examples
     --------
     >>> import pyro, torch
     >>> import pyro.distributions as dist

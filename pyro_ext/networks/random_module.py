@@ -12,23 +12,50 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from ppl_ext.documented import documented
 from ppl_ext.errors import HeldParameterWarning
 from ppl_ext.networks.parameters import Parameter, names_of
-from ppl_ext.networks.random_module import DOCUMENTATION, draw_parameters, expandable
+from ppl_ext.networks.random_module import draw_parameters, expandable
 from pyro_ext.networks.modules import take_apart
 
 
-@documented(
-    DOCUMENTATION,
-    example="net.layer1.weight",
-    module="torch.nn.Module",
-    evaluation="``module.eval()``",
-    host="Pyro",
-    initial="",
-)
 def random_module(name: str, module: torch.nn.Module, prior: Any) -> Callable[..., Any]:
     """A torch module as a program: its parameters are latent sites.
+
+    Call it inside of the model and outside of every plate. It draws the parameters and returns the
+    module with these, to be called on the rows. The module itself stays as it is.
+
+    Parameters
+    ----------
+    name : str
+        Sites are named by it and by the parameter's path in the module, with dots:
+        ``net.layer1.weight``.
+    module : torch.nn.Module
+        It must treat every row by itself and draw nothing at random: batch normalisation and
+        dropout have to be in evaluation mode (``module.eval()``).
+    prior
+        Of the parameters, one of
+
+        - a distribution of Pyro, for each entry of all parameters;
+        - a ready one of ``priors``, such as ``priors.ScaledNormal()``, for all;
+        - a function of a parameter's name, without that of the random module, and its shape that
+          returns any of these, or None;
+        - a dictionary from names, or patterns such as "head.*" and "*.bias", to any of these or
+          None. A name itself comes before patterns, the first that fits before others.
+
+        Parameters whose prior is None are constants with the module's values.
+
+    Returns
+    -------
+    callable
+        The module with the drawn parameters.
+
+    Raises
+    ------
+    ArgumentError
+        The name or the prior is none, a parameter has no prior, a pattern fits no parameter, or
+        the call stands inside of a plate.
+    ModelCheckError
+        A layer uses the statistics of the batch, or draws at random.
 
     Examples
     --------
