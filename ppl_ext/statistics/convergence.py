@@ -38,6 +38,8 @@ LEVEL, LEAST_SHIFT = 1e-3, 0.05
 #: Error of a standard deviation from which on tails are called heavy, and the shape of a tail from
 #: which on the variance of squares is infinite or nearly so.
 UNCERTAIN, HEAVY = 0.05, 0.25
+#: Standard errors of its shape by which a tail that is surely heavy is above that.
+SURE = 2.0
 #: Draws that are expected beyond the quantile where a tail's squares are cut, so that nine sets of
 #: ten have none there, and points at which they are summed.
 BEYOND, POINTS = 0.1, 200
@@ -69,6 +71,8 @@ class Convergence:
     is_heavy : bool array (D,)
         Where the tails are so heavy that no number of draws makes a standard deviation certain, or
         that a few draws make it; quantiles tell what it cannot.
+    is_surely_heavy : bool array (D,)
+        Where this is certain: few draws of an exponential may look so by chance.
     drift : array (D,)
         Shift of the chains from their first halves to their second, in standard deviations;
         of positions or of distances from the median, whichever is larger.
@@ -81,6 +85,7 @@ class Convergence:
     ess_tail: Float[np.ndarray, " D"]
     deviation_error: Float[np.ndarray, " D"]
     is_heavy: Bool[np.ndarray, " D"]
+    is_surely_heavy: Bool[np.ndarray, " D"]
     drift: Float[np.ndarray, " D"]
     p_value: float
 
@@ -127,7 +132,7 @@ def convergence(draws: Draws) -> Convergence:
     worth = effective_number(squares)
     by_draws = 0.5 * np.sqrt(np.maximum(fourth - 1.0, 0.0) / worth)
     tailed = zip(centered.reshape(-1, draws.shape[2]).T, worth, strict=True)
-    shapes, by_tails = np.array([_tail(*each) for each in tailed]).T
+    shapes, uncertain, by_tails = np.array([_tail(*each) for each in tailed]).T
     errors = np.fmax(np.fmax(_deviation_errors(draws), by_draws), by_tails)
     is_heavy = (errors > UNCERTAIN) & ((fourth > FEW) | (shapes > HEAVY))
     shifts, ratios = zip(*map(_drift, (bulk, folded)), strict=True)
@@ -141,6 +146,7 @@ def convergence(draws: Draws) -> Convergence:
         np.minimum(*tails),
         errors,
         is_heavy,
+        is_heavy & (shapes - SURE * uncertain > HEAVY),
         np.max(shifts, axis=0),
         float(min(1.0, p_value)),
     )
@@ -227,8 +233,8 @@ def _deviation_errors(draws: Draws) -> Float[np.ndarray, " D"]:
     return 0.5 * error / np.maximum(variance, np.finfo(float).tiny)
 
 
-def _tail(distances: Float[np.ndarray, " S"], worth: float) -> tuple[float, float]:
-    """Shape of the tail of distances from a middle, and error of the standard deviation by it.
+def _tail(distances: Float[np.ndarray, " S"], worth: float) -> tuple[float, float, float]:
+    """Shape of the tail of distances from a middle, its error, and the standard deviation's by it.
 
     The largest distances have a generalised Pareto distribution. Draws that are independent and
     ``worth`` so many have seen its squares up to a quantile, beyond which they have none; what lies
@@ -242,13 +248,13 @@ def _tail(distances: Float[np.ndarray, " S"], worth: float) -> tuple[float, floa
     edge = ordered[-count - 1]
     body, excesses = ordered[: number - count], ordered[ordered > edge] - edge
     if len(excesses) < 5:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     unit = excesses.mean()
     shape, scale = pareto_fit(excesses / unit)
-    if not shape < 0.5:
-        return shape, np.inf if np.isfinite(shape) else 0.0
     # So few draws know a shape of some size to this error, and what they miss is of heavier ones.
     found, uncertain = shape, (1.0 + shape) / np.sqrt(len(excesses))
+    if not shape < 0.5:
+        return shape, uncertain, np.inf if np.isfinite(shape) else 0.0
     shape = min(shape + uncertain * np.clip(shape / HEAVY, 0.0, 1.0), 0.5 * (shape + 0.5))
     share = count / number
     cut = min(BEYOND / worth, share)
@@ -271,7 +277,7 @@ def _tail(distances: Float[np.ndarray, " S"], worth: float) -> tuple[float, floa
         + slope**2 * power**2 / (1.0 - 2.0 * shape)
     )
     error = np.sqrt((fourth - second**2) / worth + missing**2)
-    return found, 0.5 * float(error / (second + missing))
+    return found, uncertain, 0.5 * float(error / (second + missing))
 
 
 def _drift(draws: Draws) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, " D"]]:

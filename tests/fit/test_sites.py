@@ -17,7 +17,9 @@ from ppl_ext.statistics.convergence import convergence, varies
 from tests.fit_support import WITHOUT_PROGRAM
 
 
-def judged(draws: np.ndarray, latents: Any = (), **sites: Any) -> facts.Chained:
+def judged(
+    draws: np.ndarray, latents: Any = (), asked: float | None = None, **sites: Any
+) -> facts.Chained:
     """Chains (N, M, D) with a coordinate for each site, whose values are functions of it."""
     problem: Any = SimpleNamespace(
         target=WITHOUT_PROGRAM,
@@ -28,7 +30,8 @@ def judged(draws: np.ndarray, latents: Any = (), **sites: Any) -> facts.Chained:
     )
     ones = np.ones(len(draws))
     window = Window(draws, np.ones(draws.shape[:2]), 0.0 * ones, ones, np.ones(draws.shape[:2]))
-    return chained_of(problem, window, convergence(draws), None)
+    wanted = facts.Wanted(400.0, True, 600.0, deviation_error=asked)
+    return chained_of(problem, window, convergence(draws), None, wanted)
 
 
 def uniform(number: int, dim: int = 1) -> np.ndarray:
@@ -50,6 +53,19 @@ def test_heavy_tails_are_those_of_the_site() -> None:
     assert convergence(logs).is_heavy.all()
     assert judged(logs, t=lambda z: z).heavy == ("t",)
     assert judged(logs, t=np.tanh).heavy == ()
+
+
+@pytest.mark.parametrize(("shape", "number", "is_sure"), [(0.3, 60, False), (0.8, 600, True)])
+def test_few_draws_do_not_end_what_is_asked_of_a_deviation(
+    shape: float, number: int, is_sure: bool
+) -> None:
+    """Draws that may be heavy by chance count where the error of a deviation is asked for."""
+    beyond = np.random.default_rng(6).permutation((np.arange(16 * number) + 0.5) / (16 * number))
+    draws = (np.expm1(-shape * np.log(beyond)) / shape).reshape(number, 16, 1)
+    usual, asked = (judged(draws, asked=each, t=lambda z: z) for each in (None, 0.015))
+    assert usual.heavy == ("t",) and usual.deviation_error == 0.0
+    assert asked.heavy == (("t",) if is_sure else ())
+    assert (asked.deviation_error > 0.05) == (not is_sure)
 
 
 def test_chains_that_differ_near_an_edge_alone_are_told_and_not_refused() -> None:

@@ -193,7 +193,7 @@ def _is_enough(
     """Whether chains have done what was asked, or all that is asked of those that do not meet."""
     if window.transitions < least:
         return False
-    chained = chained_of(problem, window, figures, symmetry)
+    chained = chained_of(problem, window, figures, symmetry, wanted)
     meter.shows(chained.ess_bulk, wanted.target_ess, time.perf_counter() - began)
     is_heavy = agreement.is_doubtful(chained, correction, program.strain)
     is_far = policy.lacks_approximation(correction)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float
@@ -34,15 +35,22 @@ LEVEL = 2.0**10
 
 
 def chained_of(
-    problem: Problem, window: Window, coordinates: Convergence, symmetry: Symmetry | None
+    problem: Problem,
+    window: Window,
+    coordinates: Convergence,
+    symmetry: Symmetry | None,
+    wanted: facts.Wanted,
 ) -> facts.Chained:
     """Figures of a window, whose unconstrained coordinates have these.
 
     The sites as they are written are judged. A coordinate may have a long tail that is none of its
-    site's: the logarithm of a scale that may be 0 has one.
+    site's: the logarithm of a scale that may be 0 has one. Where errors of standard deviations are
+    asked for, only tails that are surely heavy have none.
     """
     names, numbers, columns = _columns(problem, window.draws, symmetry)
     found = convergence(columns)
+    if wanted.deviation_error is not None:
+        found = replace(found, is_heavy=found.is_surely_heavy)
     r_hat = float(found.r_hat.max())
     worst = found.r_hat.argmax() if r_hat > agreement.R_HAT else found.ess_bulk.argmin()
     slow = int(coordinates.r_hat.argmax())

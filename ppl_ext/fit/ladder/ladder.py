@@ -292,7 +292,7 @@ def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
     found = replace(climbed, positions=positions, sampled=sampled, stages=list(climbed.stages))
     values = {name: np.asarray(value) for name, value in found.draws.items()}
     figures = convergence(sampled.kernel.ordered(sampled.draws))
-    chained = chained_of(problem, sampled.window, figures, symmetry)
+    chained = chained_of(problem, sampled.window, figures, symmetry, climbed.evidence.wanted)
     chained = replace(chained, endless=endless(values))
     evidence = _far_out(climbed.evidence, problem, sampled.kernel.evaluate, sampled.draws)
     modes = evidence.modes
