@@ -167,7 +167,7 @@ def of_host(
     seed: int,
     passes: Passes | None = None,
 ) -> Source | None:
-    """Draws of what Pyro or this package has fitted."""
+    """Draws of a fit of Pyro or of this package as a ``Source``; None where it is no such fit."""
     if isinstance(found, MCMC):
         chains = Chains(found, args, kwargs, passes)
         draws = chains.get_samples()

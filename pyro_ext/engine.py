@@ -223,11 +223,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Bound:
-    """What is known once the engine has met the model's arguments: ``data`` are the last ones.
+    """The engine's plan and its last arguments, ``data``, once it has been given arguments.
 
-    ``memory`` is the digest of what the estimator knows of them, ``seen`` which tensors these were.
-    ``inputs`` tell whether the next step has the same arguments, where that can be told without a
-    look at what they hold.
+    ``memory`` is a digest of the arguments on which the estimator's state depends. ``seen`` are the
+    identities of their tensors, and how often torch has written to each, so that the digest is
+    taken again only where these differ. ``inputs`` tell whether the next step has the same
+    arguments without reading their values; None where that cannot be told.
     """
 
     plan: Plan
@@ -905,7 +906,7 @@ class Engine(EngineShell, ABC):
             self.sharding.by_first(write)
 
     def _present_state(self) -> SavedState:
-        """The present state, in part in tensors that the next step moves."""
+        """The present state. Some of its tensors are those that the next step writes into."""
         seen = self._seen_so_far()
         state = {
             "steps": self.num_steps_taken,

@@ -48,10 +48,11 @@ class Traffic:
     Attributes
     ----------
     numbers : dict of str to int
-        By kind of collective, the numbers that its result holds.
+        By kind of collective, how many entries the results had together.
     calls : dict of str to int
+        By kind of collective, how often it was called.
     sent : float
-        Bytes that this process sends in a ring of the processes.
+        Bytes that this process sends where collectives pass data along a ring of all processes.
     """
 
     numbers: dict[str, int] = field(default_factory=dict)

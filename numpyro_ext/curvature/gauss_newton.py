@@ -123,12 +123,12 @@ def jacobian_rows(
 
 
 def _apart(rows: Callable[[], BySite], z: Array) -> BySite:
-    """Rows by site at positions ``z``, computed apart from what is made of them.
+    """Rows by site at positions ``z``, which XLA does not fuse with what is computed from them.
 
-    On processors XLA computes the outer products of a linear layer as the vectors that they end up
-    in, and then divides for each entry to find its place, which takes four times as long. With what
-    comes out of a condition it can do no such thing, where it cannot foresee the condition. Here it
-    is that any number is finite.
+    On processors XLA would compute the outer products of a linear layer entry by entry of the flat
+    vector that they are written to, with divisions to find the place of each, which takes four
+    times as long. It does not fuse the result of a ``cond`` whose condition is not known when it
+    compiles. The condition here is that some entry of ``z`` is finite.
     """
     if jax.default_backend() != "cpu":
         return rows()

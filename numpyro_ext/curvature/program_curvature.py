@@ -131,12 +131,15 @@ class ProgramCurvature(ProgramCurvatureShell):
         return self._summed(rows, ROWS_UP_TO)
 
     def _jacobian(self, target: LogDensity) -> Jacobian:
-        """Jacobians of batches, traced once for all batches of a size and all turns over them."""
+        """A function for the Jacobian rows of a batch.
+
+        Within a trace it is under ``jit``, so that it is traced once for all batches of one size.
+        """
 
         def rows(z: Array, data: Data, indices: Indices, rng_key: Array) -> Array:
             return jacobian_rows(target, z, data, indices, rng_key, self.rows, self.sites)
 
-        # Outside of a trace it would be compiled anew at every call.
+        # Outside of a trace ``jit`` of this new function would compile it at every call.
         return jax.jit(rows) if is_tracing() else rows
 
     def _in_turns(

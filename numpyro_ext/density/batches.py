@@ -143,7 +143,7 @@ class Block:
 
 
 def _stacked(arrays: list[Any], size: int) -> np.ndarray:
-    """Arrays along a new first axis of a length, the end of which holds nothing."""
+    """Arrays along a new first axis of length ``size``; entries beyond the last are not set."""
     first = arrays[0]
     length = size * first.nbytes
     # Room to begin at a multiple: else JAX would copy the stack once more.

@@ -256,7 +256,7 @@ def posterior_values(
     shapes : mapping of str to tuple of int
         Shape of each discrete site's value.
     rng_key : array, optional
-        Draws jointly; without it the values are the most probable ones together.
+        Key of a joint draw. Default: the values that are most probable together.
     """
     summed = summed_sites(trace)
     names = [name for name, site in summed.items() if is_enumerated(site)]
@@ -265,7 +265,7 @@ def posterior_values(
     if rng_key is None:
         numbers = _most_probable(evidence, summed)
     else:
-        # By the rule of chains, one site after another, and one step after another.
+        # By the chain rule of probability: one site after another, and one step after another.
         timed = {name for name in names if _is_timed(summed[name])}
         # Sites outside of scans first: the steps inside depend on them.
         for name in sorted(names, key=lambda name: name in timed):

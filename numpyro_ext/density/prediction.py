@@ -84,7 +84,7 @@ def _steps(f: Any, init: Any, xs: Any, length: int | None, *_: Any) -> int:
 
 
 def _goes_on(given: Sequence[Mapping[str, Any]], steps: int, site: Site) -> None:
-    """See that a site in the body of a ``scan`` has a value for each step, if it has any."""
+    """Raise ``GoesOnError`` where the values of a site in a ``scan`` end before its steps do."""
     for values in given:
         value = values.get(site["name"])
         if value is None:

@@ -345,7 +345,7 @@ def _describe(
 
 
 def computed_sites(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> frozenset[str]:
-    """Observed sites whose values are computed from latent ones: they are priors of these."""
+    """Observed sites whose values are computed from latent sites, so that they act as priors."""
     return names_of_computed(_computed_of(target, data, draws))
 
 

@@ -246,10 +246,14 @@ def _sample_statistics(
     data: Data,
     together: int,
 ) -> Group:
-    """Log densities of the model and, where the engine knows it, of the fit."""
+    """Log densities of the model and, where the engine knows it, of the fit.
+
+    At most ``together`` draws are evaluated at once.
+    """
     number = len(next(iter(draws.values())))
     hook = getattr(engine, "sample_statistics", None)
-    # What the engines compute of positions is part of the program; others may not be traceable.
+    # Hooks of this package's engines are traced into the program; those of others may not be
+    # traceable.
     inside = hook if isinstance(engine, (Engine, HostFit)) else None
     evaluate = _compiled_log_densities(target, inside, is_quick(number, target, data))
     # Chunks of one size, for which one program is compiled: the last is filled up.

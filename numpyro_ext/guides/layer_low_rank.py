@@ -50,9 +50,9 @@ class AutoLayerLowRankNormal(shared.LayerGuide, AutoContinuous):
     """Normal guide with a low-rank plus diagonal covariance for each layer of a network.
 
     Within a layer the covariance is ``S (I + W W^T) S``, S a diagonal of scales and W of ``rank``
-    columns; layers are independent. Which sites are one layer is read from their names, all
-    before the last dot: "net.0.weight" and "net.0.bias" are, and "net/Dense_0.kernel" and
-    "net/Dense_0.bias". A site without a dot is a layer of its own.
+    columns; layers are independent. Sites whose names are the same up to the last dot are one
+    layer: "net.0.weight" and "net.0.bias", or "net/Dense_0.kernel" and "net/Dense_0.bias". A site
+    without a dot is a layer of its own.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class AutoLayerLowRankNormal(shared.LayerGuide, AutoContinuous):
     Parameters in Pyro, by the names of ``named_parameters()``: ``loc`` (D,),
     ``scale_unconstrained`` (D,) and ``cov_factor`` (D, rank), the rows of W for all layers; in
     NumPyro ``auto_loc`` (D,), ``auto_scale`` (D,) and ``auto_cov_factor`` (D, rank). W starts at
-    random, since nothing would leave W = 0.
+    random, since the gradient in W is zero at W = 0.
 
     Raises
     ------

@@ -1,4 +1,7 @@
-"""The kernels of :mod:`ppl_ext.kernels` on arrays of JAX."""
+"""The kernels of :mod:`ppl_ext.kernels` on arrays of JAX.
+
+The contributors' page says what a new kernel needs, and where it is exported.
+"""
 
 from __future__ import annotations
 

@@ -70,18 +70,18 @@ class LaplaceGGN(LaplaceShell, ParticleEngine):
         :class:`~ppl_ext.curvature.program_curvature.GaussNewton`. Default: ``"full"`` up to 5,000
         coordinates, and up to 10,000 where the Jacobian of all rows has 25 million numbers or
         fewer; ``"kfac"`` above. Its ``sites``, such as those of a network's last layer, have
-        a Gaussian, and all others are fixed at the mode. Nothing of D x D numbers is formed but for
-        ``"full"``. With ``"kfac"`` the prior of a matrix site joins its Kronecker factors exactly
+        a Gaussian, and all others are fixed at the mode. A D x D matrix is formed for ``"full"``
+        alone. With ``"kfac"`` the prior of a matrix site joins its Kronecker factors exactly
         where its curvature is the same for the whole site, or differs by rows and by columns; see
         ``laplace.precision_of``. Negative curvature of the prior is set to 0.
     hyperparameters : sequence of str, optional
-        Latent sites, such as the scale of the noise and that of the weights' prior, that have no
-        Gaussian. While the others are led to their mode, these are led to the maximum of the
-        marginal likelihood by Laplace's method, in unconstrained space and times their own prior.
-        They change during the run, by the same optimizer.
+        Latent sites with a point estimate in place of a Gaussian, such as the scale of the noise
+        and that of the weights' prior. It maximises Laplace's approximation of the marginal
+        likelihood times their prior, in unconstrained space. The same optimizer moves them during
+        the run, while it moves the other sites to their mode.
     hyperparameters_every : int
-        Steps that one gradient of the log determinant, which takes the curvature over all rows,
-        serves.
+        Steps from one gradient of the log determinant to the next. Each takes the curvature over
+        all rows.
     **options
         Options of every engine; see the package's ``engine.Engine``.
 
@@ -101,16 +101,16 @@ class LaplaceGGN(LaplaceShell, ParticleEngine):
 
     The gradient in the hyperparameters is that of the marginal likelihood at the present mode; how
     the mode moves with them is followed by the steps, and what that does to the curvature is left
-    out, as in Immer et al. (2021). It is nothing where the model is linear.
+    out, as in Immer et al. (2021). That part is zero where the model is linear.
 
     ``elbo``, ``psis_khat`` and ``ksd`` take the engine: they judge the Gaussian, with the other
     sites at the mode.
 
     With ``"full"`` the variance of a linearised output at a row of training is at most that of the
-    row's Normal noise, since the matrix holds the row itself. The bound is none of the other
-    structures, which are other matrices. In double precision as well, with Kronecker factors of a
-    network of 2,594 weights the largest standard deviation was 1.07 times the noise's with priors
-    scaled by their inputs, and 4.2 times with priors of scale 1.
+    row's Normal noise, since the matrix holds the row itself. The other structures approximate the
+    matrix, and the bound does not hold for them: with Kronecker factors of a network of 2,594
+    weights, in double precision, the largest standard deviation was 1.07 times the noise's with
+    priors scaled by their inputs, and 4.2 times with priors of scale 1.
 
     Draws of all the weights of a network, put through the network itself, predict worse than its
     mode: the Gauss-Newton matrix is that of the network made linear at the mode.

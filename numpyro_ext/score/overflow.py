@@ -22,7 +22,11 @@ class Verdict(overflow.Verdict):
     """Whether the latest scores, or those before them, come from an overflow; arrays of bool."""
 
     def choose(self, before: Callable[[], T], fresh: Callable[[], T], after: Callable[[], T]) -> T:
-        """Of three functions' trees of arrays the one for wild, for spoilt or for sound scores."""
+        """Arrays from one of three functions, entry by entry; all three are called.
+
+        Those of ``before`` where the latest scores come from an overflow (wild), of ``fresh`` where
+        those before them do (spoilt), of ``after`` where neither does (sound).
+        """
 
         def chosen(wild: Array, spoilt: Array, sound: Array) -> Array:
             return jnp.where(self.wild, wild, jnp.where(self.spoilt, spoilt, sound))

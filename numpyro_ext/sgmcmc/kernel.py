@@ -216,7 +216,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         if self.start is not None:
             found = started(target, keys[0], data, without_engine(self.start))
             if found is not None:
-                # One alone would start at the mean, however many chains are run one by one.
+                # A single position is the start's mean. Chains that the host runs one after another
+                # would all begin there, so two are drawn at least.
                 number = max(2, len(keys))
                 z = target.with_start(found).initial_positions(number, keys[0], data)
                 return z[: len(keys)]

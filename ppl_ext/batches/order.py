@@ -76,7 +76,10 @@ class Order:
                 each.set_epoch(epoch)
 
     def state(self, iterator: Iterator[Any]) -> Any:
-        """What the loader itself says of the place; None where it says nothing."""
+        """State of the loader, its iterator or its generators, for :meth:`at`; None without one.
+
+        That of generators is from the beginning of the epoch, whose batches are read again.
+        """
         if self._has_state:
             # A loader may give its own dictionary and change it with the next batch, while this one
             # waits.

@@ -30,7 +30,7 @@ Factor = Float[np.ndarray, "D D"] | Float[np.ndarray, " D"] | Float[np.ndarray, 
 
 @dataclass
 class Chains:
-    """Chains where they are now.
+    """Present positions of M chains, with log densities and scores there.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Chains:
         return Chains(self.positions[which], self.values[which], self.scores[which])
 
     def where(self, taken: Bool[np.ndarray, " M"], others: Chains) -> Chains:
-        """The other chains where they are taken, these elsewhere."""
+        """Each chain from ``others`` where ``taken`` is true, and from these elsewhere."""
         return Chains(
             np.where(taken[:, None], others.positions, self.positions),
             np.where(taken, others.values, self.values),

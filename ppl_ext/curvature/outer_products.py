@@ -259,7 +259,10 @@ class KroneckerSums:
     def at_once(
         self, rows: Any, matrices: Mapping[str, Any], quick: Collection[str]
     ) -> dict[str, tuple[Any, Any]]:
-        """The factors of those of the ``quick`` sites that have few rows, all steps at once."""
+        """Both Kronecker factors of those of the rank-one sites ``quick`` that have few rows.
+
+        Their alternating steps need no pass over the rows each: see :meth:`OuterProducts.factors`.
+        """
         vectors = self._last.vectors(rows, matrices)
         few = [name for name in quick if self._products.few(vectors[name])]
         return {name: self._products.factors(vectors[name]) for name in few}

@@ -254,14 +254,14 @@ class Run(NamedTuple):
 
 
 def runs(layout: Mapping[str, slice], chosen: Mapping[str, slice]) -> list[Run]:
-    """The flat vector in as few pieces as there are, each of chosen sites or of others.
+    """Split the flat vector into the fewest slices that hold chosen sites alone or others alone.
 
     Parameters
     ----------
     layout : dict of str to slice
         Coordinates of all sites, in order and without gaps.
     chosen : dict of str to slice
-        Where each of the chosen sites is among their coordinates, in the same order.
+        The slice of each chosen site in the vector of the chosen sites, in the same order.
 
     Examples
     --------

@@ -193,9 +193,9 @@ class Looks:
     ) -> dict[str, np.ndarray]:
         """New values of the observed sites, one for each draw: the posterior predictive.
 
-        As the host's ``Predictive`` does, it returns beside them the deterministic sites at these
-        rows, such as the mean that a program computes of them, and new values of discrete latent
-        sites, each draw's from one run of the program.
+        As the host's ``Predictive`` does, it also returns the deterministic sites at these rows,
+        such as the mean of a regression, and new values of discrete latent sites. All values of
+        one draw come from one run of the program.
 
         Parameters
         ----------
@@ -216,7 +216,9 @@ class Looks:
         Raises
         ------
         ArgumentError
-            Engine or arguments are gone, or the arguments do not fit the model.
+            The result is a copy, or from a file, and has no engine; a Pyro engine has run again
+            since; the run's rows came from a loader and none are given; or the arguments do not
+            fit the model.
         """
         ran = self.ran
         if not args and not kwargs:

@@ -22,7 +22,11 @@ Normals = dict[str, Any]
 
 
 def normals_of_start(start: Start, spread: float) -> dict[str, np.ndarray]:
-    """The Normals of a start, their standard deviations multiplied by ``spread``."""
+    """The Normals of a start, as :data:`Normals` of K = ``MOST_MODES`` components.
+
+    Standard deviations are multiplied by ``spread``. Components without a mode have weight 0. In
+    more than ``MOST_FULL`` dimensions factors are standard deviations (K, D).
+    """
     dim = len(start.mean)
     modes = start.modes[:MOST_MODES]
     spare = MOST_MODES - len(modes)

@@ -167,17 +167,17 @@ def check_sharding(sharding: Any, own: type[ShardingShell]) -> None:
 
 
 def check_agreement(differing: Mapping[str, Sequence[int]]) -> None:
-    """See that all processes of a run were given the same.
+    """Raise unless all processes of a run have the same program, arguments, options and batches.
 
     Parameters
     ----------
     differing : mapping of str to sequence of int
-        What differs, and in which processes from the first.
+        By name of what differs, the numbers of the processes that differ from the first.
 
     Raises
     ------
     ArgumentError
-        Something does.
+        ``differing`` is not empty.
     """
     if FIRST_BATCH in differing:
         raise ArgumentError(

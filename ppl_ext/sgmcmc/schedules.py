@@ -116,7 +116,7 @@ def warn_of_broken_steps(kernel: str, broken: int, steps: int) -> None:
 
 
 def warn_of_draws_without_density(kernel: str, number: int) -> None:
-    """Say that draws come from where the density is not finite, though steps were."""
+    """Warn of draws whose steps were finite and began where the log density is not finite."""
     if number:
         warnings.warn(
             f"{number} draws of {kernel} come by steps that began where the density is not finite. "

@@ -219,7 +219,10 @@ def _version(distribution: str) -> str:
 
 
 def _compiler_version(make_args: Sequence[str]) -> str:
-    """What the C++ compiler calls itself; make's own default unless it is told another."""
+    """First line of the C++ compiler's ``--version``, or "none" where it is not installed.
+
+    The compiler is ``CXX`` of ``make_args``, else ``CXX`` of the environment, else g++.
+    """
     given = [argument[4:] for argument in make_args if argument.startswith("CXX=")]
     command = shlex.split(given[-1] if given else os.environ.get("CXX", "g++")) or ["g++"]
     if shutil.which(command[0]) is None:
@@ -291,7 +294,10 @@ def _sum(library: Path) -> str:
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether a library is there as it was made: one that was cut off ends the process."""
+    """Whether a compiled library exists and has the checksum that was stored beside it.
+
+    To load a truncated library would end the process.
+    """
     stated = _sum_of(library)
     if not (library.is_file() and stated.is_file()):
         return False

@@ -63,7 +63,7 @@ class StanDensity:
     generated_quantities : bool
         Whether :meth:`constrain` returns them as well.
     threads : int, optional
-        At most this many rows are evaluated at once. Default: the number of processors.
+        At most this many positions are evaluated at once. Default: the number of processors.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class StanDensity:
         self.name, self.seed, self.generated_quantities = name, seed, generated_quantities
         self.threads = threads or _processors()
         self.rejection: str | None = None
-        # Positions whose generated quantities were rejected, of the call that had most.
+        # The most positions of one call, so far, whose generated quantities were rejected.
         self._told = 0
         try:
             self._model = import_bridgestan().StanModel(library, data, seed=seed, warn=False)

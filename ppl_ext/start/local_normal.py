@@ -56,18 +56,19 @@ def lower_factor(root: Float[np.ndarray, "D K"]) -> Matrix:
 def local_factor(
     evaluate: Evaluate, point: Vector, factor: Matrix, epsilon: float
 ) -> Matrix | None:
-    """Lower Cholesky factor (D, D) of the covariance that a log density has at a point, or None.
+    """Lower Cholesky factor (D, D) of the inverse of minus the Hessian at a point, or None.
 
-    Negative curvature counts by its size. Nothing bounds a standard deviation but curvatures that
-    differences cannot tell from none. None where no scores near the point are finite, or so steep
-    that a direction has no width left.
+    Eigenvalues of minus the Hessian count by their absolute values. In coordinates whitened by the
+    last estimate they are at least ``FLAT``, since differences of scores cannot tell smaller ones
+    from 0; nothing else bounds a standard deviation. None where scores near the point are not
+    finite, or so steep that a standard deviation is rounded to 0.
 
     Parameters
     ----------
     evaluate : callable
     point : array (D,)
     factor : array (D, D)
-        A first guess; what is far from it is found in several rounds.
+        First guess of the result. It is corrected in up to ``AGAIN`` rounds.
     epsilon : float
         Relative precision of scores.
     """

@@ -19,7 +19,7 @@ from ppl_ext.target.outputs import COMPONENT, MIXING, ObservedOutput
 
 
 class Scale(NamedTuple):
-    """A scale without bounds: ``natural`` leads a parameter there, ``value`` leads back."""
+    """A map of a parameter to an unconstrained scale, ``natural``, and its inverse, ``value``."""
 
     natural: Callable[[Any], Any]
     value: Callable[[Any], Any]

@@ -113,7 +113,7 @@ class Ratios:
 
     @property
     def is_skewed(self) -> bool:
-        """Whether the posterior is more skewed than the draws by more than nobody minds."""
+        """Whether the posterior's skewness differs from the draws' by more than is tolerated."""
         return bool((self._skews() > 1.0).any())
 
     def _skews(self) -> Float[np.ndarray, " D"]:

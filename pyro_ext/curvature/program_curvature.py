@@ -178,7 +178,11 @@ class ProgramCurvature(ProgramCurvatureShell):
         return Curvature.of_prior(without_negative(self._prior(z, arguments)))
 
     def _constant_prior(self, target: LogDensity, z: Tensor, data: Data) -> Tensor:
-        """The diagonal (1, D') that all positions have, found once for the same arguments."""
+        """Diagonal (1, D') of the prior's curvature, the same at all positions.
+
+        D' is the number of coordinates with a curvature. It is computed again where arguments have
+        changed.
+        """
         inputs = Inputs((data.args, data.kwargs, {}))
         versions = [0 if each.is_inference() else each._version for each in inputs.tensors]
         kept = self._kept
@@ -221,22 +225,23 @@ class ProgramCurvature(ProgramCurvatureShell):
 
 
 class _Rows(Rows):
-    """Rows of the chunks of a sweep, computed anew whenever they are asked for.
+    """Jacobian rows of the chunks of a sweep, which are computed again at every pass.
 
     Parameters
     ----------
     nothing : Tensor
+        Zeros (P, 1, D').
     chunks : list or callable
         Weights, arguments and row indices of each chunk, or a function that begins a pass over a
         loader's batches.
     z : Tensor
         Positions (P, D).
     of_chunk : callable
-        From positions and a chunk to its rows (P, r, D').
+        From positions and a chunk to its Jacobian rows (P, r, D').
     alike : callable
-        A context of the same draws at every pass.
+        Returns a context that sets torch's generator, so that every pass draws the same numbers.
     counts : dict of float to int
-        Rows of a chunk by its weight, as far as known.
+        Number of Jacobian rows of a chunk by its weight. It is filled as they are found.
     """
 
     def __init__(

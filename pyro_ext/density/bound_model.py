@@ -64,10 +64,14 @@ class BoundModel(BoundModelShell[Tensor]):
         return control.plates
 
     def check_indices(self, indices: Indices | None) -> dict[str, Int[Tensor, "*P B"]]:
-        """Rows for every plate whose rows the engine chooses; see :meth:`check_plates`."""
+        """Rows of each plate, with those of a plate that has all of its rows in order.
+
+        Raises as :meth:`check_plates` does.
+        """
         indices = {} if indices is None else indices
         self.check_plates(indices)
-        # With all rows in one set Pyro leaves the data in order, and so must the latents be.
+        # A plate of which all rows are chosen gives Pyro's data in order. Latents are indexed by
+        # these rows, so they are put in order as well.
         return {
             name: rows.sort().values if rows.shape[-1] == self.plates[name].size else rows
             for name, rows in indices.items()

@@ -244,7 +244,7 @@ def _compare(bound: BoundModel, data: Data, every: SiteTermsHandler) -> None:
 
 
 def _stated(derived: Derived, end: Any) -> Any:
-    """An end of a support, where it does not depend on the model's arguments."""
+    """An end of a support; a ``LookupError`` where it depends on the model's arguments."""
     if end in derived:
         raise LookupError
     return end

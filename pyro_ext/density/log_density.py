@@ -412,7 +412,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
 
     @property
     def _splits_batches(self) -> bool:
-        """Whether rows of a batch that comes as arguments are split."""
+        """Whether the rows of a batch that comes as arguments are split over processes."""
         parts = 1 if self.sharding is None else self.sharding.row_parts
         return parts > 1 and self.loaded is not None and not self.plates
 

@@ -688,7 +688,10 @@ def _as_it_is(at_draw: _Rows, groups: Collection[str], one: Mapping[str, Tensor]
 def _with_tensors_apart(
     at_draw: _Rows, groups: Collection[str], one: Mapping[str, Tensor]
 ) -> Found:
-    """Of a model that fills tensors of its own, as an ordered logistic does with probabilities."""
+    """As :func:`_as_it_is`, with a tensor for each draw where the model fills one with values.
+
+    ``vmap`` refuses to fill one tensor with values of many draws. An ordered logistic does so.
+    """
     with FilledApart(next(iter(one.values()))):
         return at_draw(one, groups)
 

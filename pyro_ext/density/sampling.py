@@ -126,7 +126,7 @@ class _Batch(torch.autograd.Function):
 
 
 def _drawn_as_batch(family: type[Any], parameters: _Parameters) -> Callable[..., Tensor]:
-    """A ``sample`` of a family, by :class:`_Batch`."""
+    """A ``sample`` method for a family, which draws all values under ``vmap`` as one batch."""
 
     def sample(self: Any, sample_shape: Any = ()) -> Tensor:
         options = {name: getattr(self, name) for name in parameters.options}

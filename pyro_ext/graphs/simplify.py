@@ -293,9 +293,10 @@ def _description(node: Any) -> Hashable:
 
 
 def _carry_signs(graph: Any, changed: set[Any]) -> None:
-    """Carry minus signs on until they meet each other or an addition; no rounding depends on them.
+    """Move negations past products, quotients and sums towards the output of the graph.
 
-    A square takes part in a log density with a minus sign and in its gradient with another.
+    Two of them cancel, and one before an addition makes it a subtraction. No result is rounded
+    otherwise. Log densities of Normals have a minus sign, and their gradients another.
     """
     node = next(iter(graph.nodes))
     while node.op != "output":

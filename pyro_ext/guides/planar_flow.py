@@ -122,7 +122,10 @@ class AutoPlanarFlow(shared.PlanarGuide, AutoContinuous):
         return ComposeTransform([*parts, AffineTransform(self.loc, self.scale, event_dim=1)])
 
     def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Not defined: what the host's ``median`` and ``quantiles`` ask for."""
+        """Raises: the host's ``median`` and ``quantiles`` need a location and scale by coordinate.
+
+        The coordinates of a flow are not Normal, so that there are none.
+        """
         raise NotImplementedError(shared.NO_QUANTILES)
 
 

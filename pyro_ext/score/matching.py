@@ -72,7 +72,11 @@ def step(engine: Any, plan: GuidePlan, state: GuideState, data: Data) -> Update:
 
 
 def _screened(seen: float, latest: float) -> tuple[bool, float]:
-    """Whether scores of this mean square do not come from an overflow; and the next mean square."""
+    """Whether the latest scores do not come from an overflow, and the next value of ``seen``.
+
+    Both arguments are mean squares of scores whitened by the guide: a running average of those
+    before, 0 where there are none, and that of the latest.
+    """
     verdict = judged(seen, latest)
     after = seen + RECENT * (latest - seen) if seen > 0.0 else latest
     return not verdict.wild, verdict.choose(lambda: LENIENCE * seen, lambda: latest, lambda: after)

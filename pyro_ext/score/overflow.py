@@ -20,7 +20,11 @@ class Verdict(overflow.Verdict):
     """Whether the latest scores, or those before them, come from an overflow; bools."""
 
     def choose(self, before: Callable[[], T], fresh: Callable[[], T], after: Callable[[], T]) -> T:
-        """The value of one of three functions: for wild scores, for spoilt ones, or sound ones."""
+        """The value of one of three functions.
+
+        ``before`` where the latest scores come from an overflow (wild), ``fresh`` where those
+        before them do (spoilt), ``after`` where neither does (sound).
+        """
         if self.wild:
             return before()
         return fresh() if self.spoilt else after()

@@ -344,8 +344,8 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         Returns
         -------
         dict
-            ``divergences``: draws before which a step was not finite and not taken, or began where
-            the density is not finite;
+            ``divergences``: numbers of the draws before which a step was not finite, and so was not
+            taken, or began where the density is not finite;
             ``step_size``, ``cycle`` and ``potential_energy``, the negative log density, of each
             draw.
         """

@@ -66,7 +66,7 @@ class EntryData:
 
 @np.errstate(all="ignore")
 def neck_among(problem: Problem, sites: Iterable[str], draws: Positions, meter: Meter) -> float:
-    """:func:`neck` where draws (S, D) are: a Normal at a mode may lie far from the mass."""
+    """:func:`neck` at the median and spread of draws (S, D): a mode may lie far from the mass."""
     low, middle, high = np.quantile(draws, [0.05, 0.5, 0.95], axis=0)
     mode = Mode(middle, (high - low) / WITHIN, 0.0, 0.0)
     return neck(problem, sites, mode, meter)
@@ -205,11 +205,12 @@ def _scales(
 def _told(
     precision: Float[np.ndarray, "D D"], sites: Sequence[tuple[slice, int]]
 ) -> list[Float[np.ndarray, "n d d"]]:
-    """What data tell of entries of length d, as precisions beside those of their priors, 1.
+    """The precision (n, d, d) that the likelihood adds to each of n entries of length d, by site.
 
-    All that comes before them in the program is given, and all that is not such an entry. Entries
-    of later sites are integrated out: these may have the former as their locations, and would tell
-    more of them than the data do.
+    It is the entry's precision less the identity, which is that of its standard Normal prior.
+    Coordinates of earlier sites, and all that are not such entries, are held. Other entries of the
+    site and of later sites are integrated out: later entries may have these as their locations, and
+    would count as data if they were held.
     """
     told, later = list[np.ndarray](), np.zeros(0, int)
     for place, length in reversed(sites):

@@ -119,10 +119,10 @@ def _first_proposals(
     symmetry: Symmetry | None,
     generator: np.random.Generator,
 ) -> Iterator[tuple[Proposal, Factor | None]]:
-    """Normals given hyperparameters, with a metric, and Normals at the modes.
+    """Yield Normals given hyperparameters, with a metric, then Normals at the modes.
 
-    There are none given hyperparameters where there are several modes of some mass, where too many
-    sites have a scale, and where the program is as well as Normal.
+    The former are left out where several modes have some mass, where labels can be exchanged, where
+    there are too many scales, and where the Normal at the mode is a close approximation already.
     """
     mode, number = start.modes[0], max(1, len(problem.scales))
     is_normal = mode.spread < NORMAL and not policy.is_strained(problem.strain)
@@ -130,7 +130,7 @@ def _first_proposals(
     found: tuple[Proposal, Factor] | None = None
     if start.weights[0] > ALONE and not has_none:
         common = problem.epsilon, generator
-        # A density whose places lie too badly for it to be interpolated is no better.
+        # Where the density of hyperparameters cannot be interpolated, Normals at the modes follow.
         with suppress(SpentError, np.linalg.LinAlgError):
             which = hyperparameters(evaluate, mode, problem.scales, problem.entries, *common)
             found = given_hyperparameters(evaluate, mode, which, *common) if which else None
