@@ -379,7 +379,7 @@ def _told_apart(
     Labels that draws of one mode have in any order belong to that one mode.
     """
     labels, best, most = exchange.labels, None, 0.0
-    chance = 1.0 / math.factorial(len(labels))
+    chance = math.exp(-math.lgamma(len(labels) + 1))
     for name in dict.fromkeys(name for name, _ in exchange.axes):
         shape = values[name].shape[1:]
         own = [axis for each, axis in exchange.axes if each == name]

@@ -1,7 +1,7 @@
 """Minibatch scores with reduced variance: differences to what is known of an anchor or of rows.
 
-Options, checks and the bookkeeping of rows are here. The scores are made by the ``estimate`` of each
-package's classes of these names, with :func:`~ppl_ext.gradients.estimator.corrected`.
+Options, checks and the bookkeeping of rows are here. The scores are made by the ``estimate`` of
+each package's classes of these names, with :func:`~ppl_ext.gradients.estimator.corrected`.
 """
 
 from __future__ import annotations

@@ -97,6 +97,22 @@ def test_labels_that_one_mode_has_in_any_order_are_left() -> None:
     assert found(spread=10.0) is None
 
 
+def test_hundreds_of_entries_that_one_mode_has_in_any_order_are_left() -> None:
+    """As groups of a hierarchy have where their scale is next to 0."""
+    drawn = np.random.default_rng(3).normal(size=(64, 200))
+    assert (
+        find_symmetry(
+            lambda z: (-0.5 * np.square(z).sum(1), -z),
+            lambda z: {"x": z},
+            lambda values: values["x"],
+            {"x": slice(0, 200)},
+            drawn,
+            np.finfo(np.float32).eps,
+        )
+        is None
+    )
+
+
 def test_values_that_cannot_change_places_are_left() -> None:
     def sorted_back(values: Any) -> np.ndarray:
         # As of a site whose support is ordered vectors.

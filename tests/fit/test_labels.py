@@ -136,6 +136,17 @@ def test_labels_that_are_alike_are_said_to_be_and_those_without_a_density_are_to
     assert orders(draws, {"x": (0, 1, 2)}, refuses) == Orders(1, 6, 5 / 6)
 
 
+def test_orders_of_hundreds_of_labels_are_more_than_are_counted() -> None:
+    """171 factorial is larger than any number of double precision."""
+    draws = {"x": np.tile(np.arange(300.0), (600, 1))}
+    told = orders(draws, {"x": tuple(range(300))}, lambda values: np.zeros(len(values["x"])))
+    assert told.alike and told.seen == 1 and told.missing == pytest.approx(1.0)
+    with_order = orders(
+        draws, {"x": tuple(range(300))}, lambda v: -1e3 * (np.diff(v["x"]) < 0.0).sum(1)
+    )
+    assert with_order.missing == pytest.approx(0.0, abs=1e-6) and not with_order.alike
+
+
 def test_entries_that_stay_have_no_labels() -> None:
     modes = [mode(0, x=[5.0, 0.0, 0.0, 0.0]), mode(1, x=[0.0, 5.0, 0.0, 0.0])]
     assert exchanged(modes) == {"x": (0, 1)}

@@ -25,6 +25,8 @@ EXCHANGED = 500
 SEED = (16, 44)
 #: Nats by which the density may change for labels to count as alike.
 ALIKE = 0.1
+#: Orders that are counted at most. So many labels have more than any number of draws tells.
+MOST_ORDERS = 10**12
 #: Log ratio of two densities at most, so that its exponential is finite. Where it is larger, draws
 #: have next to none of the posterior, and it does not matter by how much.
 LARGEST = 50.0
@@ -104,7 +106,7 @@ def orders(
     """
     own = np.argsort(_labelled(draws, places), axis=1)
     every, which, counts = np.unique(own, axis=0, return_inverse=True, return_counts=True)
-    possible = math.factorial(own.shape[1])
+    possible = min(math.factorial(own.shape[1]), MOST_ORDERS)
     taken_for_alike = Orders(len(every), possible, 1.0 - len(every) / possible)
     if log_density is None:
         return taken_for_alike
