@@ -1019,7 +1019,8 @@ class Engine(EngineShell, ABC):
             judgement = self._judged(bound.plan, state, bound.data, taken, stream, kwargs)
         figures = found.losses, found.info, best, settled, judgement
         result = RunResult(params, present(), *figures)
-        ran = Ran(self, args, kwargs, stream is not None, int(state.step))
+        of_run = None if stream is not None else bound
+        ran = Ran(self, args, kwargs, stream is not None, int(state.step), of_run)
         vars(result)["_ran"] = ran
         return result
 
@@ -1053,10 +1054,24 @@ class Engine(EngineShell, ABC):
         num_samples : int, optional
             Number of draws. Default: the engine's own; particle engines return their particles.
         """
-        plan, found = self.plan, state.state if isinstance(state, RunResult) else state
-        self.check_state(found)
-        positions = self._draw(plan, found, rng_key, num_samples)
-        return self.target.constrain(positions, self.data)
+        with self.as_run(state) as found:
+            self.check_state(found)
+            positions = self._draw(self.plan, found, rng_key, num_samples)
+            return self.target.constrain(positions, self.data)
+
+    @contextmanager
+    def as_run(self, found: EngineState | RunResult) -> Iterator[EngineState]:
+        """The state, or that of a result: the arguments are then those of its run meanwhile.
+
+        The engine may have seen others since, on which curvatures and supports may depend.
+        """
+        known, ran = self._bound, getattr(found, "_ran", None)
+        if ran is not None and ran.engine is self and ran.bound is not None:
+            self._bound = ran.bound
+        try:
+            yield found.state if isinstance(found, RunResult) else found
+        finally:
+            self._bound = known
 
     def check_state(self, state: Any) -> None:
         """See that a state is one of this engine's, as far as it has a value.

@@ -101,7 +101,8 @@ def fitted_guide(
     model : callable, optional
         The model of an autoguide.
     args, kwargs : optional
-        The model's arguments, with all rows of the data. Default: those that the engine saw last.
+        The model's arguments, with all rows of the data. Default: those of a
+        result's run, or that the engine saw last.
     passes : Passes, optional
         All rows, from a loader.
     rng_key : array, optional
@@ -115,13 +116,14 @@ def fitted_guide(
     """
     if hasattr(fit, "target"):
         check_fits_a_guide(fit)
-        state = state_of_engine(fit, state)
-        target, data = target_of_engine(fit, model, args, kwargs, passes)
-        key = key_or(rng_key, state.rng_key)
-        if hasattr(fit, "approximation"):
-            density, parameters = fit.approximation(state)
-            return FittedGuide(density, parameters, target, data, key)
-        return FittedGuide(fit.density, state.algorithm.parameters, target, data, key)
+        with fit.as_run(state):
+            state = state_of_engine(fit, state)
+            target, data = target_of_engine(fit, model, args, kwargs, passes)
+            key = key_or(rng_key, state.rng_key)
+            if hasattr(fit, "approximation"):
+                density, parameters = fit.approximation(state)
+                return FittedGuide(density, parameters, target, data, key)
+            return FittedGuide(fit.density, state.algorithm.parameters, target, data, key)
     check_has_flat_density(fit)
     params = getattr(state, "params", state)
     if not isinstance(params, Mapping):

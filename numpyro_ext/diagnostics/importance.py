@@ -60,7 +60,7 @@ def elbo(
     args : tuple, optional
     kwargs : mapping, optional
         The model's arguments, with all rows of the data. Default with an engine: the arguments
-        that it saw last, which must hold all rows.
+        of a result's run, or that the engine saw last, which must hold all rows.
     batches : iterable, optional
         All rows in place of ``args``, as batches of a loader that is passed over again and again.
     num_samples : int

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpyro_ext.diagnostics.fit import (
     state_of_engine,
     target_of_model,
 )
+from numpyro_ext.engine import Engine
 from numpyro_ext.sharding import entry
 from ppl_ext.batches.passes import rows_of_loader
 from ppl_ext.diagnostics.stein_discrepancy import (
@@ -73,7 +75,7 @@ def ksd(
     args : tuple, optional
     kwargs : mapping, optional
         The model's arguments, with all rows of the data. Default with an engine: the arguments
-        that it saw last, which must hold all rows.
+        of a result's run, or that the engine saw last, which must hold all rows.
     batches : iterable, optional
         All rows in place of ``args``, as batches of a loader that is passed over again and again.
     num_samples : int, optional
@@ -177,4 +179,5 @@ def ksd(
     )
     of_fit, how = (model, args, kwargs, passes), (likelihood_temperature, draw_chunk)
     options = Options(statistic, metric, scale, null, block)
-    return discrepancy_of(fit, points, target, of_fit, num_samples, how, options)
+    with fit.as_run(state) if isinstance(fit, Engine) else nullcontext():
+        return discrepancy_of(fit, points, target, of_fit, num_samples, how, options)

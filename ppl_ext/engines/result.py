@@ -51,6 +51,8 @@ class Ran:
         Whether its rows came from a loader, in place of ``args``.
     number : int
         Steps that the engine had taken at the end.
+    bound : optional
+        What a NumPyro engine knew of these arguments; None where rows came from a loader.
     """
 
     engine: Any
@@ -58,6 +60,7 @@ class Ran:
     kwargs: Mapping[str, Any]
     of_loader: bool
     number: int
+    bound: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A file, and another process, gets figures and state: the engine is saved by itself.

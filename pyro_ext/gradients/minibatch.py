@@ -25,8 +25,7 @@ class Minibatch(minibatch.Minibatch, GradientEstimator):
             return {name: {"position": 0} for name in target.plates}
         # A position past the end makes the first step shuffle.
         return {
-            name: {"order": torch.arange(plate.size), "position": plate.size}
-            for name, plate in target.plates.items()
+            name: {"order": None, "position": plate.size} for name, plate in target.plates.items()
         }
 
     def draw(
@@ -115,7 +114,7 @@ class BatchArguments(minibatch.BatchArguments, GradientEstimator):
         batches = tuple(self.batches)
         check_rows(target, data, batches, num_rows)
         # A position past the end makes the first draw start with a fresh order.
-        return {"order": torch.arange(len(batches)), "position": len(batches)}
+        return {"order": None, "position": len(batches)}
 
     def draw(
         self, state: EstimatorState, generator: torch.Generator, num_positions: int = 1

@@ -196,10 +196,14 @@ def run_of(backend: Any, name: str, **options: Any) -> Run:
     return Run(backend, name, logistic(backend), adam, args=data, num_particles=3, **options)
 
 
-@pytest.mark.parametrize("name", ["SVRG", "SAGA"])
+@pytest.mark.parametrize("name", ["SVRG", "SAGA", "own rows"])
 def test_particles_take_them_and_resume_exactly(backend: Any, name: str, tmp_path: Path) -> None:
     public = backend.public
-    estimator = public.SAGA() if name == "SAGA" else public.Noisy(public.SVRG(4), level=0.1)
+    estimator = {
+        "SVRG": lambda: public.Noisy(public.SVRG(4), level=0.1),
+        "SAGA": public.SAGA,
+        "own rows": lambda: public.Minibatch(own_rows=True),
+    }[name]()
     first = run_of(backend, "SVGD", estimator=estimator).run(6)
     second = first.saved_and_loaded(tmp_path / "state").run(4)
     assert np.isfinite(first.run(4).losses).all()

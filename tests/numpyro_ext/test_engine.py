@@ -213,3 +213,34 @@ def test_programs_of_another_engine_serve_only_what_they_compute() -> None:
     np.testing.assert_array_equal(losses(), first)
     for other in (losses(shift=1.0), losses(rate=0.5), losses(likelihood_temperature=0.1)):
         assert np.abs(other[1:] - first[1:]).max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["LaplaceGGN", "SVGD"])
+def test_a_result_is_looked_at_with_the_arguments_of_its_run(name: str) -> None:
+    """The engine has seen others since: a hundred rows are known five times as well as four."""
+
+    def model(y: Any) -> None:
+        mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    many, few = jnp.linspace(-1.0, 1.0, 100), 3.0 + jnp.linspace(-1.0, 1.0, 4)
+    options = {"num_particles": 20} if name == "SVGD" else {}
+    engine = getattr(numpyro_ext, name)(model, numpyro.optim.Adam(0.05), **options)
+    result = engine.run(KEY, 200, many, progress_bar=False)
+    discrepancy = numpyro_ext.ksd(engine, result).value
+    deviations = [float(result["mean"].std())]
+    later = engine.run(KEY, 200, few, progress_bar=False)
+    deviations += [
+        float(result["mean"].std()),
+        float(numpyro_ext.to_arviz(engine, result, many).posterior["mean"].std()),
+    ]
+    assert deviations == pytest.approx([deviations[0]] * 3)
+    assert deviations[0] == pytest.approx(0.1, rel=0.15)
+    assert float(later["mean"].std()) == pytest.approx(0.5, rel=0.15)
+    assert numpyro_ext.ksd(engine, result).value == pytest.approx(discrepancy)
+    if name == "LaplaceGGN":
+        evidence = numpyro_ext.elbo(engine, result).value
+        assert evidence == pytest.approx(
+            numpyro_ext.elbo(engine, result, args=(many,)).value, rel=1e-4
+        )
