@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ppl_ext.arguments import named_arrays, nonfinite_arguments
 from ppl_ext.errors import ModelCheckError
 from ppl_ext.networks.random_module import note
+from ppl_ext.target.bound_model import Found
 from ppl_ext.target.discrete import check_plated, infinite_support_error, joint_values_error
 from ppl_ext.target.families import innermost
 from ppl_ext.target.scores import (
@@ -47,25 +48,18 @@ from pyro_ext.density.handlers import (
     running,
     without_host_checks,
 )
-from pyro_ext.density.layout import DataPlate, Layout, with_own_containers
+from pyro_ext.density.layout import with_own_containers
 
 
-@dataclass(frozen=True)
-class Structure:
+@dataclass(frozen=True, kw_only=True)
+class Structure(Found):
     """What the model check found; see :class:`~pyro_ext.density.log_density.LogDensity`."""
 
-    layout: Layout
-    plates: dict[str, DataPlate]
-    batch_plates: dict[str, DataPlate]
-    local_sites: tuple[str, ...]
-    observed_sites: tuple[str, ...]
     has_likelihood: bool
     sees_data: bool
     parameters: Any
     parameter_names: tuple[str, ...]
     device: torch.device
-    enumerated: tuple[str, ...] = ()
-    nesting: int = 0
 
 
 class Derived(TorchDispatchMode):

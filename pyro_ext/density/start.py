@@ -40,18 +40,8 @@ class StartingPositions:
             shape = (num, bound.layout.dim)
             uniform = torch.rand(shape, generator=generator, dtype=bound.dtype)
             return ((2.0 * uniform - 1.0) * radius).to(bound.device)
-        rows = []
-        # Host strategies draw from the global generator, which is left as it was found.
-        seed = int(torch.randint(2**62, (), generator=generator))
-        with global_generator(seed), torch.no_grad(), without_host_checks():
-            for _ in range(num):
-                indices = bound.rows_for_values()
-                handler = InitializationHandler(self._strategy, indices)
-                bound.run(handler, (data.args, data.kwargs, indices))
-                rows.append(bound.layout.join(handler.positions))
-        return torch.stack(rows).to(bound.dtype)
+        return self._by_strategy(self._strategy, num, generator, data)
 
-    @torch.no_grad()
     def from_prior(self, num: int, generator: torch.Generator, data: Data) -> Float[Tensor, "P D"]:
         """Positions of draws of the prior, by a forward run of the model for each.
 
@@ -60,13 +50,20 @@ class StartingPositions:
         NotImplementedError
             A latent site has a distribution without draws, as an improper one.
         """
+        return self._by_strategy(_drawn, num, generator, data, enumerated=False)
+
+    def _by_strategy(
+        self, strategy: Any, num: int, generator: torch.Generator, data: Data, **options: bool
+    ) -> Float[Tensor, "P D"]:
+        """Positions by runs of the model, with the options of ``BoundModel.run``."""
         bound, rows = self._bound, []
+        # Host strategies draw from the global generator, which is left as it was found.
         seed = int(torch.randint(2**62, (), generator=generator))
-        with global_generator(seed), without_host_checks():
+        with global_generator(seed), torch.no_grad(), without_host_checks():
             for _ in range(num):
                 indices = bound.rows_for_values()
-                handler = InitializationHandler(_drawn, indices)
-                bound.run(handler, (data.args, data.kwargs, indices), enumerated=False)
+                handler = InitializationHandler(strategy, indices)
+                bound.run(handler, (data.args, data.kwargs, indices), **options)
                 rows.append(bound.layout.join(handler.positions))
         return torch.stack(rows).to(bound.dtype)
 
