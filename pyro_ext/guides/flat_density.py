@@ -21,7 +21,6 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.guides import flat_density as shared
 from ppl_ext.guides.registry import (
     PER_SITE,
-    REFUSED,
     REGISTER_DOCUMENTATION,
     FlatDensityRegistry,
     Registered,
@@ -189,7 +188,7 @@ class _PosteriorAccess(nn.Module):
 
 Factory = Callable[..., FlatDensity]
 
-_REGISTRY: FlatDensityRegistry[Factory] = FlatDensityRegistry(shared.ALTERNATIVES)
+_REGISTRY: FlatDensityRegistry[Factory] = FlatDensityRegistry(shared.ALTERNATIVES, autoguide)
 check_has_flat_density = _REGISTRY.find
 has_flat_density = _REGISTRY.knows
 refuse_flat_density = _REGISTRY.refuse
@@ -323,8 +322,7 @@ def has_own_start(guide: Any) -> bool:
     wrapped = getattr(guide.model, "func", None)
     messenger = next(iter(getattr(wrapped, "args", ())), None)
     place = getattr(messenger, "init_fn", None)
-    scale = getattr(guide, "_init_scale", None)
-    return shared.is_given(type(guide), init_loc_fn=place, init_scale=scale)
+    return shared.has_own_start(guide, place)
 
 
 def check_same_layout(guide: Any, layout: Layout) -> None:
@@ -352,8 +350,6 @@ def check_same_layout(guide: Any, layout: Layout) -> None:
 
 register_flat_density(autoguide.guides.AutoContinuous)(FlatDensity)
 
-for _name, _why in REFUSED.items():
-    refuse_flat_density(getattr(autoguide, _name), _why)
 refuse_flat_density(AutoStructured, PER_SITE)
 refuse_flat_density(autoguide.AutoDiscreteParallel, "it is discrete")
 refuse_flat_density(
