@@ -20,12 +20,7 @@ from numpyro_ext.density.bound_model import BoundModel
 from numpyro_ext.density.check import closure_error, raise_row_mismatch, structure_of_model
 from numpyro_ext.density.fingerprint import check_repeatable, fingerprint
 from numpyro_ext.density.first_run import InitStrategy, Structure
-from numpyro_ext.density.handlers import (
-    KeyRecorder,
-    PlateRecorder,
-    handling,
-    unconstraining,
-)
+from numpyro_ext.density.handlers import KeyRecorder, PlateRecorder, handling, unconstraining
 from numpyro_ext.density.index_use import index_use
 from numpyro_ext.density.layout import Data, DataPlate, Indices
 from numpyro_ext.density.start import NotDifferentiableError

@@ -42,12 +42,7 @@ from ppl_ext.networks.random_module import note
 from ppl_ext.process import swapped
 from ppl_ext.target.bound_model import Found
 from ppl_ext.target.families import family_of, is_improper, is_made_of
-from ppl_ext.target.scores import (
-    check_each_once,
-    check_masks,
-    check_observations,
-    check_weights,
-)
+from ppl_ext.target.scores import check_each_once, check_masks, check_observations, check_weights
 
 InitStrategy = Callable[..., Any]
 

@@ -26,11 +26,7 @@ from numpyro_ext.density.check import (
     structure_of_model,
 )
 from numpyro_ext.density.evaluation import Evaluation
-from numpyro_ext.density.first_run import (
-    InitStrategy,
-    as_init_strategy,
-    held_without_prior,
-)
+from numpyro_ext.density.first_run import InitStrategy, as_init_strategy, held_without_prior
 from numpyro_ext.density.handlers import Trace, belongs_to_prior, is_factor, is_observation
 from numpyro_ext.density.index_use import index_use
 from numpyro_ext.density.layout import Data, Indices, Layout

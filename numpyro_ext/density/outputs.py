@@ -30,15 +30,7 @@ from numpyro.distributions.distribution import (
 from numpyro.distributions.mixtures import MixtureSameFamily
 
 from numpyro_ext.density.handlers import Site
-from ppl_ext.target.outputs import (
-    BASE,
-    COMPONENT,
-    MIXING,
-    Host,
-    ObservedOutput,
-    Parts,
-    can_expand,
-)
+from ppl_ext.target.outputs import BASE, COMPONENT, MIXING, Host, ObservedOutput, Parts, can_expand
 
 HOST = Host(
     *(Independent, MaskedDistribution, ExpandedDistribution),

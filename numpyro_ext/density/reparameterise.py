@@ -50,11 +50,7 @@ def _as_vectors(fn: Distribution) -> Distribution:
 
 _VECTORS = Vectors(MultivariateNormal, jnp, jnp.linalg.cholesky, jnp.linalg.solve)
 _FORMS = Forms(
-    (Independent, ExpandedDistribution),
-    TransformedDistribution,
-    transforms,
-    _VECTORS,
-    _as_vectors,
+    (Independent, ExpandedDistribution), TransformedDistribution, transforms, _VECTORS, _as_vectors
 )
 
 

@@ -18,11 +18,7 @@ from jax import lax, random
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from numpyro_ext.density.enumeration import (
-    log_likelihood_of_rows,
-    posterior_values,
-    summed_sites,
-)
+from numpyro_ext.density.enumeration import log_likelihood_of_rows, posterior_values, summed_sites
 from numpyro_ext.density.handlers import (
     BEFORE,
     Site,

@@ -16,10 +16,7 @@ from pyro.distributions import Delta
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,12 +26,7 @@ from ppl_ext.networks.random_module import note
 from ppl_ext.target.bound_model import Found
 from ppl_ext.target.discrete import check_plated, infinite_support_error, joint_values_error
 from ppl_ext.target.families import innermost
-from ppl_ext.target.scores import (
-    check_each_once,
-    check_masks,
-    check_observations,
-    check_weights,
-)
+from ppl_ext.target.scores import check_each_once, check_masks, check_observations, check_weights
 from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.failed_factors import FailedFactors
 from pyro_ext.density.handlers import (

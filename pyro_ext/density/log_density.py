@@ -309,10 +309,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             The model computes it where torch records nothing.
         """
         # What is switched off around the call is no fault of the model.
-        with (
-            torch.inference_mode(False),
-            torch.enable_grad(),
-        ):
+        with torch.inference_mode(False), torch.enable_grad():
             z = self.placed(self._near_zero())
             try:
                 parts = self.evaluate(z.requires_grad_(), data, self.bound.first_rows())

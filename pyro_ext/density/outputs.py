@@ -12,25 +12,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from pyro.distributions import (
-    MaskedDistribution,
-    MixtureSameFamily,
-    ZeroInflatedDistribution,
-)
+from pyro.distributions import MaskedDistribution, MixtureSameFamily, ZeroInflatedDistribution
 from pyro.distributions.torch_distribution import ExpandedDistribution
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent
 
-from ppl_ext.target.outputs import (
-    BASE,
-    COMPONENT,
-    MIXING,
-    Host,
-    ObservedOutput,
-    Parts,
-    can_expand,
-)
+from ppl_ext.target.outputs import BASE, COMPONENT, MIXING, Host, ObservedOutput, Parts, can_expand
 from pyro_ext.density.handlers import SiteHandler, is_deterministic, is_factor, plate_frames
 
 HOST = Host(

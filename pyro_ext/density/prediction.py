@@ -19,11 +19,7 @@ from torch import Tensor
 
 from ppl_ext.target.discrete import STANDS_IN, Missing, Run
 from pyro_ext.density.enumeration import is_enumerated
-from pyro_ext.density.handlers import (
-    global_generator,
-    isolated_parameters,
-    without_host_checks,
-)
+from pyro_ext.density.handlers import global_generator, isolated_parameters, without_host_checks
 from pyro_ext.density.outputs import HOST
 from pyro_ext.density.sampling import sampled
 
@@ -79,12 +75,7 @@ def run_at(
         tensors = {name: torch.as_tensor(value) for name, value in values.items()}
         observing = ObserveMissing(values, seed).over(model)
         # The model's parameters stay out of the host's store, as in all other runs.
-        with (
-            isolated_parameters(),
-            global_generator(0),
-            torch.no_grad(),
-            without_host_checks(),
-        ):
+        with isolated_parameters(), global_generator(0), torch.no_grad(), without_host_checks():
             trace = poutine.trace(poutine.condition(observing, data=tensors))
             found = trace.get_trace(*args, **kwargs).nodes.items()
             sites = {

@@ -28,12 +28,7 @@ from ppl_ext.guides.registry import (
 )
 from ppl_ext.process import swapping
 from pyro_ext.density.enumeration import is_enumerated
-from pyro_ext.density.handlers import (
-    LARGE_SITE,
-    global_generator,
-    isolated_parameters,
-    narrowed,
-)
+from pyro_ext.density.handlers import LARGE_SITE, global_generator, isolated_parameters, narrowed
 from pyro_ext.density.layout import Layout
 from pyro_ext.guides.arrays import TensorFunctions
 
