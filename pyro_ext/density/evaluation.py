@@ -51,7 +51,6 @@ class Evaluation:
         self._parts = self.lift(self._score_parts, self._value)
         self.functions: dict[str, Callable[..., Any]] = {
             "value": self.values,
-            "log_density": self.log_densities,
             "score": self.scores,
             "parts": self.parts,
         }
@@ -147,13 +146,6 @@ class Evaluation:
         (prior,) = pullback((one, zero))
         (likelihood,) = pullback((zero, one))
         return prior, likelihood, log_prior, log_likelihood
-
-    def log_densities(
-        self, z: Float[Tensor, "P D"], arguments: Any, in_dims: Any = None
-    ) -> Float[Tensor, " P"]:
-        """Log prior + log likelihood / temperature, at particles."""
-        log_prior, log_likelihood = self.values(z, arguments, in_dims)
-        return tempered(log_prior, log_likelihood, self.temperature)
 
     def parts(
         self, z: Float[Tensor, "P D"], arguments: Any, in_dims: Any = None

@@ -345,11 +345,11 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         return as_arguments(data.args, data.kwargs, self.bound.check_indices(indices))
 
     def _batch(self, what: str, z: Tensor, data: Data, indices: Any) -> Any:
-        if self.sharding is None:
-            return self._evaluation.batch(what, z, data, indices)
         if what == "log_density":
             log_prior, log_likelihood = self._batch("value", z, data, indices)
             return tempered(log_prior, log_likelihood, self.likelihood_temperature)
+        if self.sharding is None:
+            return self._evaluation.batch(what, z, data, indices)
         if self._splits_batches:
             share, part = self._own_part(data)
             return self._sharded(what, z, [(share, part, {})], True)

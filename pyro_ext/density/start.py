@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ppl_ext.arguments import nonfinite_arguments
 from ppl_ext.errors import ModelCheckError
+from ppl_ext.target.scores import tempered
 from pyro_ext.density.evaluation import Evaluation
 from pyro_ext.density.handlers import (
     InitializationHandler,
@@ -114,7 +115,9 @@ class StartingPositions:
         # is rounded, the shorter one.
         for step in (1e-2, 1e-3):
             ends = torch.cat([z + step * direction, z - step * direction])
-            above, below = self._evaluation.batch("log_density", ends, data, indices).tolist()
+            log_prior, log_likelihood = self._evaluation.batch("value", ends, data, indices)
+            temperature = self._evaluation.temperature
+            above, below = tempered(log_prior, log_likelihood, temperature).tolist()
             found = (above - below) / (2.0 * step)
             # Both densities are rounded by about eps times their size, and the step divides that.
             rounding = 100.0 * torch.finfo(z.dtype).eps * max(abs(above), abs(below), 1.0) / step
