@@ -14,7 +14,7 @@ from numpyro.infer.reparam import NeuTraReparam
 
 from numpyro_ext.density import LogDensity
 from numpyro_ext.density.batches import place
-from numpyro_ext.density.handlers import with_missing_rows, with_own_determinants
+from numpyro_ext.density.handlers import alone, with_own_determinants
 from numpyro_ext.draws import check_key
 from numpyro_ext.fit import seed_of, ways_of
 from numpyro_ext.guides.flat_density import check_has_flat_density, check_same_layout
@@ -140,7 +140,7 @@ def warm_chains(
     # Blocks are in the order of the names in their key; by themselves names would be sorted.
     names = target.layout.names
     missing = any(name.endswith(UNOBSERVED) for name in names)
-    program = with_missing_rows(target.model) if missing else target.model
+    program = alone(target.model) if missing else target.model
     if target.bound.handlers_change_jacobians(data):
         program = with_own_determinants(program)
     kernel = NUTS(

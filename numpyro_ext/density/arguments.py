@@ -20,13 +20,7 @@ from numpyro_ext.density.bound_model import BoundModel
 from numpyro_ext.density.check import closure_error, raise_row_mismatch, structure_of_model
 from numpyro_ext.density.fingerprint import check_repeatable, fingerprint
 from numpyro_ext.density.first_run import InitStrategy, Structure
-from numpyro_ext.density.handlers import (
-    KeyRecorder,
-    PlateRecorder,
-    Trace,
-    handling,
-    unconstraining,
-)
+from numpyro_ext.density.handlers import KeyRecorder, PlateRecorder, handling, unconstraining
 from numpyro_ext.density.index_use import index_use
 from numpyro_ext.density.layout import Data, DataPlate, Indices
 from numpyro_ext.density.start import NotDifferentiableError
@@ -211,15 +205,6 @@ class Arguments:
         bound.batch_plates.update(batches)
         return True
 
-    def _trace(self, run: Callable[[Array, Data, Indices], Trace], data: Data) -> None:
-        """Evaluate the density in a run of the model; only shapes are computed."""
-        bound = self.bound
-
-        def look(position: Array, data: Data) -> tuple[Array, Array]:
-            return bound.prior_and_likelihood(run(position, data, bound.first_rows()))
-
-        jax.eval_shape(look, jax.ShapeDtypeStruct((bound.layout.dim,), bound.dtype), data)
-
     def _tracing_error(self, error: Exception) -> Exception:
         text = str(error).strip().split("\n")[0]
         if isinstance(error, jax.errors.TracerBoolConversionError):
@@ -338,17 +323,17 @@ class Arguments:
         return index_use(log_joint, rows, sizes, position, data)[0]
 
     def _recorded(self, data: Data) -> PlateRecorder:
-        """The plates that the model meets with these arguments."""
-        bound = self.bound
-        recorder = PlateRecorder(bound.controlled(bound.first_rows()))
+        """The plates that the model meets with these arguments, by an evaluation of shapes."""
+        bound, rows = self.bound, self.bound.first_rows()
+        recorder = PlateRecorder(bound.controlled(rows))
 
-        def run(position: Array, data: Data, rows: Indices) -> Trace:
+        def look(position: Array, data: Data) -> tuple[Array, Array]:
             values = bound.layout.split(position)
             substitution = unconstraining(values, rows, set(), bound.observed_sites)
             model = handlers.substitute(recorder, substitute_fn=substitution)
-            return bound.run(model, data)
+            return bound.prior_and_likelihood(bound.run(model, data))
 
-        self._trace(run, data)
+        jax.eval_shape(look, jax.ShapeDtypeStruct((bound.layout.dim,), bound.dtype), data)
         return recorder
 
     def row_sizes(self, data: Data) -> set[int]:

@@ -19,6 +19,7 @@ from numpyro_ext.programs.callbacks import remembered
 from ppl_ext.arguments import check_range
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import Passes, total_rows
+from ppl_ext.target.on_host import on_host as without_device
 
 #: Batches that one compiled loop takes at most, and their bytes.
 MOST_TOGETHER, MOST_BYTES = 128, 2**24
@@ -28,7 +29,7 @@ _ALIGNED = 64
 
 def on_host(leaf: Any) -> np.ndarray:
     """An array of a loader as one of NumPy's of its own, in JAX's precision."""
-    array = np.asarray(leaf.detach().cpu() if hasattr(leaf, "detach") else leaf)
+    array = np.asarray(without_device(leaf))
     own = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
     if own.kind in "iu" and array.size:
         check_range("", array, own)
@@ -196,7 +197,9 @@ def scan_over_batches(
     """
     first = passes.first(on_host)
     rows = first.rows
-    size = total_rows(_plates(first, arguments, data), rows) or rows
+    # Which finds out what plates the batches are part of.
+    arguments.bind(first.args, {**data.kwargs, **first.kwargs})
+    size = total_rows(arguments.bound.batch_plates, rows) or rows
     whole, left = divmod(size, rows)
     reader = remembered(_Reader(passes, size, rows).__call__)
 
@@ -241,9 +244,3 @@ def sum_over_batches(
     shapes = jax.eval_shape(partial(weighted, 1.0), bound)
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return scan_over_batches(passes, arguments, data, add, zero)[0]
-
-
-def _plates(first: Batch, arguments: Arguments, data: Data) -> Any:
-    """The plates that the first batch is part of."""
-    arguments.bind(first.args, {**data.kwargs, **first.kwargs})
-    return arguments.bound.batch_plates

@@ -30,7 +30,7 @@ from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.target.bound_model import BoundModelShell
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BoundModel(BoundModelShell[Array]):
     """A model and its structure, and of which type positions are.
 

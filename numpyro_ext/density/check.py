@@ -66,7 +66,7 @@ from ppl_ext.target.discrete import (
     only_discrete_error,
     values_error,
 )
-from ppl_ext.target.families import innermost
+from ppl_ext.target.families import innermost, is_made_of
 from ppl_ext.target.scores import check_not_empty
 
 _RANDOM_MODULES = "random_flax_module, random_nnx_module or random_eqx_module"
@@ -423,11 +423,8 @@ def _check_values(site: dict[str, Any]) -> None:
     try:
         values_of(site["fn"])
     except NotImplementedError as error:
-        fn = site["fn"]
-        while hasattr(fn, "base_dist"):
-            if isinstance(fn, dist.Independent):
-                raise joint_values_error(site["name"]) from error
-            fn = fn.base_dist
+        if is_made_of(site["fn"], dist.Independent):
+            raise joint_values_error(site["name"]) from error
         raise values_error([site["name"]], str(error)) from error
 
 

@@ -35,6 +35,7 @@ from ppl_ext.target.discrete import (
     STANDS_IN,
     RowTerms,
     check_places,
+    groups_of,
     joined_name,
     new_site_error,
     shared_rows_error,
@@ -451,8 +452,7 @@ def _is_timed(site: Site) -> bool:
 
 def _components(summed: Mapping[str, Site]) -> list[list[Site]]:
     """Sites that have discrete sites, or steps of them, in common, in the order of the trace."""
-    found: list[tuple[set[str], list[str]]] = []
-    discrete = {name for name, site in summed.items() if is_enumerated(site)}
+    discrete, dims = {name for name, site in summed.items() if is_enumerated(site)}, []
     for name, site in summed.items():
         own = {
             _written(each)
@@ -460,12 +460,9 @@ def _components(summed: Mapping[str, Site]) -> list[list[Site]]:
             if each in discrete or each.startswith((BEFORE, _TIME))
         }
         own |= {_written(name)} if name.startswith(BEFORE) else set()
-        joined = [each for each in found if each[0] & own]
-        found = [each for each in found if not each[0] & own]
-        dims = own.union(*(each[0] for each in joined))
-        found.append((dims, [*(n for each in joined for n in each[1]), name]))
-    order = {name: place for place, name in enumerate(summed)}
-    return [[summed[name] for name in sorted(names, key=order.__getitem__)] for _, names in found]
+        dims.append(own)
+    sites = list(summed.values())
+    return [[sites[place] for place in places] for places in groups_of(dims)]
 
 
 def _shared_plates(sites: list[Site]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from numpyro_ext.density.bound_model import BoundModel
 from numpyro_ext.density.layout import Data, Indices
 from numpyro_ext.sharding import Sharding
-from ppl_ext.errors import ArgumentError
+from ppl_ext.target.bound_model import check_own_rows
 from ppl_ext.target.scores import Score, ScoreParts, tempered
 
 
@@ -103,25 +103,9 @@ class Evaluation:
         """
         if self.sharding is not None:
             positions, indices = self.sharding.split(positions), self.sharding.split_rows(indices)
-            found = self._batch(one, positions, data, indices)
-            return self.sharding.split(found)
-        return self._batch(one, positions, data, indices)
-
-    def _batch(
-        self,
-        one: Callable[..., Any],
-        positions: Float[Array, "P D"],
-        data: Data,
-        indices: Indices,
-    ) -> Any:
-        ranks = {rows.ndim for rows in indices.values()}
-        if ranks <= {1}:
-            return self.over_particles(partial(one, data, indices), positions)
-        counts = {rows.shape[0] for rows in indices.values() if rows.ndim == 2}
-        if ranks != {2} or counts != {len(positions)}:
-            raise ArgumentError(
-                "Expected indices of shape (rows,) for every plate, or of shape (P, rows) for "
-                f"every plate at P = {len(positions)} positions, found "
-                f"{ {name: rows.shape for name, rows in indices.items()} }."
-            )
-        return self.over_particles(lambda own: one(data, own[1], own[0]), (positions, indices))
+        if all(rows.ndim == 1 for rows in indices.values()):
+            found = self.over_particles(partial(one, data, indices), positions)
+        else:
+            check_own_rows(indices, len(positions))
+            found = self.over_particles(lambda own: one(data, own[1], own[0]), (positions, indices))
+        return found if self.sharding is None else self.sharding.split(found)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -41,13 +40,9 @@ from numpyro_ext.density.layout import Data, DataPlate, Layout
 from ppl_ext.errors import ArgumentError, ModelCheckError
 from ppl_ext.networks.random_module import note
 from ppl_ext.process import swapped
+from ppl_ext.target.bound_model import Found
 from ppl_ext.target.families import family_of, is_improper, is_made_of
-from ppl_ext.target.scores import (
-    check_each_once,
-    check_masks,
-    check_observations,
-    check_weights,
-)
+from ppl_ext.target.scores import check_each_once, check_masks, check_observations, check_weights
 
 InitStrategy = Callable[..., Any]
 
@@ -116,24 +111,33 @@ def first_run(
     # As JAX's arrays, which every evaluation has: NumPy's have other types, and are indexed
     # otherwise.
     arguments = data.on_device()
-    with _KeptError() as kept, handling(), swapped(warnings.catch_warnings()):
-        # The target reports the site itself when no initial value helps.
-        warnings.filterwarnings("ignore", "Out-of-support values provided to log prob method")
-        tracer(*arguments.args, **arguments.kwargs)
-        for site in tracer.trace.values():
-            if site["type"] == "sample":
-                with _classes_named(site):
-                    site_log_prob(site)  # shapes that do not go together show here
-                if site["scale"] is not None and jnp.ndim(site["scale"]):
-                    log_prob = jax.eval_shape(site["fn"].log_prob, site["value"])
-                    check_weights(site["name"], "scale", site["scale"].shape, log_prob.shape)
-            if is_observation(site):
-                shape, frames = jnp.shape(site["value"]), site["cond_indep_stack"]
-                check_masks(site["name"], site["fn"], shape, frames)
-                check_observations(site["name"], site["fn"], shape, frames)
-                if not site.get("_control_flow_done", False):  # steps are of no plate
-                    check_each_once(site["name"], site["fn"], shape, frames)
-    return FirstRun(getattr(tracer, "trace", {}), plates, states.states, kept.error)
+    error = None
+    try:
+        with handling(), swapped(warnings.catch_warnings()):
+            # The target reports the site itself when no initial value helps.
+            warnings.filterwarnings("ignore", "Out-of-support values provided to log prob method")
+            tracer(*arguments.args, **arguments.kwargs)
+            for site in tracer.trace.values():
+                _check_site(site)
+    except Exception as raised:  # noqa: BLE001 the check tells of it
+        error = raised
+    return FirstRun(getattr(tracer, "trace", {}), plates, states.states, error)
+
+
+def _check_site(site: Site) -> None:
+    """See that the shapes at a site go together, and that each datum counts once."""
+    if site["type"] == "sample":
+        with _classes_named(site):
+            site_log_prob(site)  # shapes that do not go together show here
+        if site["scale"] is not None and jnp.ndim(site["scale"]):
+            log_prob = jax.eval_shape(site["fn"].log_prob, site["value"])
+            check_weights(site["name"], "scale", site["scale"].shape, log_prob.shape)
+    if is_observation(site):
+        shape, frames = jnp.shape(site["value"]), site["cond_indep_stack"]
+        check_masks(site["name"], site["fn"], shape, frames)
+        check_observations(site["name"], site["fn"], shape, frames)
+        if not site.get("_control_flow_done", False):  # steps are of no plate
+            check_each_once(site["name"], site["fn"], shape, frames)
 
 
 @contextmanager
@@ -159,25 +163,8 @@ def _classes_named(site: Any) -> Iterator[None]:
         ) from error
 
 
-class _KeptError(AbstractContextManager["_KeptError"]):
-    """Keeps an error for the model check to explain; the check raises it again."""
-
-    error: Exception | None = None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        if isinstance(error, Exception):
-            self.error = error
-            return True
-        return False
-
-
-@dataclass(frozen=True)
-class Structure:
+@dataclass(frozen=True, kw_only=True)
+class Structure(Found):
     """The fixed structure of a model with given arguments.
 
     Parameters
@@ -210,19 +197,12 @@ class Structure:
         Shapes and dtypes of the constrained latent sites, as the first run met them.
     """
 
-    layout: Layout
-    plates: dict[str, DataPlate]
-    local_sites: tuple[str, ...]
-    observed_sites: tuple[str, ...]
     held: dict[str, Any]
     states: tuple[str, ...] = ()
-    batch_plates: dict[str, DataPlate] = field(default_factory=dict)
     latent_values: dict[str, jax.ShapeDtypeStruct] = field(default_factory=dict)
     has_likelihood: bool = True
     sees_data: bool = True
     are_masked: bool = False
-    enumerated: tuple[str, ...] = ()
-    nesting: int = 0
 
 
 def structure_of(run: FirstRun) -> Structure:

@@ -224,20 +224,15 @@ def position_of(trace: Trace, name: str) -> Array:
 
 
 def _of_all_steps(trace: Trace, name: str, of: Callable[[Site], Array]) -> Array:
-    before = _steps_before(trace, name)
+    before = [n for n in trace if n.startswith(BEFORE) and n.replace(BEFORE, "") == name]
     if not before:
         return of(trace[name])
-    first = jnp.stack([of(trace[each]) for each in before])
+    first = jnp.stack([of(trace[each]) for each in sorted(before, key=len, reverse=True)])
     if name not in trace:
         return first
     # NumPyro writes the first steps of such a scan one by one, all of them where it is short. Later
     # steps have dimensions of discrete sites besides, of size one.
     return jnp.concatenate([first, of(trace[name]).reshape(-1, *first.shape[1:])])
-
-
-def _steps_before(trace: Trace, name: str) -> list[str]:
-    found = [each for each in trace if each.startswith(BEFORE) and each.replace(BEFORE, "") == name]
-    return sorted(found, key=len, reverse=True)
 
 
 def is_latent(site: Site) -> bool:
@@ -282,7 +277,8 @@ def transform_of(site: Site) -> Any:
         return biject_to(site["fn"].support)
 
 
-def _is_real(support: Any) -> bool:
+def is_real(support: Any) -> bool:
+    """Whether a support is all real numbers, so that values are their own positions."""
     if isinstance(support, constraints.independent):
         support = support.base_constraint
     return support is constraints.real
@@ -344,7 +340,7 @@ def unconstraining(
                 # event is.
                 axis = frame.dim - transform.domain.event_dim
                 position = jnp.take(position, indices[frame.name], axis=axis, mode="clip")
-        if _is_real(support):
+        if is_real(support):
             return position
         value = transform(position)
         shift = transform.codomain.event_dim - transform.domain.event_dim
@@ -405,10 +401,8 @@ def is_changed_by_handlers(site: Site) -> bool:
     """Whether a trace entry is a log determinant that handlers scale or mask."""
     if site["type"] != "sample" or LOG_DETERMINANT not in site["infer"]:
         return False
-    fn = site["fn"]
-    while isinstance(fn, ExpandedDistribution | Independent):
-        fn = fn.base_dist
-    return None in site.get("plate_to_scale", {}) or isinstance(fn, MaskedDistribution)
+    is_masked = is_made_of(site["fn"], MaskedDistribution)
+    return None in site.get("plate_to_scale", {}) or is_masked
 
 
 class _OwnDeterminants(Messenger):
@@ -440,7 +434,8 @@ def belongs_to_prior(site: Site) -> bool:
 def alone(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """A function that runs under handlers or sums by funsor, beside which no other thread does.
 
-    funsor keeps how it computes, at once or later, in one list for the whole process.
+    A model that the host runs has the density of :class:`MissingRows` so. funsor keeps how it
+    computes, at once or later, in one list for the whole process.
     """
 
     @functools.wraps(function)
@@ -485,14 +480,3 @@ def handling() -> Iterator[None]:
     """Context in which no other thread's model is run under handlers, and none is left behind."""
     with process.handling(_PYRO_STACK), _missing_rows():
         yield
-
-
-def with_missing_rows(model: Callable[..., Any]) -> Callable[..., Any]:
-    """``model`` for the host to run, with the density of :class:`MissingRows`."""
-
-    @functools.wraps(model)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with handling():
-            return model(*args, **kwargs)
-
-    return run

@@ -38,11 +38,6 @@ _CALLS = frozenset(
 Use = dict[str, bool]  # plate -> True while the value is still an index of that plate
 
 
-def _merge(into: Use, other: Use) -> None:
-    for name, direct in other.items():
-        into[name] = into.get(name, False) or direct
-
-
 def _inner_jaxpr(params: Mapping[str, Any]) -> Jaxpr | None:
     for key in ("jaxpr", "call_jaxpr"):
         if key in params:
@@ -82,13 +77,27 @@ def _walk(
                     short[name] = rows[indexed[0]]
         merged: Use = {}
         for use in operands:
-            _merge(merged, use)
+            for name, direct in use.items():
+                merged[name] = merged.get(name, False) or direct
         if primitive not in _INDEX_PRESERVING:
             # What is computed from an index depends on it, but need not be a row number any more.
             merged = dict.fromkeys(merged, False)
         for variable in equation.outvars:
             uses[variable] = dict(merged)
     return [use_of(atom) for atom in jaxpr.outvars]
+
+
+def outputs_from(program: Jaxpr, number: int) -> list[bool]:
+    """Which outputs of a program operations lead to from one of so many of its first inputs."""
+    reached = set(program.invars[:number])
+
+    def is_reached(atom: Any) -> bool:
+        return not isinstance(atom, Literal) and atom in reached
+
+    for operation in program.eqns:
+        if any(map(is_reached, operation.invars)):
+            reached.update(operation.outvars)
+    return list(map(is_reached, program.outvars))
 
 
 def index_use(

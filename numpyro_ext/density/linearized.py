@@ -3,44 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
-from numpyro.distributions import biject_to, constraints
+from numpyro import distributions
 from numpyro.distributions.util import clamp_probs
 
 from numpyro_ext.density.layout import Data, Indices
 from numpyro_ext.density.log_density import LogDensity
-from ppl_ext.target.linearized import Outputs, Scale, identity, moved_by
-
-
-def scale_of(constraint: Any) -> Scale | None:
-    """The scale without bounds of parameters under a constraint; None for counts.
-
-    Raises
-    ------
-    NotImplementedError
-        There is none.
-    """
-    base = getattr(constraint, "base_constraint", constraint)
-    if base.is_discrete:
-        return None
-    if base is constraints.real:
-        return Scale(identity, identity)
-    if base is constraints.simplex:
-        return Scale(_log, lambda value: jax.nn.softmax(value, -1))
-    transform = biject_to(constraint)
-    if base is constraints.unit_interval:
-        # Probabilities that are rounded to 0 or 1 have no finite logit.
-        return Scale(lambda value: transform.inv(clamp_probs(value)), transform)
-    return Scale(transform.inv, transform)
+from ppl_ext.target.linearized import Outputs, Scale, moved_by, scale_of
 
 
 def _log(probabilities: Array) -> Array:
     return jnp.log(jnp.maximum(probabilities, jnp.finfo(probabilities.dtype).tiny))
+
+
+_scale_of = partial(
+    scale_of, host=distributions, simplex=Scale(_log, jax.nn.softmax), inside=clamp_probs
+)
 
 
 def linearized(
@@ -51,7 +35,7 @@ def linearized(
     Each call takes one product of the Jacobian with the move, by forward derivatives.
     """
 
-    outputs = Outputs(target, data, indices, scale_of)
+    outputs = Outputs(target, data, indices, _scale_of)
 
     # Outside of the derivative, for what has none: counts, masks and the kinds of distributions.
     sites = outputs.at(around)

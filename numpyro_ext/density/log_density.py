@@ -26,11 +26,7 @@ from numpyro_ext.density.check import (
     structure_of_model,
 )
 from numpyro_ext.density.evaluation import Evaluation
-from numpyro_ext.density.first_run import (
-    InitStrategy,
-    as_init_strategy,
-    held_without_prior,
-)
+from numpyro_ext.density.first_run import InitStrategy, as_init_strategy, held_without_prior
 from numpyro_ext.density.handlers import Trace, belongs_to_prior, is_factor, is_observation
 from numpyro_ext.density.index_use import index_use
 from numpyro_ext.density.layout import Data, Indices, Layout
@@ -176,7 +172,7 @@ class LogDensity(LogDensityShell[Array, Data]):
             allow_local_latents=allow_local_latents or not check,
             engine=engine,
         )
-        bound = BoundModel(model, held=structure.held, **as_found(structure))
+        bound = BoundModel(model=model, held=structure.held, **as_found(structure))
         self._assemble(Arguments(bound, self.init_strategy).traced_or_constant(data))
         self._check_options(structure.has_likelihood)
         self.sees_data = structure.sees_data
@@ -254,15 +250,12 @@ class LogDensity(LogDensityShell[Array, Data]):
     # -- arguments ----------------------------------------------------------------------------
 
     def bind(self, *args: Any, **kwargs: Any) -> Data:
-        return self._bound_to_devices(args, kwargs, ragged=False)
+        return self.bind_batch(args, kwargs, ragged=False)
 
-    def bind_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Data:
-        """A batch of a loader as :meth:`bind` makes it, also the last, with fewer rows."""
-        return self._bound_to_devices(args, kwargs, ragged=True)
-
-    def _bound_to_devices(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bool
+    def bind_batch(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, ragged: bool = True
     ) -> Data:
+        """A batch of a loader as :meth:`bind` makes it, also the last, with fewer rows."""
         if self.sharding is None:
             return self.arguments.bind(args, kwargs)
         data = self.arguments.bind(*self._on_automatic_axes((args, kwargs)))
@@ -270,7 +263,6 @@ class LogDensity(LogDensityShell[Array, Data]):
 
     def _with_split_rows(self, data: Data, ragged: bool) -> Data:
         """The same arguments with their rows split over devices."""
-        assert self.sharding is not None
         sizes = self.arguments.row_sizes(data) if self.sharding.rows is not None else ()
         return data.with_arrays(self.sharding.of_rows(data.arrays, sizes, ragged))
 
@@ -452,6 +444,7 @@ class LogDensity(LogDensityShell[Array, Data]):
     # -- observed distributions ---------------------------------------------------------------
 
     def _trace(self, z: Array, data: Data, indices: Mapping[str, Array] | None) -> Trace:
+        check_curvature(self.bound.enumerated)
         rows = self.bound.check_indices(indices)
         return self.bound.trace(jnp.asarray(z), self.arguments.as_evaluated(data), rows)
 
@@ -462,14 +455,12 @@ class LogDensity(LogDensityShell[Array, Data]):
 
         There is no ``vmap`` inside: the caller adds its own.
         """
-        check_curvature(self.bound.enumerated)
         trace = self._trace(z, data, indices)
         return {name: output_of(site) for name, site in trace.items() if is_observation(site)}
 
     def likelihood_factors(
         self, z: Float[Array, " D"], data: Data, indices: Mapping[str, Array] | None = None
     ) -> tuple[str, ...]:
-        check_curvature(self.bound.enumerated)
         trace = self._trace(z, data, indices)
         return tuple(
             name

@@ -14,7 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
-from numpyro.distributions.discrete import ZeroInflatedProbs
+from numpyro.distributions.discrete import (
+    BernoulliLogits,
+    BernoulliProbs,
+    CategoricalLogits,
+    CategoricalProbs,
+    ZeroInflatedProbs,
+)
 from numpyro.distributions.distribution import (
     Distribution,
     ExpandedDistribution,
@@ -24,14 +30,13 @@ from numpyro.distributions.distribution import (
 from numpyro.distributions.mixtures import MixtureSameFamily
 
 from numpyro_ext.density.handlers import Site
-from ppl_ext.target.outputs import (
-    BASE,
-    COMPONENT,
-    MIXING,
-    ObservedOutput,
-    Parts,
-    can_expand,
-    unwrapped,
+from ppl_ext.target.outputs import BASE, COMPONENT, MIXING, Host, ObservedOutput, Parts, can_expand
+
+HOST = Host(
+    *(Independent, MaskedDistribution, ExpandedDistribution),
+    *((BernoulliProbs, BernoulliLogits), (CategoricalProbs, CategoricalLogits)),
+    jnp.asarray,
+    jnp,
 )
 
 
@@ -57,35 +62,17 @@ class Output(ObservedOutput[Array]):
         return weight if self.mask is None else jnp.where(self.mask, weight, 0.0)
 
 
-def unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
-    """See :func:`ppl_ext.target.outputs.unwrapped`."""
-    return unwrapped(fn, Independent, MaskedDistribution, ExpandedDistribution)
-
-
-def joint_mask(masks: list[tuple[Any, int]], declared: int, batch: tuple[int, ...]) -> Array | None:
-    """The conjunction of masks, in the shape of the parameters' batch; None when all count."""
-    mask: Array | None = None
-    for part, within in masks:
-        if part is True:
-            continue
-        array = jnp.asarray(part)
-        array = array.reshape(array.shape + (1,) * (declared - within))
-        array = jnp.broadcast_to(array, batch)
-        mask = array if mask is None else mask & array
-    return mask
-
-
 def output_of(site: Site) -> Output:
     """The distribution of an observed site, unwrapped."""
     outer = site["fn"]
     event_dim, outer_batch, outer_event = outer.event_dim, outer.batch_shape, outer.event_shape
-    fn, masks, declared = unwrap(outer)
+    fn, masks, declared = HOST.unwrapped(outer)
     batch = tuple(outer_batch) + tuple(outer_event[:declared])
 
     parameters, repeated = _parameters(fn, batch)
     base, parts = None, None
     if type(fn) is MixtureSameFamily:
-        component, inner_masks, levels = unwrap(fn.component_distribution)
+        component, inner_masks, levels = HOST.unwrapped(fn.component_distribution)
         # Masked components are none of a family; without parameters they are refused by name.
         if not inner_masks:
             mixing = fn.mixing_distribution
@@ -115,7 +102,7 @@ def output_of(site: Site) -> Output:
         parameters=parameters,
         value=jnp.asarray(site["value"]),
         scale=scale,
-        mask=joint_mask(masks, declared, batch),
+        mask=HOST.joint_mask(masks, declared, batch),
         distribution=type(fn),
         event_dim=event_dim,
         name=site["name"],

@@ -16,19 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 from numpyro import handlers
-from numpyro.distributions import (
-    BernoulliLogits,
-    BernoulliProbs,
-    CategoricalLogits,
-    CategoricalProbs,
-)
 from numpyro.primitives import Messenger
 
 from numpyro_ext.density.handlers import Site, is_array, is_enumerated, is_latent, run_trace
-from numpyro_ext.density.outputs import joint_mask, unwrap
+from numpyro_ext.density.outputs import HOST
 from numpyro_ext.programs import Program
 from ppl_ext.target.discrete import STANDS_IN, Missing, Run
-from ppl_ext.target.outputs import prediction_terms
 
 
 class GoesOnError(Exception):
@@ -130,13 +123,4 @@ def prediction_of(site: Site) -> dict[str, Array]:
     """What the observed site's distribution says.
 
     See :func:`ppl_ext.target.outputs.prediction_terms`."""
-    outer, value = site["fn"], jnp.asarray(site["value"])
-    fn, masks, declared = unwrap(outer)
-    classes = None
-    if isinstance(fn, BernoulliProbs | BernoulliLogits):
-        classes = jnp.stack([1.0 - fn.probs, fn.probs], -1)
-    elif isinstance(fn, CategoricalProbs | CategoricalLogits):
-        classes = fn.probs
-    batch = tuple(outer.batch_shape) + tuple(outer.event_shape[:declared])
-    mask = joint_mask(masks, declared, batch)
-    return prediction_terms(outer, fn, value, classes, mask, jnp)
+    return HOST.prediction(site["fn"], jnp.asarray(site["value"]))

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpyro
 from jax import Array
-from jax.extend.core import Literal
 from numpyro import handlers
 from numpyro.distributions import (
     Distribution,
@@ -20,12 +19,13 @@ from numpyro.distributions import (
     MultivariateNormal,
     TransformedDistribution,
     constraints,
+    transforms,
 )
-from numpyro.distributions.transforms import AffineTransform, ExpTransform, SigmoidTransform
 from numpyro.infer.reparam import LocScaleReparam, Reparam, TransformReparam
 from numpyro.primitives import Messenger
 
 from numpyro_ext.density.handlers import Site
+from numpyro_ext.density.index_use import outputs_from
 from numpyro_ext.density.layout import Data
 from numpyro_ext.density.log_density import LogDensity
 from numpyro_ext.programs import Program
@@ -50,12 +50,7 @@ def _as_vectors(fn: Distribution) -> Distribution:
 
 _VECTORS = Vectors(MultivariateNormal, jnp, jnp.linalg.cholesky, jnp.linalg.solve)
 _FORMS = Forms(
-    (Independent, ExpandedDistribution),
-    TransformedDistribution,
-    AffineTransform,
-    (ExpTransform, SigmoidTransform),
-    _VECTORS,
-    _as_vectors,
+    (Independent, ExpandedDistribution), TransformedDistribution, transforms, _VECTORS, _as_vectors
 )
 
 
@@ -125,14 +120,10 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
 
     position = jax.ShapeDtypeStruct((target.dim,), target.dtype)
     program = jax.make_jaxpr(scales)(position, target.arguments.as_evaluated(data)).jaxpr
-    latent = {program.invars[0]}
-    for operation in program.eqns:
-        if any(each in latent for each in operation.invars if not isinstance(each, Literal)):
-            latent.update(operation.outvars)
     # A dictionary's leaves come in the order of its sorted keys. A scale that no operation leads to
     # from the position is no latent one.
-    outs = zip(sorted(kinds), program.outvars, strict=True)
-    sites = [kinds[name] for name, out in outs if not isinstance(out, Literal) and out in latent]
+    found = zip(sorted(kinds), outputs_from(program, 1), strict=True)
+    sites = [kinds[name] for name, is_latent in found if is_latent]
     own = LocScaleReparam, TransformReparam, StandardisedReparam
     return moves_among(sites, *own, frozenset(shifted))
 

@@ -7,7 +7,7 @@ to host memory, see :mod:`ppl_ext.diagnostics.replay`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -15,20 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
-from jax.extend.core import Jaxpr, Literal
 from numpyro import handlers
-from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
 
-from numpyro_ext.density.enumeration import (
-    log_likelihood_of_rows,
-    posterior_values,
-    summed_sites,
-)
+from numpyro_ext.density.enumeration import log_likelihood_of_rows, posterior_values, summed_sites
 from numpyro_ext.density.handlers import (
     BEFORE,
-    FixedKey,
-    PlateControl,
     Site,
     Trace,
     is_array,
@@ -36,10 +28,12 @@ from numpyro_ext.density.handlers import (
     is_factor,
     is_latent,
     is_observation,
+    is_real,
     missing_observations,
     run_trace,
     transform_of,
 )
+from numpyro_ext.density.index_use import outputs_from
 from numpyro_ext.density.layout import Data
 from numpyro_ext.density.linearized import linearized
 from numpyro_ext.density.log_density import LogDensity
@@ -58,7 +52,6 @@ from ppl_ext.diagnostics.replay import (
     Replay,
     SiteDescription,
     SiteShapes,
-    as_computed,
     cannot_be_drawn,
     check_draw_shape,
     check_draw_shapes,
@@ -66,13 +59,14 @@ from ppl_ext.diagnostics.replay import (
     check_room,
     computed_entries,
     describe_sites,
-    event_names,
+    distribution_of,
     is_outside,
     names_of_computed,
     nearby,
     one_draw,
     plates_of_axes,
-    without_kept,
+    sum_out,
+    value_shape,
 )
 from ppl_ext.options import check_choice
 from ppl_ext.target.discrete import RowTerms
@@ -141,11 +135,7 @@ class _Resample(Messenger):
 
 def _new_observation(site: Site, rng_key: jax.Array) -> jax.Array:
     """A draw from the distribution of an observed site, in the shape of the observations."""
-    fn = site["fn"]
-    shape = jnp.broadcast_shapes(jnp.shape(site["value"]), fn.shape())
-    batch_shape = shape[: len(shape) - fn.event_dim]
-    if fn.batch_shape != batch_shape:
-        fn = fn.expand(batch_shape)
+    fn = distribution_of(site)
     try:
         value: jax.Array = fn.sample(rng_key)
     except (NotImplementedError, ValueError) as error:
@@ -186,7 +176,7 @@ def _setting(
 def _is_outside(site: Site) -> jax.Array:
     """Whether the value of a latent site is NaN, infinite or outside of its support."""
     value, finite = site["value"], jnp.isfinite(site["value"])
-    if site.get("_control_flow_done", False) or _is_real(site["fn"].support):
+    if site.get("_control_flow_done", False) or is_real(site["fn"].support):
         return ~finite.all()
     transform = transform_of(site)
     return is_outside(
@@ -196,12 +186,6 @@ def _is_outside(site: Site) -> jax.Array:
         lambda value: transform(transform.inv(value)),
         jnp,
     )
-
-
-def _is_real(support: Any) -> bool:
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint
-    return support is constraints.real
 
 
 def _run(
@@ -253,9 +237,7 @@ def _model_at(
     """The model with its latent sites at ``values`` and these rows of its plates."""
     # Always part of a program that is traced: as NumPy arrays they compile nothing by themselves.
     indices = {name: jnp.asarray(rows) for name, rows in indices.items()}
-    held = handlers.substitute(FixedKey(target.model), data=target.held)
-    sizes = {name: plate.size for name, plate in target.plates.items()}
-    model = _FirstRows(PlateControl(held, indices, sizes))
+    model = _FirstRows(target.bound.controlled(indices))
     return handlers.substitute(model, substitute_fn=_setting(values, indices, enumerated))
 
 
@@ -267,14 +249,6 @@ def _kind(site: Site) -> str | None:
     if site["is_observed"]:
         return "observed"
     return "discrete" if is_enumerated(site) else "latent"
-
-
-def _value_shape(site: Site) -> tuple[int, ...]:
-    """Shape of the value; of an observed site together with its distribution."""
-    shape = tuple(jnp.shape(site["value"]))
-    if is_observation(site):
-        return tuple(jnp.broadcast_shapes(shape, site["fn"].shape()))
-    return shape
 
 
 def _shapes(
@@ -303,27 +277,25 @@ def _shapes(
                 continue
             if kind == "observed" and name not in missing:
                 observed.append(site["value"])
-            shape, frames = _value_shape(site), site["cond_indep_stack"]
+            shape = value_shape(site, is_observed=kind == "observed")
+            frames = site["cond_indep_stack"]
             for frame in frames:
                 # Plates inside scan are not in the trace.
                 plates.setdefault(frame.name, frame.size)
             event_dim = site["fn"].event_dim if site["type"] == "sample" else None
             shapes = SiteShapes(kind, shape, plates_of_axes(shape, event_dim, frames))
             if kind in ("observed", "latent"):
-                shapes.batch_shape = tuple(jnp.shape(site["fn"].log_prob(site["value"])))
-                shapes.batch_plates = plates_of_axes(shapes.batch_shape, 0, frames)
-                shapes.event_dims = event_names(site["infer"])
+                log_prob = site["fn"].log_prob(site["value"])
+                shapes.add_density(tuple(jnp.shape(log_prob)), frames, site["infer"])
             found[name] = shapes
         if target.bound.enumerated:
             trace = _run_enumerated(target, data, values, indices)
-            for name, terms in log_likelihood_of_rows(trace).items():
-                shapes = found.setdefault(name, SiteShapes("marginal", (), []))
-                shapes.sum_out(tuple(terms.values.shape), terms.axes)
+            sum_out(found, log_likelihood_of_rows(trace))
         return observed
 
     # The same trace tells the shapes, and whether observed values depend on latent ones.
     program = jax.make_jaxpr(look)(values, data).jaxpr
-    return found, plates, _reads(program, len(values))
+    return found, plates, any(outputs_from(program, len(values)))
 
 
 def _describe(
@@ -338,10 +310,8 @@ def _describe(
         name: {**first, name: np.arange(plate.subsample_size + 1)} for name, plate in owned.items()
     }
     probes = {name: _shapes(target, data, values, rows)[0] for name, rows in more.items()}
-    full = {name: plate.size for name, plate in owned.items()}
     computed = _computed_of(target, data, one_draw(values)) if reads else {}
-    described = describe_sites(sites, probes, full)
-    return as_computed(described, computed, computed.keys() - set(missing)), sizes
+    return describe_sites(sites, probes, owned, computed, missing), sizes
 
 
 def computed_sites(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> frozenset[str]:
@@ -367,19 +337,6 @@ def _computed_of(
     program = Program(observed, rarely=True)
     runs = ({n: np.asarray(v) for n, v in program(each, data).items()} for each in (values, found))
     return computed_entries(*runs)
-
-
-def _reads(program: Jaxpr, number: int) -> bool:
-    """Whether what a program returns may depend on the first of its arguments, so many."""
-    reached = set(program.invars[:number])
-
-    def is_reached(atoms: Iterable[Any]) -> bool:
-        return any(atom in reached for atom in atoms if not isinstance(atom, Literal))
-
-    for operation in program.eqns:
-        if is_reached(operation.invars):
-            reached.update(operation.outvars)
-    return is_reached(program.outvars)
 
 
 def replay(
@@ -456,47 +413,38 @@ def replay(
     check_draw_shapes(one, around or {}, described)
     num_draws = len(next(iter(values.values())))
     check_room(described, groups, num_draws, jnp.dtype(target.dtype).itemsize, num_chains)
-    recorder = Recorder(described, groups, num_draws, target.plates)
+    recorder = Recorder(described, groups, num_draws, target.plates, missing, finite)
     if groups:
         key = key_or(rng_key)
         rows = data_chunk or target.data_chunk or DATA_CHUNK
         most = discrete == "most probable"
-        unseen = frozenset(missing), frozenset(finite)
         size = draw_chunk or recorder.draws_together()
 
         def record(form: Data) -> None:
-            _record(recorder, target, form, values, size, rows, key, most, *unseen, around)
+            _record(recorder, target, form, values, size, rows, key, most, around)
 
         # Draws may need what a density does not, such as the largest count of a Multinomial.
         data.tried(record, (CannotBeDrawnError,))
     return recorder.replayed(sizes)
 
 
-def _ways(
-    target: LogDensity, data: Data, values: Mapping[str, Any], around: Mapping[str, Any]
-) -> tuple[np.ndarray, np.ndarray]:
-    """A position (D,) of constrained values, and the ways (S, D) from there to draws."""
-    (centre,) = target.unconstrain(one_draw(around), data)
-    return np.asarray(centre), np.asarray(target.unconstrain(values, data) - centre)
-
-
 def _record(
     recorder: Recorder,
     target: LogDensity,
     data: Data,
-    values: Mapping[str, np.ndarray],
+    values: Mapping[str, Any],
     draw_chunk: int,
     data_chunk: int,
     rng_key: jax.Array,
     most: bool,
-    missing: frozenset[str],
-    finite: frozenset[str],
     around: Mapping[str, Any] | None,
 ) -> None:
     num_draws = len(next(iter(values.values())))
     centre, moves = np.zeros(0), np.zeros((num_draws, 0))
     if around is not None:
-        centre, moves = _ways(target, data, values, around)
+        # A position (D,) of constrained values, and the ways (S, D) from there to draws.
+        (place,) = target.unconstrain(one_draw(around), data)
+        centre, moves = np.asarray(place), np.asarray(target.unconstrain(values, data) - place)
     # Chunks of one size, for which one program is compiled: the last is filled up.
     size = -(-num_draws // -(-num_draws // draw_chunk)) if recorder.per_draw else 1
     observed = tuple(site.name for site in recorder.observed_sites)
@@ -514,8 +462,8 @@ def _record(
         recorder.apart,
         quick,
         most,
-        missing,
-        finite,
+        recorder.missing,
+        tuple(recorder.without_kept(observed)),
         around is not None,
         size < min(num_draws, DRAW_CHUNK) and target.sharding is None,
     )
@@ -546,7 +494,7 @@ def _record(
 
         wanted = recorder.to_correct
         own = [name for group, name in wanted if group == "predictive"]
-        own = without_kept(own, missing, finite)
+        own = recorder.without_kept(own)
 
         def recomputed(
             values: Mapping[str, jax.Array], data: Data, key: jax.Array
@@ -584,7 +532,7 @@ def _compiled_chunk(
     quick: bool,
     most: bool,
     missing: frozenset[str],
-    finite: frozenset[str],
+    hidden: tuple[str, ...],
     linear: bool,
     in_turn: bool,
 ) -> Program:
@@ -655,7 +603,6 @@ def _compiled_chunk(
                 computed["predictive"] = {name: _new_observation(site, key)}
         if "predictive" in groups and by_run:
             prior = random.fold_in(key, 1)
-            hidden = without_kept(observed, missing, finite)
             new = _run(target, data, values, indices, key, prior, hidden)
             computed["predictive"] = {name: new[name]["value"] for name in observed}
         at = given if at_values else new

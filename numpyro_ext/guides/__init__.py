@@ -13,10 +13,7 @@ from numpyro_ext.guides.linear_sites import RowNoiseELBO
 from numpyro_ext.guides.local_reparameterization import local_reparameterization
 from numpyro_ext.guides.matrix_normal import AutoMatrixNormal, MatrixNormalDensity
 from numpyro_ext.guides.mixture import AutoGaussianMixture, GaussianMixtureDensity
-from numpyro_ext.guides.normal import (
-    DiagonalNormalDensity,
-    LowRankNormalDensity,
-)
+from numpyro_ext.guides.normal import DiagonalNormalDensity, LowRankNormalDensity
 from numpyro_ext.guides.planar_flow import AutoPlanarFlow, PlanarFlowDensity
 
 __all__ = [

@@ -19,25 +19,13 @@ class JaxFunctions(ArrayFunctions):
     """Functions of JAX arrays."""
 
     xp = jnp
+    detached = staticmethod(lax.stop_gradient)
+    inverse_root = staticmethod(lax.rsqrt)
     softplus = staticmethod(jax.nn.softplus)
+    softmax = staticmethod(jax.nn.softmax)
+    log_softmax = staticmethod(jax.nn.log_softmax)
     ndtr = staticmethod(ndtr)
     ndtri = staticmethod(ndtri)
-
-    @staticmethod
-    def inverse_root(values: Float[Array, " ..."]) -> Float[Array, " ..."]:
-        return lax.rsqrt(values)
-
-    @staticmethod
-    def detached(array: Float[Array, " ..."]) -> Float[Array, " ..."]:
-        return lax.stop_gradient(array)
-
-    @staticmethod
-    def softmax(values: Float[Array, "... n"]) -> Float[Array, "... n"]:
-        return jax.nn.softmax(values)
-
-    @staticmethod
-    def log_softmax(values: Float[Array, "... n"]) -> Float[Array, "... n"]:
-        return jax.nn.log_softmax(values)
 
     @staticmethod
     def as_array(values: Any, like: Array) -> Float[Array, " ..."]:

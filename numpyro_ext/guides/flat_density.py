@@ -30,7 +30,6 @@ from numpyro_ext.programs import Program
 from numpyro_ext.sharding import entry
 from ppl_ext.guides import flat_density as shared
 from ppl_ext.guides.registry import (
-    REFUSED,
     FlatDensityRegistry,
     Registered,
     check_same_sites,
@@ -221,16 +220,17 @@ class FlatDensity(shared.FlatDensityShell):
         return jax.lax.stop_gradient(self._posterior(parameters).sample(rng_key, (num,)))
 
     def log_prob(self, parameters: Parameters, theta: Float[Array, "*S D"]) -> Float[Array, "*S"]:
-        def single(theta: Array) -> Array:
-            return jnp.sum(self._posterior(parameters).log_prob(theta))
-
-        return jnp.vectorize(single, signature="(d)->()")(theta)
+        return jnp.vectorize(self._log_prob_of(parameters), signature="(d)->()")(theta)
 
     def score(self, parameters: Parameters, theta: Float[Array, "*S D"]) -> Float[Array, "*S D"]:
+        single = jax.grad(self._log_prob_of(parameters))
+        return jnp.vectorize(single, signature="(d)->(d)")(theta)
+
+    def _log_prob_of(self, parameters: Parameters) -> Callable[[Array], Array]:
         def single(theta: Array) -> Array:
             return jnp.sum(self._posterior(parameters).log_prob(theta))
 
-        return jnp.vectorize(jax.grad(single), signature="(d)->(d)")(theta)
+        return single
 
     def mean_square_residual(
         self, parameters: Parameters, theta: Float[Array, "S D"], target: Float[Array, "S D"]
@@ -243,7 +243,7 @@ class FlatDensity(shared.FlatDensityShell):
 
 Factory = Callable[..., FlatDensity]
 
-_REGISTRY: FlatDensityRegistry[Factory] = FlatDensityRegistry(shared.ALTERNATIVES)
+_REGISTRY: FlatDensityRegistry[Factory] = FlatDensityRegistry(shared.ALTERNATIVES, autoguide)
 check_has_flat_density = _REGISTRY.find
 has_flat_density = _REGISTRY.knows
 refuse_flat_density = _REGISTRY.refuse
@@ -344,9 +344,7 @@ _two_keys = Program(lambda rng_key: tuple(jax.random.split(rng_key)), rarely=Tru
 
 def has_own_start(guide: Any) -> bool:
     """Whether a guide was made with another place or scale to start from than by default."""
-    place = getattr(guide, "init_loc_fn", None)
-    scale = getattr(guide, "_init_scale", None)
-    return shared.is_given(type(guide), init_loc_fn=place, init_scale=scale)
+    return shared.has_own_start(guide, getattr(guide, "init_loc_fn", None))
 
 
 def check_same_layout(guide: Any, layout: Layout) -> None:
@@ -364,8 +362,6 @@ def check_same_layout(guide: Any, layout: Layout) -> None:
 register_flat_density(autoguide.AutoContinuous)(FlatDensity)
 
 _ANNEALED = "its density is known only through auxiliary variables"
-for _name, _why in REFUSED.items():
-    refuse_flat_density(getattr(autoguide, _name), _why)
 refuse_flat_density(autoguide.AutoBNAFNormal, "its flow has no analytic inverse")
 refuse_flat_density(autoguide.AutoDAIS, _ANNEALED)
 refuse_flat_density(autoguide.AutoSemiDAIS, _ANNEALED)

@@ -23,11 +23,11 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from numpyro import handlers
-from numpyro.distributions import constraints
 from numpyro.infer import ELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoContinuous, AutoGuideList
 from numpyro.primitives import Messenger, apply_stack
 
+from numpyro_ext.density.handlers import is_real
 from ppl_ext.errors import ArgumentError
 from ppl_ext.guides.row_noise import (
     LinearUse,
@@ -90,7 +90,8 @@ class RowNoiseELBO(RowNoiseShell, ELBO):
         drawn: dict[str, Drawn] = {}
 
         def recorded_guide(*args: Any, **kwargs: Any) -> Any:
-            with _Recorder() as recorder:
+            recorder = _Recorder()
+            with recorder:
                 result = guide(*args, **kwargs)
             drawn.clear()
             drawn.update(_drawn(guide, recorder.sites))
@@ -120,10 +121,6 @@ class _Recorder(Messenger):
         super().__init__()
         self.sites: dict[str, dict[str, Any]] = {}
 
-    def __enter__(self) -> _Recorder:
-        super().__enter__()
-        return self
-
     def postprocess_message(self, msg: Any) -> None:
         if msg["type"] == "sample" and not msg["is_observed"]:
             self.sites[msg["name"]] = msg
@@ -144,7 +141,7 @@ def _drawn(guide: Any, sites: Mapping[str, Any]) -> dict[str, Drawn]:
             else [flat._unpack_latent(values) for values in latent.normal]
         )
         for name, site in flat.prototype_trace.items():
-            if name not in drawn or not _is_real(getattr(site["fn"], "support", None)):
+            if name not in drawn or not is_real(getattr(site["fn"], "support", None)):
                 continue
             normal = None if parts is None else NormalDraw(*(part[name] for part in parts))
             drawn[name] = Drawn(drawn[name].value, normal, latent.kind)
@@ -158,12 +155,6 @@ def _flat_guides(guide: Any) -> Iterator[Any]:
     elif isinstance(guide, AutoGuideList):
         for part in guide._guides:
             yield from _flat_guides(part)
-
-
-def _is_real(support: Any) -> bool:
-    if isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support is constraints.real
 
 
 def _normal_draw(fn: Any, value: Array) -> NormalDraw | None:
@@ -187,10 +178,6 @@ class _Boundary(Messenger):
         self.latent: list[str] = []
         self.keys: list[Any] = []
         self._given = None if keys is None else list(keys)
-
-    def __enter__(self) -> _Boundary:
-        super().__enter__()
-        return self
 
     def process_message(self, msg: Any) -> None:
         kind = msg["type"]
@@ -224,7 +211,8 @@ def _run(
     noise: RowNoise,
     sites: frozenset[str] | None,
 ) -> Any:
-    with _Boundary() as first:
+    first = _Boundary()
+    with first:
         result = model(*args, **kwargs)
     check_latent(noise.name, sites, first.latent)
     weights = {}

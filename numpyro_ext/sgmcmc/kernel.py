@@ -1,11 +1,11 @@
 """What the stochastic gradient MCMC kernels share: host verbs around one step of a dynamics.
 
-A subclass fills in two hooks, and may fill in a third, all traceable and without side effects:
+A subclass fills in one hook, and may fill in two others, all traceable and without side effects:
 
-``_init_dynamics(num_chains, dim, dtype)``
-    What the dynamics carries beside the positions, arrays of shape (C, ...).
 ``_move(dynamics, z, score, noise, step_size, step, warmup)``
     Positions after a step, and the dynamics' arrays.
+``_init_dynamics(num_chains, dim, dtype)``
+    What the dynamics carries beside the positions, arrays of shape (C, ...).
 ``_after_steps(state, data, single)``
     The state once the steps of a draw have been taken.
 """
@@ -104,9 +104,9 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
 
     # -- hooks --------------------------------------------------------------------------------
 
-    @abstractmethod
     def _init_dynamics(self, num_chains: int, dim: int, dtype: Any) -> Any:
         """Arrays (C, ...) that the dynamics carries beside the positions."""
+        return ()
 
     @abstractmethod
     def _move(self, dynamics: Any, z: Array, step: Step) -> tuple[Array, Any]:
@@ -185,7 +185,9 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
                 "numpyro.plate",
                 " If you call kernel.sample with new batches yourself, say estimator=Full().",
             )
-        position_keys, estimator_key, chain_keys = _split_keys(keys)
+        # Keys for the positions (C,), for the estimator (one), and for the chains (C,).
+        three = jax.vmap(lambda key: random.split(key, 3))(keys)
+        position_keys, estimator_key, chain_keys = three[:, 0], three[0, 1], three[:, 2]
         if init_params is None:
             z = self._first_positions(position_keys, data)
         else:
@@ -443,9 +445,3 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
 
     def _sites(self, z: Array, single: bool) -> dict[str, Array]:
         return self.target.layout.split(z[0] if single else z)
-
-
-def _split_keys(keys: Array) -> tuple[Array, Array, Array]:
-    """Keys for the positions (C,), for the estimator (one), and for the chains (C,)."""
-    three = jax.vmap(lambda key: random.split(key, 3))(keys)
-    return three[:, 0], three[0, 1], three[:, 2]

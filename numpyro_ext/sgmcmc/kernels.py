@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
-from jaxtyping import Float
 
 from numpyro_ext.density import Data
 from numpyro_ext.sgmcmc.dynamics import hamiltonian_step, langevin_step
@@ -24,7 +23,7 @@ from ppl_ext.sgmcmc.kernels import (
     SGLDShell,
     Step,
 )
-from ppl_ext.sgmcmc.schedules import check_warmup, diagonal_of_mass
+from ppl_ext.sgmcmc.schedules import check_warmup
 
 
 class SGLD(SGLDShell, StochasticGradientKernel):
@@ -66,9 +65,6 @@ class SGLD(SGLDShell, StochasticGradientKernel):
     >>> print(f"{mcmc.get_samples()['mean'].mean():.0f}")
     2
     """
-
-    def _init_dynamics(self, num_chains: int, dim: int, dtype: Any) -> Any:
-        return ()
 
     def _move(self, dynamics: Any, z: Array, step: Step) -> tuple[Array, Any]:
         return langevin_step(z, step.score, step.noise, step.size), dynamics
@@ -235,10 +231,6 @@ class SGHMC(SGHMCShell, StochasticGradientKernel):
     >>> print(f"{mcmc.get_samples()['mean'].mean():.0f}")
     2
     """
-
-    def _mass(self) -> Float[Array, " D"]:
-        mass = diagonal_of_mass(self.mass, self.target.layout.shapes)
-        return jnp.asarray(mass, self.target.dtype)
 
     def _init_dynamics(self, num_chains: int, dim: int, dtype: Any) -> Any:
         self._mass()
@@ -449,19 +441,10 @@ class ReplicaExchangeSGLD(ReplicaExchangeSGLDShell, SGLD):
     """
 
     def _init_replicas(self, z: Array, data: Data, key: Array) -> dict[str, Any]:
-        num_chains, pairs = len(z), self.num_replicas - 1
-        by_pair = jnp.zeros((num_chains, pairs), z.dtype)
-        exchanges = Exchanges(
-            variance=jnp.zeros((num_chains, pairs + 1), z.dtype),
-            number=jnp.zeros((num_chains, 1), z.dtype),
-            # Even pairs first, odd ones in turn with them: a replica is in one pair at a time.
-            due=by_pair.at[:, ::2].set(1.0),
-            tried=by_pair,
-            accepted=by_pair,
-        )
-        positions = num_chains * self.num_replicas
+        exchanges = Exchanges.none(jnp.zeros((len(z), self.num_replicas), z.dtype), jnp)
+        positions = len(z) * self.num_replicas
         return {
-            "z": jnp.repeat(z[:, None], pairs, 1),
+            "z": jnp.repeat(z[:, None], self.num_replicas - 1, 1),
             # An order of rows of its own: two minibatches of one order are not independent.
             "estimator": self._estimator_for(positions).init(self.target, data, key, positions),
             **exchanges._asdict(),

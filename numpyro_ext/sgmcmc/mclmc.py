@@ -178,13 +178,8 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
         data = self.target.bind(*model_args, **dict(model_kwargs or {}))
         moves, z = self._own_moves(), self._flat(state.z, len(keys))
         evaluate, estimators = self._evaluation(data, state.estimator)
-        dynamics = moves.first(
-            z,
-            _normal(own, moves.whole, z.dtype),
-            _normal(spare, moves.spare, z.dtype),
-            num_warmup * self.num_steps,
-            evaluate,
-        )
+        noise, spare = _normal(own, moves.whole, z.dtype), _normal(spare, moves.spare, z.dtype)
+        dynamics = moves.first(z, noise, spare, num_warmup * self.num_steps, evaluate)
         return state._replace(
             dynamics=dynamics,
             estimator=estimators[-1],
@@ -247,9 +242,6 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
 
         return evaluate, states
 
-    def _init_dynamics(self, num_chains: int, dim: int, dtype: Any) -> Any:
-        return ()
-
     def _move(self, *_: Any) -> tuple[Array, Any]:
         raise NotImplementedError  # A move is more than a step; see _advance.
 
@@ -276,8 +268,6 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
         chains = () if single else (len(keys),)
         # Moves that diverge in the warm-up are how it finds what is too long.
         diverged = (diverged & (state.step >= total)).reshape(chains)
-        spare = dynamics.spare
-        energy = -(dynamics.log_density + 0.5 * (spare * spare).sum(-1))
         return state._replace(
             z=self._sites(z, single),
             step=state.step + 1,
@@ -285,7 +275,7 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
             # Of noisy scores the last is that of the step, outside of all conditions.
             estimator=estimators[-1] if self.noisy else state.estimator,
             step_size=jnp.broadcast_to(dynamics.step.value, chains),
-            potential_energy=energy.reshape(chains),
+            potential_energy=dynamics.energy.reshape(chains),
             diverging=state.diverging | diverged,
             num_diverging=state.num_diverging + diverged,
             rng_key=following[0] if single else following,

@@ -184,17 +184,15 @@ def fitted_bend(draws: Draws, counts: Values | None = None) -> Bend | None:
     left, taken = list(range(dim)), dict[int, _Terms]()
     hopeful = left
     while len(left) > 1:
-        found = {j: _terms(u, counts, j, [i for i in left if i != j]) for j in hopeful}
-        gains = {j: each.gain for j, each in found.items() if each is not None}
-        if not gains:
+        every = {j: _terms(u, counts, j, [i for i in left if i != j]) for j in hopeful}
+        found = {j: each for j, each in every.items() if each is not None}
+        if not found:
             break
-        best = max(gains, key=gains.__getitem__)
-        own = found[best]
-        assert own is not None
-        taken[best] = own
+        best = max(found, key=lambda j: found[j].gain)
+        taken[best] = found[best]
         left = [j for j in left if j != best]
         # With fewer others there is less to gain.
-        hopeful = [j for j in gains if j != best]
+        hopeful = [j for j in found if j != best]
     if not taken:
         return None
     constants, matrices = np.zeros(dim), np.zeros((3, dim, dim))

@@ -134,17 +134,11 @@ class Kernel:
 
     def __call__(
         self, chains: Chains, generator: np.random.Generator
-    ) -> tuple[Chains, Float[np.ndarray, " M"], float, float]:
-        """Chains one transition on, acceptance of each, share of divergences, and of jumps."""
-        chains, chance, divergent, jumped, _ = self.transition(chains, generator)
-        return chains, chance, divergent, float(jumped.mean())
-
-    def transition(
-        self, chains: Chains, generator: np.random.Generator
     ) -> tuple[Chains, Float[np.ndarray, " M"], float, Float[np.ndarray, " M"], list[Chains]]:
-        """The same with acceptance of each chain's jumps, and where chains are that is a draw.
+        """Chains one transition on.
 
-        One where jumps are seldom taken.
+        With acceptance of each, the share of divergences, acceptance of each chain's jumps, and
+        where chains are that is a draw: one place where jumps are seldom taken.
         """
         # Jumps alone: there is no acceptance but theirs.
         if not self.has_trajectories:
@@ -517,7 +511,7 @@ def _window(
         if number >= LEAST_WINDOW and not has_budget():
             break
         try:
-            chains, chance, share, jump, places = kernel.transition(chains, generator)
+            chains, chance, share, jump, places = kernel(chains, generator)
         except SpentError:
             break
         if tuning:

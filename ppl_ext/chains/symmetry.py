@@ -257,13 +257,12 @@ def find_symmetry(
     if not tried:
         return None
     is_same = _Same(evaluate, constrain, unconstrain, drawn[:POINTS], epsilon)
+    pairs = tried
     # One point rules nearly all out, at a fraction of the evaluations.
-    kept = is_same(tried, slice(0, 1))
-    tried = [each for each, good in zip(tried, kept, strict=True) if good]
-    if not tried:
-        return None
-    kept = is_same(tried, slice(1, POINTS))
-    pairs = [each for each, good in zip(tried, kept, strict=True) if good]
+    for rows in (slice(0, 1), slice(1, POINTS)):
+        if pairs:
+            kept = is_same(pairs, rows)
+            pairs = [each for each, good in zip(pairs, kept, strict=True) if good]
     found: list[Exchange] = []
     for axes, halves in dict.fromkeys((each.axes, each.halves) for each in pairs):
         units = {*axes, *halves}

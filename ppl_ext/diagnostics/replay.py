@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from ppl_ext.batches.passes import Passes
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import described
+from ppl_ext.target.discrete import RowTerms
+from ppl_ext.target.layouts import DataPlate
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -267,6 +269,18 @@ class SiteShapes:
         for plate, axis in axes.items():
             self.marginal_plates[axis] = plate
 
+    def add_density(self, shape: Shape, frames: Sequence[Any], infer: Mapping[str, Any]) -> None:
+        """Note the shape of a log density, its plates and the names of the axes of an event."""
+        self.batch_shape, self.batch_plates = shape, plates_of_axes(shape, 0, frames)
+        self.event_dims = event_names(infer)
+
+
+def sum_out(found: dict[str, SiteShapes], marginals: Mapping[str, RowTerms]) -> None:
+    """Note of each site, and of sites that share discrete ones, what is left when these are out."""
+    for name, terms in marginals.items():
+        shapes = found.setdefault(name, SiteShapes("marginal", (), []))
+        shapes.sum_out(tuple(terms.values.shape), terms.axes)
+
 
 def event_names(infer: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Names that a model gives to the axes of an event; a text is one name, and no letters."""
@@ -306,7 +320,9 @@ def _fitting_plates(shape: Shape, event_dim: int, frames: Sequence[Any]) -> list
 def describe_sites(
     sites: Mapping[str, SiteShapes],
     with_one_row_more: Mapping[str, Mapping[str, SiteShapes]],
-    sizes: Mapping[str, int],
+    plates: Mapping[str, DataPlate],
+    computed: Mapping[str, ComputedEntries],
+    missing: Collection[str],
 ) -> dict[str, SiteDescription]:
     """Shapes and plates of every site on all rows.
 
@@ -319,8 +335,12 @@ def describe_sites(
         On a minibatch.
     with_one_row_more
         For each subsampled plate, the sites with one row more of it.
-    sizes
-        All rows of each subsampled plate.
+    plates
+        The subsampled plates.
+    computed
+        What of observed sites is computed from latent ones, which is told from the others.
+    missing
+        Those of them that have no values.
     """
     for plate, probes in with_one_row_more.items():
         for name, probe in probes.items():
@@ -331,9 +351,10 @@ def describe_sites(
 
     def full(shape: Shape, names: Sequence[str | None]) -> Shape:
         pairs = zip(shape, names, strict=True)
+        sizes = {name: plate.size for name, plate in plates.items()}
         return tuple(length if name is None else sizes.get(name, length) for length, name in pairs)
 
-    return {
+    found = {
         name: SiteDescription(
             name,
             site.kind,
@@ -349,22 +370,10 @@ def describe_sites(
         )
         for name, site in sites.items()
     }
-
-
-def as_computed(
-    sites: Mapping[str, SiteDescription],
-    computed: Mapping[str, ComputedEntries],
-    known: Collection[str],
-) -> dict[str, SiteDescription]:
-    """The same descriptions, with observed sites at computed values told from the others.
-
-    ``computed`` is of all observed sites but those that are not ``known``, which have no values.
-    """
-    found = dict(sites)
     for name, each in computed.items():
-        if name in known:
-            kind = "computed" if each.is_whole else sites[name].kind
-            found[name] = replace(sites[name], kind=kind, filled=each if each.is_part else None)
+        if name not in missing:
+            kind = "computed" if each.is_whole else found[name].kind
+            found[name] = replace(found[name], kind=kind, filled=each if each.is_part else None)
     return found
 
 
@@ -610,18 +619,17 @@ def check_room(
     )
 
 
-def without_kept(
-    observed: Sequence[str], missing: Collection[str], finite: Collection[str]
-) -> list[str]:
-    """The observed sites that get new values: those without observations, or else all.
+def value_shape(site: Mapping[str, Any], *, is_observed: bool) -> Shape:
+    """Shape of a site's value; of one that is observed together with its distribution's."""
+    shape = tuple(np.shape(site["value"]))
+    return np.broadcast_shapes(shape, tuple(site["fn"].shape())) if is_observed else shape
 
-    So the host's ``Predictive`` does it: what a model conditions on itself stays as it is where
-    the observations that depend on it are left out. Of the ``missing`` the ``finite`` may be
-    discrete latent sites, which a program never observes.
-    """
-    if set(missing) <= set(finite):
-        return list(observed)
-    return [name for name in observed if name in missing]
+
+def distribution_of(site: Mapping[str, Any]) -> Any:
+    """The distribution of an observed site, with a draw for each observation."""
+    fn, shape = site["fn"], value_shape(site, is_observed=True)
+    batch_shape = shape[: len(shape) - fn.event_dim]
+    return fn if tuple(fn.batch_shape) == batch_shape else fn.expand(batch_shape)
 
 
 class CannotBeDrawnError(ArgumentError):
@@ -652,6 +660,8 @@ class Recorder:
     num_draws : int
     chunked_plates : collection of str
         Plates whose rows come in chunks.
+    missing, finite : collection of str
+        Observed sites whose values are none, and those of them that may be discrete latent sites.
     with_density : collection of str
         Sites that record a value and have a density, of the prior, all the same.
 
@@ -677,9 +687,12 @@ class Recorder:
         groups: Collection[str],
         num_draws: int,
         chunked_plates: Collection[str],
+        missing: Collection[str],
+        finite: Collection[str],
         with_density: Collection[str] = (),
     ) -> None:
         self.groups, self.with_density = frozenset(groups), with_density
+        self.missing, self._finite = frozenset(missing), frozenset(finite)
         self._sites, self._num_draws = sites, num_draws
         self._chunked = frozenset(chunked_plates)
         self._arrays: dict[str, dict[str, Array]] = {group: {} for group in (*GROUPS[:-1], *TERMS)}
@@ -719,6 +732,16 @@ class Recorder:
         empty |= set() if self.discrete_sites else {"discrete"}
         empty |= set() if self.observed_sites else {"predictive", "prediction"}
         return set(self.groups - empty)
+
+    def without_kept(self, observed: Iterable[str]) -> list[str]:
+        """Of observed sites those that get new values: those without observations, or else all.
+
+        So the host's ``Predictive`` does it: what a model conditions on itself stays as it is where
+        the observations that depend on it are left out. Discrete latent sites count for none, which
+        a program never observes.
+        """
+        are_all = self.missing <= self._finite
+        return [name for name in observed if are_all or name in self.missing]
 
     def draws_together(self) -> int:
         """Draws that are replayed at once: ``DRAW_CHUNK``, or fewer where a site is large."""

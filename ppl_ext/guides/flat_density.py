@@ -172,12 +172,13 @@ class FlatDensityShell:
         )
 
 
-def is_given(guide_class: type, **options: Any) -> bool:
-    """Whether one of these options of a guide is another than its class's default.
+def has_own_start(guide: Any, place: Any) -> bool:
+    """Whether a guide has another place or scale to start at than its class's default.
 
-    An option that is None, or that the class does not have, was not given.
+    One that is None, or that the class does not take, was not given.
     """
-    defaults = inspect.signature(guide_class.__init__).parameters  # type: ignore[misc]
+    options = {"init_loc_fn": place, "init_scale": getattr(guide, "_init_scale", None)}
+    defaults = inspect.signature(type(guide).__init__).parameters
     return any(
         value is not None and name in defaults and value != defaults[name].default
         for name, value in options.items()

@@ -31,12 +31,14 @@ class FlatDensityRegistry(Generic[Factory]):
     ----------
     alternatives : str
         Guides that can be used in place of one that has none, for messages.
+    host : module
+        The host's guides, of which those in :data:`REFUSED` have none.
     """
 
-    def __init__(self, alternatives: str) -> None:
+    def __init__(self, alternatives: str, host: Any) -> None:
         self.alternatives = alternatives
         self.factories: dict[type, Factory] = {}
-        self._refusals: dict[type, str] = {}
+        self._refusals = {getattr(host, name): reason for name, reason in REFUSED.items()}
 
     def register(self, guide_class: type) -> Callable[[Registered], Registered]:
         """Decorator that enters what it is put on for guides of a class and its subclasses."""

@@ -96,6 +96,11 @@ class Dynamics(NamedTuple):
     moves: Float[Any, ""]
     evaluations: Float[Any, ""]
 
+    @property
+    def energy(self) -> Float[Any, " C"]:
+        """Minus the log density, without that of the spare coordinates."""
+        return -(self.log_density + 0.5 * (self.spare * self.spare).sum(-1))
+
 
 @dataclass(frozen=True)
 class Microcanonical:

@@ -92,9 +92,6 @@ class MCLMCShell(StochasticGradientShell):
         self.energy_variance = float(energy_variance)
         self.given = None if step_size is None or length is None else (step_size, length)
 
-    def _steps_to_next_draw(self, step: Any) -> Any:
-        return self.num_steps
-
     def _moves(self, functions: Functions, epsilon: float) -> Microcanonical:
         """Moves of the chains of this target."""
         step_size, length = self.given or (None, None)

@@ -21,14 +21,15 @@ from ppl_ext.sgmcmc.energies import Energies
 from ppl_ext.sgmcmc.heat import judged_heat
 from ppl_ext.sgmcmc.schedules import (
     Schedule,
-    as_numbers,
     as_schedule,
     check_cycles,
     check_preconditioner,
     check_temperatures,
     cosine_cycles,
+    diagonal_of_mass,
 )
 from ppl_ext.start.given import check_start
+from ppl_ext.target.on_host import as_float64
 
 #: Mean of a coordinate's scores over the warm-up, in units of their root mean square, above which
 #: the chain is on its way in that coordinate. That of n independent draws is about 1 / sqrt(n).
@@ -113,6 +114,8 @@ class StochasticGradientShell:
 
     #: Of the replicas of a chain, of which the first gives the draws.
     temperatures: tuple[float, ...] = (1.0,)
+    #: Steps that a draw takes.
+    num_steps = 1
 
     def __init__(
         self,
@@ -177,7 +180,7 @@ class StochasticGradientShell:
 
     def _steps_to_next_draw(self, step: Any) -> Any:
         """Steps that one draw takes when ``step`` steps have been taken."""
-        return 1
+        return self.num_steps
 
     def _temperature(self, step: Any) -> Any:
         """Temperature of the noise of a step, or (R, 1) of them, one for each replica."""
@@ -400,7 +403,7 @@ class SGHMCShell(StochasticGradientShell):
 
     def _mass(self) -> Any:
         """The diagonal of M (D,)."""
-        raise NotImplementedError
+        return self.target.placed(diagonal_of_mass(self.mass, self.target.layout.shapes))
 
     def _heat(self, dynamics: Any, step_size: Any) -> Any:
         # Of what friction takes out of the momentum in a step and its noise puts in.
@@ -408,9 +411,6 @@ class SGHMCShell(StochasticGradientShell):
         # ``math.e **`` takes arrays of both frameworks.
         forgotten = 1.0 - math.e ** (-2.0 * self.friction * step_size)
         return step_size**2 / (self._mass() * forgotten)
-
-    def _steps_to_next_draw(self, step: Any) -> Any:
-        return self.num_steps
 
 
 class Exchanges(NamedTuple):
@@ -434,6 +434,14 @@ class Exchanges(NamedTuple):
     due: Float[Any, "C pairs"]
     tried: Float[Any, "C pairs"]
     accepted: Float[Any, "C pairs"]
+
+    @classmethod
+    def none(cls, zeros: Float[Any, "C R"], xp: Any) -> Self:
+        """Before the first exchange; ``xp`` is ``torch`` or ``jax.numpy``."""
+        by_pair = zeros[:, 1:]
+        # Even pairs first, odd ones in turn with them: a replica is in one pair at a time.
+        due = xp.cumsum(xp.ones_like(by_pair), -1) % 2.0
+        return cls(zeros, zeros[:, :1], due, by_pair, by_pair)
 
     def after(
         self,
@@ -496,9 +504,6 @@ class ReplicaExchangeSGLDShell(SGLDShell):
         super().__init__(model, step_size, **options)
         self.num_steps = int(num_steps)
 
-    def _steps_to_next_draw(self, step: Any) -> Any:
-        return self.num_steps
-
     def _temperature(self, step: Any) -> Any:
         return np.array(self.temperatures)[:, None]
 
@@ -519,5 +524,5 @@ class ReplicaExchangeSGLDShell(SGLDShell):
         array (C, R - 1)
             NaN for pairs whose turn has not come.
         """
-        tried, accepted = (as_numbers(state.replicas[name]) for name in ("tried", "accepted"))
+        tried, accepted = (as_float64(state.replicas[name]) for name in ("tried", "accepted"))
         return np.where(tried > 0, accepted / np.maximum(tried, 1.0), np.nan)

@@ -19,6 +19,7 @@ from jaxtyping import Float
 
 from ppl_ext.errors import ArgumentError, DivergenceWarning, DoubtfulFitWarning
 from ppl_ext.options import check_choice, check_count, check_number, described, is_number
+from ppl_ext.target.on_host import as_float64
 
 #: Step size of a step, from the number of steps before it.
 Schedule: TypeAlias = Callable[[Any], Any]
@@ -341,7 +342,7 @@ def diagonal_of_mass(mass: Any, shapes: Mapping[str, Sequence[int]]) -> Float[np
             )
         mass = np.concatenate([_mass_of_site(name, mass[name], shapes[name]) for name in shapes])
     try:
-        mass = as_numbers(mass)
+        mass = as_float64(mass)
     except (TypeError, ValueError):
         raise ArgumentError(f"Expected mass to hold numbers, found {mass!r}.") from None
     if mass.shape not in ((), (dim,)) or not (np.isfinite(mass) & (mass > 0)).all():
@@ -349,19 +350,14 @@ def diagonal_of_mass(mass: Any, shapes: Mapping[str, Sequence[int]]) -> Float[np
             f"Expected mass to be positive: one number, {dim} of them, or a mapping from sites to "
             f"arrays, found {'shape ' + str(mass.shape)}."
         )
-    return np.broadcast_to(mass, (dim,))
+    return np.broadcast_to(mass, (dim,)).copy()
 
 
 def _mass_of_site(name: str, mass: Any, shape: Sequence[int]) -> np.ndarray:
     try:
-        return np.broadcast_to(as_numbers(mass), tuple(shape)).reshape(-1)
+        return np.broadcast_to(as_float64(mass), tuple(shape)).reshape(-1)
     except (TypeError, ValueError):
         raise ArgumentError(
             f"Expected mass of site {name!r} to be numbers of shape {tuple(shape)}, or one for "
             f"all, found {mass!r}."
         ) from None
-
-
-def as_numbers(value: Any) -> np.ndarray:
-    """An array of either framework, or numbers, as an array of NumPy in float64."""
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, np.float64)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -103,9 +104,7 @@ def find(
     paths.sort(key=lambda path: path.values[-1], reverse=True)
     noise = generator.normal(size=(DRAWS, starts.shape[1]))
 
-    def normal(point: Vector, guess: float) -> Mode | None:
-        return local_normal(counted, point, guess, noise, epsilon, most_full)
-
+    normal = partial(local_normal, counted, noise=noise, epsilon=epsilon, most_full=most_full)
     modes = _at_ends(counted, [path for path in paths if path.settled], normal)
     if not modes:
         # Densities at the last points of endless paths tell nothing of their mass.
@@ -149,9 +148,7 @@ def more_modes(
     )
     noise = generator.normal(size=(DRAWS, points.shape[1]))
 
-    def normal(point: Vector, guess: float) -> Mode | None:
-        return local_normal(evaluate, point, guess, noise, epsilon)
-
+    normal = partial(local_normal, evaluate, noise=noise, epsilon=epsilon)
     ends = [path for path in paths if path.settled and not path.known]
     found = _at_ends(evaluate, ends, normal, modes)[len(modes) :]
     return tuple(mode for mode in found if gain(mode, modes, noise) > 1.0)

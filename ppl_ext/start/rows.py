@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -133,9 +134,7 @@ class Rows:
         if size is None:
             return cls(few)
 
-        def parts() -> list[Evaluate]:
-            return [InPieces(pieces(each)) for each in sample.in_parts(PARTS)]
-
+        parts = partial(_in_parts, sample, pieces)
         every = InPieces(pieces(None), widths=WIDTHS)
         return cls(few, every, size / number, size * sample.seconds, number, parts)
 
@@ -148,7 +147,9 @@ class Rows:
         if number == size:
             return cls(few)
 
-        def parts() -> list[Evaluate]:
-            return [InPieces(pieces(each)) for each in sample.in_parts(PARTS)]
-
+        parts = partial(_in_parts, sample, pieces)
         return cls(few, times=size / number, number=number, parts=parts)
+
+
+def _in_parts(sample: Sample, pieces: Callable[[Batch], Piece]) -> list[Evaluate]:
+    return [InPieces(pieces(each)) for each in sample.in_parts(PARTS)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Generic
 
 from jaxtyping import Float, Int
@@ -14,13 +14,12 @@ from ppl_ext.target.layouts import DataPlate
 from ppl_ext.target.scores import Array
 
 
-@dataclass(frozen=True)
-class BoundModelShell(ABC, Generic[Array]):
-    """A model and its structure.
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The structure of a model, as its first run finds it.
 
     Parameters
     ----------
-    model : callable
     layout : Layout
         Latent sites and their unconstrained shapes at full length.
     plates : dict of str to DataPlate
@@ -34,19 +33,32 @@ class BoundModelShell(ABC, Generic[Array]):
         Discrete latent sites, which are summed out.
     nesting : int
         Plates that are open at once, at most.
+    """
+
+    layout: Any
+    plates: dict[str, DataPlate]
+    batch_plates: dict[str, DataPlate] = field(default_factory=dict)
+    local_sites: tuple[str, ...]
+    observed_sites: tuple[str, ...]
+    enumerated: tuple[str, ...] = ()
+    nesting: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundModelShell(Found, ABC, Generic[Array]):
+    """A model and its structure.
+
+    Parameters
+    ----------
+    model : callable
+    layout, plates, batch_plates, local_sites, observed_sites, enumerated, nesting
+        See :class:`Found`.
     held
         Values of parameters, and in NumPyro of ``mutable`` sites.
     """
 
     model: Callable[..., Any]
-    layout: Any
-    plates: dict[str, DataPlate]
-    batch_plates: dict[str, DataPlate]
-    local_sites: tuple[str, ...]
-    observed_sites: tuple[str, ...]
     held: Any
-    enumerated: tuple[str, ...] = field(default=(), kw_only=True)
-    nesting: int = field(default=0, kw_only=True)
 
     @property
     def parameter_sites(self) -> tuple[str, ...]:
@@ -57,7 +69,7 @@ class BoundModelShell(ABC, Generic[Array]):
         """
         return tuple(getattr(self.model, "parameter_sites", ()))
 
-    def has_structure(self, found: Any) -> bool:
+    def has_structure(self, found: Found) -> bool:
         """Whether arguments of another form lead to the structure that is known.
 
         Plates of which the arguments hold a batch may come and go, and have other batches.
@@ -154,10 +166,22 @@ class BoundModelShell(ABC, Generic[Array]):
             )
 
 
-#: What a model and its structure, as it is found, have in common.
-_FOUND = "layout plates batch_plates local_sites observed_sites enumerated nesting".split()
+def check_own_rows(indices: Mapping[str, Any], number: int) -> None:
+    """See that each of so many positions has rows of its own, of every plate.
+
+    Raises
+    ------
+    ArgumentError
+        Some plates have rows for each position and some for all, or not as many as positions.
+    """
+    shapes = {name: tuple(rows.shape) for name, rows in indices.items()}
+    if not all(len(shape) == 2 and shape[0] == number for shape in shapes.values()):
+        raise ArgumentError(
+            "Expected indices of shape (rows,) for every plate, or of shape (P, rows) for every "
+            f"plate at P = {number} positions, found {shapes}."
+        )
 
 
-def as_found(structure: Any) -> dict[str, Any]:
+def as_found(structure: Found) -> dict[str, Any]:
     """The fields of a :class:`BoundModelShell` that the structure has which was found."""
-    return {name: getattr(structure, name) for name in _FOUND}
+    return {each.name: getattr(structure, each.name) for each in fields(Found)}

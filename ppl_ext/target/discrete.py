@@ -393,6 +393,17 @@ def shared_rows_error(sites: Iterable[str], plates: Iterable[str]) -> ModelCheck
     )
 
 
+def groups_of(names: Iterable[set[str]]) -> list[list[int]]:
+    """Places of what has names in common, directly or through others, in order."""
+    found: list[tuple[set[str], list[int]]] = []
+    for place, own in enumerate(names):
+        joined = [each for each in found if each[0] & own]
+        found = [each for each in found if not each[0] & own]
+        known = own.union(*(each[0] for each in joined))
+        found.append((known, sorted([place, *(p for each in joined for p in each[1])])))
+    return [places for _, places in found]
+
+
 def check_curvature(sites: Sequence[str]) -> None:
     """See that no discrete site is summed out where distributions of observed sites are asked for.
 

@@ -30,6 +30,39 @@ def identity(value: Any) -> Any:
     return value
 
 
+def scale_of(
+    constraint: Any, host: Any, simplex: Scale, inside: Callable[[Any], Any] = identity
+) -> Scale | None:
+    """The scale without bounds of parameters under a constraint; None for counts.
+
+    Parameters
+    ----------
+    constraint
+    host : module
+        The host's ``constraints`` and ``biject_to``.
+    simplex : Scale
+        Of probabilities that sum to one.
+    inside : callable
+        Keeps probabilities of two classes off 0 and 1, whose logits are not finite.
+
+    Raises
+    ------
+    NotImplementedError
+        There is none.
+    """
+    base = getattr(constraint, "base_constraint", constraint)
+    if base.is_discrete:
+        return None
+    if base is host.constraints.real:
+        return Scale(identity, identity)
+    if base is host.constraints.simplex:
+        return simplex
+    transform = host.biject_to(constraint)
+    if base is host.constraints.unit_interval:
+        return Scale(lambda value: transform.inv(inside(value)), transform)
+    return Scale(transform.inv, transform)
+
+
 class Linearized:
     """The outputs of one observed site on natural scales.
 

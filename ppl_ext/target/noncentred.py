@@ -397,8 +397,7 @@ class Forms(NamedTuple):
 
     wrappers: Any
     transformed: Any
-    affine: Any
-    monotone: Any
+    transforms: Any
     vectors: Vectors
     as_vectors: Callable[[Any], Any] = lambda distribution: distribution
 
@@ -413,8 +412,10 @@ class Forms(NamedTuple):
         if not isinstance(distribution, self.transformed):
             return False
         *first, last = distribution.transforms
-        is_affine = [isinstance(each, self.affine) and not each.domain.event_dim for each in first]
-        return all(is_affine) and isinstance(last, self.monotone)
+        affine = self.transforms.AffineTransform
+        is_affine = [isinstance(each, affine) and not each.domain.event_dim for each in first]
+        monotone = self.transforms.ExpTransform, self.transforms.SigmoidTransform
+        return all(is_affine) and isinstance(last, monotone)
 
     def is_shifted(self, distribution: Any) -> bool:
         """Whether such a one has a shift or a factor."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple
@@ -106,75 +106,105 @@ class ObservedOutput(Generic[Array]):
         return self.distribution(of(mixing, MIXING), components)
 
 
-def unwrapped(
-    fn: Any, independent: Any, masked: Any, expanded: Any
-) -> tuple[Any, list[tuple[Any, int]], int]:
-    """Innermost distribution, masks with the declared dimensions outside them, and all of these.
-
-    Declared are the event dimensions that come from ``to_event``, not from the distribution. The
-    classes are the host's wrappers.
-    """
-    masks: list[tuple[Any, int]] = []
-    declared = 0
-    while isinstance(fn, independent | masked | expanded):
-        if isinstance(fn, independent):
-            declared += fn.reinterpreted_batch_ndims
-        elif isinstance(fn, masked):
-            masks.append((fn._mask, declared))
-        fn = fn.base_dist
-    return fn, masks, declared
-
-
 def can_expand(shape: Sequence[int], wanted: Sequence[int]) -> bool:
     """Whether an array of a shape can be repeated to another one."""
     pairs = zip(reversed(shape), reversed(wanted), strict=False)
     return len(shape) <= len(wanted) and all(size in (1, other) for size, other in pairs)
 
 
-def prediction_terms(
-    outer: Any,
-    fn: Any,
-    value: Any,
-    classes: Any,
-    mask: Any,
-    xp: Any,
-) -> dict[str, Array]:
-    """What a distribution says of values that are yet to be seen, as arrays in a value's shape.
+class Host(NamedTuple):
+    """What of a host is needed to read its distributions.
 
     Parameters
     ----------
-    outer, fn
-        The distribution, and it without its wrappers.
-    value : array
-    classes : array or None
-        Class probabilities, with a last axis for the classes, of distributions over classes.
-    mask : array or None
-        Which elements of the parameters' batch count.
+    independent, masked, expanded : type
+        The wrappers of distributions.
+    of_two, of_several : type or tuple of type
+        Distributions over two classes and over several, with ``probs``.
+    as_array : callable
+        Makes an array of numbers.
     xp : module
         ``torch`` or ``jax.numpy``.
-
-    Returns
-    -------
-    dict of str to array
-        For distributions over classes ``probabilities``, with a last axis for the classes. For
-        others ``mean`` and ``variance``, where the distribution has them, and for continuous ones
-        ``cdf``, the distribution function at the value, likewise. ``mask`` says which elements
-        count, where some do not.
     """
-    found: dict[str, Array] = {}
-    broadcast, shape = xp.broadcast_to, tuple(xp.broadcast_shapes(value.shape, outer.shape()))
-    if classes is not None:
-        found["probabilities"] = broadcast(classes, shape + tuple(classes.shape[-1:]))
-    else:
-        # A host's base class raises this where a distribution does not have what is asked for.
-        for name in ("mean", "variance"):
-            with suppress(NotImplementedError):
-                found[name] = broadcast(getattr(outer, name), shape)
-        if not fn.event_shape and not fn.support.is_discrete:
-            with suppress(NotImplementedError):
-                found["cdf"] = broadcast(fn.cdf(value), shape)
-    if mask is not None:
-        # The mask is of elements, and the terms have the axes of an event as well.
-        own = (1,) * len(fn.event_shape)
-        found["mask"] = broadcast(mask.reshape(tuple(mask.shape) + own), shape)
-    return found
+
+    independent: Any
+    masked: Any
+    expanded: Any
+    of_two: Any
+    of_several: Any
+    as_array: Callable[[Any], Any]
+    xp: Any
+
+    def unwrapped(self, fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
+        """Innermost distribution, masks with the declared dimensions outside them, and these.
+
+        Declared are the event dimensions that come from ``to_event``, not from the distribution.
+        """
+        masks: list[tuple[Any, int]] = []
+        declared = 0
+        while isinstance(fn, (self.independent, self.masked, self.expanded)):
+            if isinstance(fn, self.independent):
+                declared += fn.reinterpreted_batch_ndims
+            elif isinstance(fn, self.masked):
+                masks.append((fn._mask, declared))
+            fn = fn.base_dist
+        return fn, masks, declared
+
+    def joint_mask(
+        self, masks: Sequence[tuple[Any, int]], declared: int, batch: tuple[int, ...]
+    ) -> Any:
+        """The conjunction of masks, in the shape of the parameters' batch; None when all count."""
+        joint: Any = None
+        for part, within in masks:
+            if part is None or part is True:
+                continue
+            mask = self.as_array(part)
+            mask = mask.reshape(tuple(mask.shape) + (1,) * (declared - within))
+            mask = self.xp.broadcast_to(mask, batch)
+            joint = mask if joint is None else joint & mask
+        return joint
+
+    def prediction(
+        self, outer: Any, value: Any, around: Sequence[tuple[Any, int]] = ()
+    ) -> dict[str, Any]:
+        """What a distribution says of values that are yet to be seen, in the shape of a value.
+
+        Parameters
+        ----------
+        outer : distribution
+        value : array
+        around
+            Masks of handlers around its site, as those of :meth:`unwrapped`.
+
+        Returns
+        -------
+        dict of str to array
+            For distributions over classes ``probabilities``, with a last axis for the classes. For
+            others ``mean`` and ``variance``, where the distribution has them, and for continuous
+            ones ``cdf``, the distribution function at the value, likewise. ``mask`` says which
+            elements count, where some do not.
+        """
+        found: dict[str, Any] = {}
+        fn, masks, declared = self.unwrapped(outer)
+        shape = tuple(self.xp.broadcast_shapes(value.shape, outer.shape()))
+        broadcast = self.xp.broadcast_to
+        if isinstance(fn, self.of_two):
+            classes = self.xp.stack([1.0 - fn.probs, fn.probs], -1)
+            found["probabilities"] = broadcast(classes, (*shape, 2))
+        elif isinstance(fn, self.of_several):
+            found["probabilities"] = broadcast(fn.probs, shape + tuple(fn.probs.shape[-1:]))
+        else:
+            # A host's base class raises this where a distribution does not have what is asked for.
+            for name in ("mean", "variance"):
+                with suppress(NotImplementedError):
+                    found[name] = broadcast(getattr(outer, name), shape)
+            if not fn.event_shape and not fn.support.is_discrete:
+                with suppress(NotImplementedError):
+                    found["cdf"] = broadcast(fn.cdf(value), shape)
+        batch = tuple(outer.batch_shape) + tuple(outer.event_shape[:declared])
+        mask = self.joint_mask([*around, *masks], declared, batch)
+        if mask is not None:
+            # The mask is of elements, and the terms have the axes of an event as well.
+            own = (1,) * len(fn.event_shape)
+            found["mask"] = broadcast(mask.reshape(tuple(mask.shape) + own), shape)
+        return found

@@ -16,7 +16,7 @@ from pyro_ext.density.handlers import SiteHandler, plate_shape_error, running
 from pyro_ext.density.layout import Indices, Layout, with_own_containers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BoundModel(BoundModelShell[Tensor]):
     """A model and its structure, and of which type and where positions are.
 

@@ -83,10 +83,11 @@ def check_model(
     ArgumentError
         Rows passed as arguments do not fit the model's plates.
     """
+    run = partial(run_once, model, args, kwargs, dtype=dtype)
     with Derived((args, kwargs)) as derived:
         # Near zero in unconstrained space, and validated: values farther out may be invalid without
         # a fault of the model.
-        first = run_once(model, args, kwargs, {}, 0, 0.1, parameters, dtype=dtype)
+        first = run({}, 0, 0.1, parameters)
     handler, control = first.handler, first.control
     enumerated = tuple(name for name, site in handler.sites.items() if is_enumerated(site))
     if not sum(math.prod(shape) for shape in handler.shapes.values()):
@@ -112,9 +113,7 @@ def check_model(
         name: family_of(handler.sites[name]["fn"], partial(_stated, derived))
         for name in handler.shapes
     }
-    batch_arguments = bool(control.plates) and _rows_are_arguments(
-        model, args, kwargs, first, dtype
-    )
+    batch_arguments = bool(control.plates) and _rows_are_arguments(run, first)
     local_sites = tuple(
         name
         for name, site in handler.sites.items()
@@ -137,7 +136,7 @@ def check_model(
     # Branches on a latent show as other sites or shapes at other values. Values out here may
     # well be invalid, which is no fault of the model.
     for seed in (1, 2, 3):
-        again = run_once(model, args, kwargs, {}, seed, 2.0, first.parameters, False, dtype)
+        again = run({}, seed, 2.0, first.parameters, False)
         if again.handler.shapes != handler.shapes:
             raise ModelCheckError(
                 "The model's structure changes between runs: latent sites "
@@ -254,13 +253,7 @@ def _unknown(end: Any) -> Any:
     raise LookupError
 
 
-def _rows_are_arguments(
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    first: Run,
-    dtype: torch.dtype | None,
-) -> bool:
+def _rows_are_arguments(run: Callable[..., Run], first: Run) -> bool:
     """Whether the plates' rows come with the arguments instead of being indexed by the model.
 
     Each plate is given another number of rows: a model that indexes its data follows, one that
@@ -274,7 +267,7 @@ def _rows_are_arguments(
         for name, (size, declared) in plates.items()
     }
     try:
-        probe = run_once(model, args, kwargs, indices, 0, 0.1, first.parameters, dtype=dtype)
+        probe = run(indices, 0, 0.1, first.parameters)
     except IndexError as error:
         raise _too_few_rows(plates) from error
     except (ValueError, RuntimeError):
@@ -289,7 +282,7 @@ def _rows_are_arguments(
     # The last rows: data that are shorter than the plate fail there, and not at its first rows.
     last = {name: torch.arange(size - declared, size) for name, (size, declared) in plates.items()}
     try:
-        run_once(model, args, kwargs, last, 0, 0.1, first.parameters, False, dtype)
+        run(last, 0, 0.1, first.parameters, False)
     except IndexError as error:
         raise _too_few_rows(plates) from error
     return False

@@ -31,6 +31,7 @@ from torch import Tensor
 from ppl_ext.target.discrete import (
     RowTerms,
     check_places,
+    groups_of,
     joined_name,
     new_site_error,
     shared_rows_error,
@@ -397,10 +398,5 @@ def _shared_plates(factors: list[Factor]) -> dict[str, int]:
 
 def _components(factors: list[Factor]) -> list[list[Factor]]:
     """Factors that have discrete sites in common, in the order of the trace."""
-    found: list[tuple[set[str], list[int]]] = []
-    for place, factor in enumerate(factors):
-        joined = [each for each in found if each[0] & factor.numbers]
-        found = [each for each in found if not each[0] & factor.numbers]
-        numbers = factor.numbers.union(*(each[0] for each in joined))
-        found.append((numbers, sorted([place, *(p for each in joined for p in each[1])])))
-    return [[factors[place] for place in places] for _, places in found]
+    groups = groups_of(factor.numbers for factor in factors)
+    return [[factors[place] for place in places] for places in groups]

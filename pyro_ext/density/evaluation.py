@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.errors import ArgumentError
+from ppl_ext.target.bound_model import check_own_rows
 from ppl_ext.target.scores import Score, ScoreParts, tempered
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.handlers import LARGE_SITE, SiteHandler, evaluating
@@ -51,7 +51,6 @@ class Evaluation:
         self._parts = self.lift(self._score_parts, self._value)
         self.functions: dict[str, Callable[..., Any]] = {
             "value": self.values,
-            "log_density": self.log_densities,
             "score": self.scores,
             "parts": self.parts,
         }
@@ -102,11 +101,16 @@ class Evaluation:
         return self._value(z, arguments)
 
     def _run(self, z: Tensor, arguments: Any) -> tuple[Tensor, Tensor]:
-        handler = SiteHandler(self.bound.layout.split(z), arguments[2])
+        return self._parts_and_normals(z, arguments, leave_normals=False)[0]
+
+    def _parts_and_normals(
+        self, z: Tensor, arguments: Any, *, leave_normals: bool
+    ) -> tuple[tuple[Tensor, Tensor], dict[str, tuple[Tensor, Tensor]]]:
+        handler = SiteHandler(self.bound.layout.split(z), arguments[2], leave_normals)
         self.bound.run(handler, arguments)
         zero = z.new_zeros(())
         # A sum without any terms is still a number of Python, and a graph returns tensors.
-        return handler.log_prior + zero, handler.log_likelihood + zero
+        return (handler.log_prior + zero, handler.log_likelihood + zero), handler.normals
 
     def _score(
         self, z: Tensor, arguments: Any
@@ -115,14 +119,9 @@ class Evaluation:
 
         def log_density(z: Tensor) -> tuple[Tensor, Any]:
             if not self._large:
-                parts, normals = self.value(z, arguments), {}
+                parts, normals = self.value(z, arguments), dict[str, tuple[Tensor, Tensor]]()
             else:
-                split = self.bound.layout.split(z)
-                handler = SiteHandler(split, arguments[2], leave_normals=True)
-                self.bound.run(handler, arguments)
-                zero = z.new_zeros(())
-                parts = handler.log_prior + zero, handler.log_likelihood + zero
-                normals = handler.normals
+                parts, normals = self._parts_and_normals(z, arguments, leave_normals=True)
             return tempered(*parts, self.temperature), (*parts, normals)
 
         gradient, parts = torch.func.grad(log_density, has_aux=True)(z)
@@ -148,13 +147,6 @@ class Evaluation:
         (likelihood,) = pullback((zero, one))
         return prior, likelihood, log_prior, log_likelihood
 
-    def log_densities(
-        self, z: Float[Tensor, "P D"], arguments: Any, in_dims: Any = None
-    ) -> Float[Tensor, " P"]:
-        """Log prior + log likelihood / temperature, at particles."""
-        log_prior, log_likelihood = self.values(z, arguments, in_dims)
-        return tempered(log_prior, log_likelihood, self.temperature)
-
     def parts(
         self, z: Float[Tensor, "P D"], arguments: Any, in_dims: Any = None
     ) -> ScoreParts[Tensor]:
@@ -170,14 +162,9 @@ class Evaluation:
             Some plates have rows for each particle and some for all, or not as many as particles.
         """
         z, indices = self.bound.check_positions(z), self.bound.check_indices(indices)
-        shapes = {name: tuple(rows.shape) for name, rows in indices.items()}
         in_dims: Any = None
-        if not all(len(shape) == 1 for shape in shapes.values()):
-            if not all(len(shape) == 2 and shape[0] == len(z) for shape in shapes.values()):
-                raise ArgumentError(
-                    "Expected indices of shape (rows,) for every plate, or of shape (P, rows) for "
-                    f"every plate at P = {len(z)} positions, found {shapes}."
-                )
+        if not all(rows.dim() == 1 for rows in indices.values()):
+            check_own_rows(indices, len(z))
             in_dims = OWN_ROWS
         return self.functions[what](z, as_arguments(data.args, data.kwargs, indices), in_dims)
 

@@ -108,6 +108,16 @@ def _matrix_power(A: Tensor, n: int) -> Tensor:
     return _where_it_can(_singular, _linalg.matrix_power)(A, n)
 
 
+#: Functions that raise, by what they raise on and by where they are found.
+_RAISING: dict[Callable[[Tensor], Tensor], dict[Any, str]] = {
+    _singular: {_linalg: "solve slogdet", torch: "slogdet logdet", Tensor: "slogdet logdet"},
+    _without_entries_on_the_diagonal: {torch: "cholesky_inverse", Tensor: "cholesky_inverse"},
+    _not_finite: {
+        _linalg: "det eigh eigvalsh eig eigvals svd svdvals pinv cond lstsq matrix_rank",
+        torch: "det svd pinverse",
+        Tensor: "det svd pinverse",
+    },
+}
 _WITH_NAN: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys((_linalg.cholesky, torch.cholesky, Tensor.cholesky), _cholesky),
     **dict.fromkeys((_linalg.inv, torch.inverse, Tensor.inverse), _told(_linalg.inv_ex)),
@@ -117,41 +127,10 @@ _WITH_NAN: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys((torch.norm, Tensor.norm), _norm),
     _linalg.norm: _either_norm,
     **{
-        function: _where_it_can(_singular, function)
-        for function in (
-            _linalg.solve,
-            _linalg.slogdet,
-            torch.slogdet,
-            Tensor.slogdet,
-            torch.logdet,
-            Tensor.logdet,
-        )
-    },
-    **{
-        function: _where_it_can(_without_entries_on_the_diagonal, function)
-        for function in (torch.cholesky_inverse, Tensor.cholesky_inverse)
-    },
-    **{
-        function: _where_it_can(_not_finite, function)
-        for function in (
-            _linalg.det,
-            torch.det,
-            Tensor.det,
-            _linalg.eigh,
-            _linalg.eigvalsh,
-            _linalg.eig,
-            _linalg.eigvals,
-            _linalg.svd,
-            _linalg.svdvals,
-            _linalg.pinv,
-            _linalg.cond,
-            _linalg.lstsq,
-            _linalg.matrix_rank,
-            torch.svd,
-            Tensor.svd,
-            torch.pinverse,
-            Tensor.pinverse,
-        )
+        function: _where_it_can(cannot, function)
+        for cannot, places in _RAISING.items()
+        for place, names in places.items()
+        for function in (getattr(place, name) for name in names.split())
     },
 }
 

@@ -16,24 +16,17 @@ from pyro.distributions import Delta
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppl_ext.arguments import named_arrays, nonfinite_arguments
 from ppl_ext.errors import ModelCheckError
 from ppl_ext.networks.random_module import note
+from ppl_ext.target.bound_model import Found
 from ppl_ext.target.discrete import check_plated, infinite_support_error, joint_values_error
 from ppl_ext.target.families import innermost
-from ppl_ext.target.scores import (
-    check_each_once,
-    check_masks,
-    check_observations,
-    check_weights,
-)
+from ppl_ext.target.scores import check_each_once, check_masks, check_observations, check_weights
 from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.failed_factors import FailedFactors
 from pyro_ext.density.handlers import (
@@ -47,25 +40,18 @@ from pyro_ext.density.handlers import (
     running,
     without_host_checks,
 )
-from pyro_ext.density.layout import DataPlate, Layout, with_own_containers
+from pyro_ext.density.layout import with_own_containers
 
 
-@dataclass(frozen=True)
-class Structure:
+@dataclass(frozen=True, kw_only=True)
+class Structure(Found):
     """What the model check found; see :class:`~pyro_ext.density.log_density.LogDensity`."""
 
-    layout: Layout
-    plates: dict[str, DataPlate]
-    batch_plates: dict[str, DataPlate]
-    local_sites: tuple[str, ...]
-    observed_sites: tuple[str, ...]
     has_likelihood: bool
     sees_data: bool
     parameters: Any
     parameter_names: tuple[str, ...]
     device: torch.device
-    enumerated: tuple[str, ...] = ()
-    nesting: int = 0
 
 
 class Derived(TorchDispatchMode):

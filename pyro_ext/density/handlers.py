@@ -322,11 +322,6 @@ def _is_identity(transform: Transform) -> bool:
     return isinstance(transform, ComposeTransform) and not transform.parts
 
 
-def unconstrained_shape(site: Mapping[str, Any], transform: Transform) -> torch.Size:
-    """Unconstrained shape of a latent site with its rows as they are in this run."""
-    return torch.Size(transform.inverse_shape(site["fn"].shape()))
-
-
 def is_factor(site: Mapping[str, Any]) -> bool:
     """Whether the site is a ``pyro.factor`` statement."""
     return is_made_of(site["fn"], Unit)
@@ -470,6 +465,10 @@ class SiteHandler(Messenger):
             msg["fn"] = without_validation(msg["fn"])
         if msg["is_observed"] or msg["value"] is not None or is_enumerated(msg):
             return
+        self._give_value(msg)
+
+    def _give_value(self, msg: Any) -> None:
+        """Give a latent site that has no value yet its own."""
         transform = transform_to_support(msg)
         unconstrained = self.unconstrained_value(msg, transform)
         if _is_identity(transform):
@@ -577,12 +576,7 @@ class UnconstrainHandler(SiteHandler):
         self.constrained = constrained
         self.positions: dict[str, Tensor] = {}
 
-    def _pyro_sample(self, msg: Any) -> None:
-        if site_is_subsample(msg):
-            return
-        msg["fn"] = without_validation(msg["fn"])
-        if msg["is_observed"] or msg["value"] is not None or is_enumerated(msg):
-            return
+    def _give_value(self, msg: Any) -> None:
         value = self.constrained[msg["name"]]
         self.positions[msg["name"]] = transform_to_support(msg).inv(value)
         msg["value"] = value
@@ -598,12 +592,9 @@ class InitializationHandler(SiteHandler):
         super().__init__({}, indices)
         self.strategy = strategy
         self.positions: dict[str, Tensor] = {}
+        self.validate = True
 
-    def _pyro_sample(self, msg: Any) -> None:
-        if site_is_subsample(msg) or msg["is_observed"] or msg["value"] is not None:
-            return
-        if is_enumerated(msg):
-            return
+    def _give_value(self, msg: Any) -> None:
         with helpful_support_errors(msg):
             value = self.strategy(msg)
         transform = transform_to_support(msg)
@@ -684,7 +675,7 @@ class DiscoveryHandler(SiteHandler):
     def unconstrained_value(self, msg: Any, transform: Transform) -> Tensor:
         name = msg["name"]
         try:
-            shape = unconstrained_shape(msg, transform)
+            shape = torch.Size(transform.inverse_shape(msg["fn"].shape()))
         except NotImplementedError:
             shape = transform.inv(msg["fn"].sample()).shape
         full = list(shape)

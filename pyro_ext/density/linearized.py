@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
-from torch.distributions import biject_to, constraints
+from torch import Tensor, distributions
 from torch.utils import _pytree as pytree
 
-from ppl_ext.target.linearized import Outputs, Scale, identity, moved_by
+from ppl_ext.target.linearized import Outputs, Scale, moved_by, scale_of
 from pyro_ext.density.layout import Data, Indices
 from pyro_ext.density.log_density import LogDensity
 
@@ -19,27 +19,13 @@ from pyro_ext.density.log_density import LogDensity
 MOVES = 16
 
 
-def scale_of(constraint: Any) -> Scale | None:
-    """The scale without bounds of parameters under a constraint; None for counts.
-
-    Raises
-    ------
-    NotImplementedError
-        There is none.
-    """
-    base = getattr(constraint, "base_constraint", constraint)
-    if base.is_discrete:
-        return None
-    if base is constraints.real:
-        return Scale(identity, identity)
-    if base is constraints.simplex:
-        return Scale(_log, lambda value: value.softmax(-1))
-    transform = biject_to(constraint)
-    return Scale(transform.inv, transform)
-
-
 def _log(probabilities: Tensor) -> Tensor:
     return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
+
+
+_scale_of = partial(
+    scale_of, host=distributions, simplex=Scale(_log, partial(torch.softmax, dim=-1))
+)
 
 
 def linearized(
@@ -55,7 +41,7 @@ def linearized(
     derivatives, some of them at once.
     """
 
-    outputs = Outputs(target, data, indices, scale_of)
+    outputs = Outputs(target, data, indices, _scale_of)
 
     def slope(move: Tensor) -> dict[str, dict[str, Tensor]]:
         return torch.func.jvp(outputs.natural, (around,), (move,))[1]

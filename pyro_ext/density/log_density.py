@@ -154,7 +154,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
                 dtype=dtype,
             )
         self.bound = bound = BoundModel(
-            model,
+            model=model,
             held=structure.parameters,
             dtype=torch.get_default_dtype() if dtype is None else dtype,
             device=structure.device,
@@ -166,7 +166,9 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         self._check_options(structure.has_likelihood)
         self.sees_data = structure.sees_data
         if self._splits_batches:
-            self._check_part(data)
+            # A part of a batch has to be scaled up to all rows.
+            if not partial_plates(bound, self._own_part(data)[1]):
+                raise unscaled_error("a batch whose rows are split over processes")
         elif sharding is not None and sharding.row_parts > 1 and not self.plates:
             raise ArgumentError(
                 f"Expected a model whose rows can be split over '{sharding.rows}', found no plate "
@@ -307,10 +309,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
             The model computes it where torch records nothing.
         """
         # What is switched off around the call is no fault of the model.
-        with (
-            torch.inference_mode(False),
-            torch.enable_grad(),
-        ):
+        with torch.inference_mode(False), torch.enable_grad():
             z = self.placed(self._near_zero())
             try:
                 parts = self.evaluate(z.requires_grad_(), data, self.bound.first_rows())
@@ -346,11 +345,11 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         return as_arguments(data.args, data.kwargs, self.bound.check_indices(indices))
 
     def _batch(self, what: str, z: Tensor, data: Data, indices: Any) -> Any:
-        if self.sharding is None:
-            return self._evaluation.batch(what, z, data, indices)
         if what == "log_density":
             log_prior, log_likelihood = self._batch("value", z, data, indices)
             return tempered(log_prior, log_likelihood, self.likelihood_temperature)
+        if self.sharding is None:
+            return self._evaluation.batch(what, z, data, indices)
         if self._splits_batches:
             share, part = self._own_part(data)
             return self._sharded(what, z, [(share, part, {})], True)
@@ -401,7 +400,6 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         split: bool,
     ) -> list[Tensor]:
         """What is wanted at all positions, from those and the rows of each process."""
-        assert self.sharding is not None
         own = self.sharding.own(self.bound.check_positions(z))
         found = sum_over_rows(
             chunks, lambda data, rows: self._evaluation.batch(what, own, data, rows)
@@ -418,21 +416,9 @@ class LogDensity(LogDensityShell[Tensor, Data]):
 
     def _own_part(self, data: Data) -> tuple[float, Data]:
         """This process's rows of a batch, with their share."""
-        assert self.sharding is not None
         named = {name: data.kwargs[name] for name in self.loaded or () if name in data.kwargs}
         share, own = self.sharding.own_batch(Batch(data.args, named))
         return share, Data(own.args, {**data.kwargs, **own.kwargs})
-
-    def _check_part(self, data: Data) -> None:
-        """See that a part of a batch is scaled up to all rows.
-
-        Raises
-        ------
-        ArgumentError
-            It is not.
-        """
-        if not partial_plates(self.bound, self._own_part(data)[1]):
-            raise unscaled_error("a batch whose rows are split over processes")
 
     def with_sharding(self, sharding: Sharding | None) -> LogDensity:
         """The same target with its positions and rows split so."""
@@ -442,7 +428,6 @@ class LogDensity(LogDensityShell[Tensor, Data]):
 
     def of_own_positions(self, number: int) -> LogDensity:
         """The same target for the positions of one process, of so many in all."""
-        assert self.sharding is not None
         other = copy.copy(self)
         other.sharding, other.share = self.sharding.of_rows_alone(), (self.sharding, number)
         return other
@@ -520,12 +505,7 @@ class LogDensity(LogDensityShell[Tensor, Data]):
     def likelihood_factors(
         self, z: Float[Tensor, " D"], data: Data, indices: Indices | None = None
     ) -> tuple[str, ...]:
-        check_curvature(self.bound.enumerated)
-        arguments = self._arguments(data, indices)
-        handler = OutputHandler(self.layout.split(z), arguments[2])
-        with without_host_checks():
-            self.run(handler, arguments)
-        return tuple(handler.factors)
+        return tuple(self._met(z, data, indices).factors)
 
     def outputs(
         self,
@@ -539,10 +519,16 @@ class LogDensity(LogDensityShell[Tensor, Data]):
         some of them. Under ``torch.func`` transforms return the tensors that are needed, not the
         outputs.
         """
+        return self._met(z, data, indices).outputs
+
+    def _met(
+        self, z: Tensor | Mapping[str, Tensor], data: Data, indices: Indices | None
+    ) -> OutputHandler:
+        """What is observed in a run of the model at one position, or at values by site."""
         check_curvature(self.bound.enumerated)
         arguments = self._arguments(data, indices)
         sites = z if isinstance(z, Mapping) else self.layout.split(z)
         handler = OutputHandler(sites, arguments[2])
         with without_host_checks():
             self.run(handler, arguments)
-        return handler.outputs
+        return handler

@@ -12,27 +12,21 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from pyro.distributions import (
-    MaskedDistribution,
-    MixtureSameFamily,
-    ZeroInflatedDistribution,
-)
+from pyro.distributions import MaskedDistribution, MixtureSameFamily, ZeroInflatedDistribution
 from pyro.distributions.torch_distribution import ExpandedDistribution
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.distributions import Distribution, Independent
+from torch.distributions import Bernoulli, Categorical, Distribution, Independent
 
-from ppl_ext.target.outputs import (
-    BASE,
-    COMPONENT,
-    MIXING,
-    ObservedOutput,
-    Parts,
-    can_expand,
-    unwrapped,
-)
+from ppl_ext.target.outputs import BASE, COMPONENT, MIXING, Host, ObservedOutput, Parts, can_expand
 from pyro_ext.density.handlers import SiteHandler, is_deterministic, is_factor, plate_frames
 
+HOST = Host(
+    *(Independent, MaskedDistribution, ExpandedDistribution),
+    *(Bernoulli, Categorical),
+    torch.as_tensor,
+    torch,
+)
 #: Parameters of distributions that another one is kept as, and their event dimensions.
 _VECTORS = {"concentration": 1}
 
@@ -60,25 +54,6 @@ class Output(ObservedOutput[Tensor]):
         return torch.where(self.mask, weight, torch.zeros_like(weight))
 
 
-def unwrap(fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
-    """See :func:`ppl_ext.target.outputs.unwrapped`."""
-    return unwrapped(fn, Independent, MaskedDistribution, ExpandedDistribution)
-
-
-def joint_mask(
-    masks: list[tuple[Any, int]], declared: int, batch: tuple[int, ...]
-) -> Tensor | None:
-    """The conjunction of masks, in the shape of the parameters' batch; None when all count."""
-    joint: Tensor | None = None
-    for part, within in masks:
-        if part is None or part is True:
-            continue
-        mask = torch.as_tensor(part)
-        mask = mask.reshape(mask.shape + (1,) * (declared - within)).expand(batch)
-        joint = mask if joint is None else joint & mask
-    return joint
-
-
 def _broadcast(fn: Any, batch: tuple[int, ...]) -> dict[str, Tensor]:
     """The parameters of a distribution, each broadcast to batch + its event shape."""
     found = {}
@@ -95,7 +70,7 @@ def _broadcast(fn: Any, batch: tuple[int, ...]) -> dict[str, Tensor]:
 def _mixture(fn: Any, batch: tuple[int, ...]) -> tuple[Parts | None, dict[str, Tensor]]:
     """What a mixture is made of, and the parameters of its parts, broadcast to batch + own."""
     outer = fn.component_distribution
-    component, masks, inside = unwrap(outer)
+    component, masks, inside = HOST.unwrapped(outer)
     # Masked components are none of a family; without parameters they are refused by name.
     if masks:
         return None, {}
@@ -153,7 +128,7 @@ class OutputHandler(SiteHandler):
         ):
             return
         outer = msg["fn"]
-        fn, masks, declared = unwrap(outer)
+        fn, masks, declared = HOST.unwrapped(outer)
         batch = tuple(outer.batch_shape) + tuple(outer.event_shape[:declared])
         parameters = _broadcast(fn, batch)
         base = None
@@ -171,7 +146,7 @@ class OutputHandler(SiteHandler):
             parameters=parameters,
             value=msg["value"],
             scale=msg["scale"],
-            mask=joint_mask([(msg["mask"], 0), *masks], declared, batch),
+            mask=HOST.joint_mask([(msg["mask"], 0), *masks], declared, batch),
             event_dim=outer.event_dim,
             declared=declared,
             batch=batch,

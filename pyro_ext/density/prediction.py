@@ -16,17 +16,11 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical
 
 from ppl_ext.target.discrete import STANDS_IN, Missing, Run
-from ppl_ext.target.outputs import prediction_terms
 from pyro_ext.density.enumeration import is_enumerated
-from pyro_ext.density.handlers import (
-    global_generator,
-    isolated_parameters,
-    without_host_checks,
-)
-from pyro_ext.density.outputs import joint_mask, unwrap
+from pyro_ext.density.handlers import global_generator, isolated_parameters, without_host_checks
+from pyro_ext.density.outputs import HOST
 from pyro_ext.density.sampling import sampled
 
 
@@ -81,12 +75,7 @@ def run_at(
         tensors = {name: torch.as_tensor(value) for name, value in values.items()}
         observing = ObserveMissing(values, seed).over(model)
         # The model's parameters stay out of the host's store, as in all other runs.
-        with (
-            isolated_parameters(),
-            global_generator(0),
-            torch.no_grad(),
-            without_host_checks(),
-        ):
+        with isolated_parameters(), global_generator(0), torch.no_grad(), without_host_checks():
             trace = poutine.trace(poutine.condition(observing, data=tensors))
             found = trace.get_trace(*args, **kwargs).nodes.items()
             sites = {
@@ -103,13 +92,4 @@ def prediction_of(site: Mapping[str, Any]) -> dict[str, Tensor]:
     """What the observed site's distribution says.
 
     See :func:`ppl_ext.target.outputs.prediction_terms`."""
-    outer, value = site["fn"], site["value"]
-    fn, masks, declared = unwrap(outer)
-    classes = None
-    if isinstance(fn, Bernoulli):
-        classes = torch.stack([1.0 - fn.probs, fn.probs], -1)
-    elif isinstance(fn, Categorical):
-        classes = fn.probs
-    batch = tuple(outer.batch_shape) + tuple(outer.event_shape[:declared])
-    mask = joint_mask([(site["mask"], 0), *masks], declared, batch)
-    return prediction_terms(outer, fn, value, classes, mask, torch)
+    return HOST.prediction(site["fn"], site["value"], [(site["mask"], 0)])

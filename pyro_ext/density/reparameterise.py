@@ -12,8 +12,7 @@ from pyro.distributions import Delta, MultivariateNormal
 from pyro.infer.reparam import LocScaleReparam, TransformReparam
 from pyro.infer.reparam.reparam import Reparam
 from torch import Tensor
-from torch.distributions import Independent, TransformedDistribution, constraints
-from torch.distributions.transforms import AffineTransform, ExpTransform, SigmoidTransform
+from torch.distributions import Independent, TransformedDistribution, constraints, transforms
 
 from ppl_ext.target.noncentred import (
     Forms,
@@ -34,13 +33,7 @@ _VECTORS = Vectors(
     lambda matrix: torch.linalg.cholesky_ex(matrix).L,
     lambda matrix, other: torch.linalg.solve_ex(matrix, other).result,
 )
-_FORMS = Forms(
-    (Independent,),
-    TransformedDistribution,
-    AffineTransform,
-    (ExpTransform, SigmoidTransform),
-    _VECTORS,
-)
+_FORMS = Forms((Independent,), TransformedDistribution, transforms, _VECTORS)
 
 
 class StandardisedReparam(Standardised, Reparam):

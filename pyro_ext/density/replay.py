@@ -11,6 +11,7 @@ import itertools
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -35,7 +36,6 @@ from ppl_ext.diagnostics.replay import (
     Replay,
     SiteDescription,
     SiteShapes,
-    as_computed,
     cannot_be_drawn,
     check_draw_shape,
     check_draw_shapes,
@@ -43,13 +43,14 @@ from ppl_ext.diagnostics.replay import (
     check_room,
     computed_entries,
     describe_sites,
-    event_names,
+    distribution_of,
     is_outside,
     names_of_computed,
     nearby,
     one_draw,
     plates_of_axes,
-    without_kept,
+    sum_out,
+    value_shape,
 )
 from ppl_ext.errors import ArgumentError, EvaluationWarning
 from ppl_ext.options import check_choice
@@ -180,21 +181,9 @@ def _adds_density(site: Mapping[str, Any]) -> bool:
     return isinstance(delta, Delta) and bool((delta.log_density != 0.0).any())
 
 
-def _value_shape(site: Mapping[str, Any]) -> tuple[int, ...]:
-    """Shape of the value; of an observed site together with its distribution."""
-    shape = tuple(site["value"].shape)
-    if _kind(site) == "observed":
-        return tuple(torch.broadcast_shapes(shape, site["fn"].shape()))
-    return shape
-
-
 def _new_observation(site: Mapping[str, Any]) -> Tensor:
     """A draw from the distribution of an observed site, in the shape of the observations."""
-    fn = site["fn"]
-    shape = torch.broadcast_shapes(site["value"].shape, fn.shape())
-    batch_shape = shape[: len(shape) - fn.event_dim]
-    if fn.batch_shape != batch_shape:
-        fn = fn.expand(batch_shape)
+    fn = distribution_of(site)
     try:
         return sampled(fn)
     except NotImplementedError as error:
@@ -252,23 +241,19 @@ def _look(
     found = _shapes(sites)
     if target.bound.enumerated:
         handler = _run_enumerated(target, data, values, indices)
-        for name, terms in log_likelihood_of_rows(handler.factors).items():
-            shapes = found.setdefault(name, SiteShapes("marginal", (), []))
-            shapes.sum_out(tuple(terms.values.shape), terms.axes)
+        sum_out(found, log_likelihood_of_rows(handler.factors))
     return sites, found
 
 
 def _shapes(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, SiteShapes]:
     found = {}
     for name, site in sites.items():
-        kind, shape, frames = _kind(site), _value_shape(site), plate_frames(site)
+        kind, frames = _kind(site), plate_frames(site)
+        shape = value_shape(site, is_observed=kind == "observed")
         event_dim = None if kind == "deterministic" else site["fn"].event_dim
         found[name] = SiteShapes(kind, shape, plates_of_axes(shape, event_dim, frames))
         if kind in ("observed", "latent") or _adds_density(site):
-            batch = tuple(_log_prob(site).shape)
-            found[name].batch_shape = batch
-            found[name].batch_plates = plates_of_axes(batch, 0, frames)
-            found[name].event_dims = event_names(site["infer"])
+            found[name].add_density(tuple(_log_prob(site).shape), frames, site["infer"])
     return found
 
 
@@ -296,11 +281,9 @@ def _describe(
         # One row more: the axes that grow by it are those of the plate.
         rows = torch.arange(plate.subsample_size + 1, device=target.device)
         probes[name] = _look(target, data, values, {**first, name: rows})[1]
-    full = {name: plate.size for name, plate in owned.items()}
     computed = _computed_of(target, data, values, sites)
-    described = describe_sites(shapes, probes, full)
     recording = [name for name, site in sites.items() if _adds_density(site)]
-    return as_computed(described, computed, computed.keys() - set(missing)), sizes, recording
+    return describe_sites(shapes, probes, owned, computed, missing), sizes, recording
 
 
 def _computed_of(
@@ -423,18 +406,15 @@ def replay(
         if sharding is not None:
             places = sharding.own_draws(num_draws)
             values = {name: value[places] for name, value in values.items()}
-        recorder = Recorder(described, groups, len(places), target.plates, with_density)
+        of_sites = target.plates, missing, finite, with_density
+        recorder = Recorder(described, groups, len(places), *of_sites)
         if groups:
             if all_rows:
                 target.require_all_rows(data, PASS_ALL_ROWS)
             most = discrete == "most probable"
-            unseen = frozenset(missing)
             seeds = [[seed % 2**64, place] for place in places]
             chunks = data_chunk, draw_chunk
-            unsure = frozenset(finite)
-            _record(
-                recorder, target, data, values, *chunks, most, unseen, unsure, seeds, around, of_all
-            )
+            _record(recorder, target, data, values, *chunks, most, seeds, around, of_all)
     found = recorder.replayed(sizes)
     if sharding is None:
         return found
@@ -474,8 +454,6 @@ class _Rows:
     data: Data
     indices: Indices
     most: bool
-    missing: frozenset[str]
-    finite: frozenset[str]
 
     def __call__(
         self,
@@ -499,7 +477,7 @@ class _Rows:
         if names and ("discrete" in groups or deterministic):
             shapes = {name: tuple(sites[name]["value"].shape) for name in names}
             fns = {name: sites[name]["fn"] for name in names}
-            seen = [factor for factor in every.scaled if factor.site not in self.missing]
+            seen = [factor for factor in every.scaled if factor.site not in recorder.missing]
             chosen = posterior_values(seen, fns, shapes, self.most)
             # A second run: what the model computes of the discrete sites has to be of the values
             # chosen.
@@ -524,11 +502,11 @@ class _Rows:
         for name in own if "prediction" in groups else ():
             at = given[name] if "discrete" in groups else sites[name]
             said = prediction_of(at)
-            if name in self.missing:  # its value only stands in for one
+            if name in recorder.missing:  # its value only stands in for one
                 said.pop("cdf", None)
             found |= {(term, name): value for term, value in said.items()}
         if "predictive" in groups and own:
-            apart, hidden = recorder.apart, without_kept(own, self.missing, self.finite)
+            apart, hidden = recorder.apart, recorder.without_kept(own)
             new = _run(target, data, one, indices, resample=hidden) if apart else sites
             for name in own:
                 value = new[name]["value"] if apart else _new_observation(new[name])
@@ -547,8 +525,6 @@ def _record(
     data_chunk: int | None,
     draw_chunk: int | None,
     most: bool,
-    missing: frozenset[str],
-    finite: frozenset[str],
     seeds: list[list[int]],
     around: Mapping[str, Any] | None,
     of_all: Mapping[str, Tensor],
@@ -560,7 +536,7 @@ def _record(
     size = draw_chunk or recorder.draws_together()
     for chunk, (_, indices) in enumerate(target.sweep(data_chunk)):
         rows = {name: _host(places) for name, places in indices.items()}
-        at_draw = _Rows(recorder, target, data, indices, most, missing, finite)
+        at_draw = _Rows(recorder, target, data, indices, most)
         if "observed" in recorder.groups:
             first = _run(target, data, {name: value[0] for name, value in values.items()}, indices)
             for site in recorder.observed_sites:
@@ -603,7 +579,7 @@ def _record(
         one = {name: value[draw] for name, value in values.items()}
         _seed([*seeds[draw], chunk + 1])
         own = [name for group, name in recorder.to_correct if group == "predictive"]
-        hidden = without_kept(own, missing, finite)
+        hidden = recorder.without_kept(own)
         sites = _run(target, data, one, target.all_rows(), resample=hidden)
         for group, name in recorder.to_correct:
             recorder.correct(group, name, draw, _host(sites[name]["value"]))
@@ -652,11 +628,11 @@ def _put_together(
         with_values |= set() if new else {"alongside"}
         tiers = [groups, groups - with_values, groups - with_values - new]
     why = ""
-    for wanted, run in itertools.product(tiers, (_as_it_is, _with_tensors_apart)):
+    for wanted, apart in itertools.product(tiers, (False, True)):
         if not wanted:
             continue
         try:
-            at_one = partial(run, at_draw, wanted)
+            at_one = partial(_at_one, at_draw, wanted, apart)
             every = _quiet(torch.func.vmap(at_one, randomness="different"))
             if not _is_same(at_draw, every, values, wanted):
                 continue
@@ -681,18 +657,14 @@ def _put_together(
     return groups, why
 
 
-def _as_it_is(at_draw: _Rows, groups: Collection[str], one: Mapping[str, Tensor]) -> Found:
-    return at_draw(one, groups)
-
-
-def _with_tensors_apart(
-    at_draw: _Rows, groups: Collection[str], one: Mapping[str, Tensor]
+def _at_one(
+    at_draw: _Rows, groups: Collection[str], apart: bool, one: Mapping[str, Tensor]
 ) -> Found:
-    """As :func:`_as_it_is`, with a tensor for each draw where the model fills one with values.
+    """What the model computes of one draw; ``apart`` where it fills one tensor with values.
 
     ``vmap`` refuses to fill one tensor with values of many draws. An ordered logistic does so.
     """
-    with FilledApart(next(iter(one.values()))):
+    with FilledApart(next(iter(one.values()))) if apart else nullcontext():
         return at_draw(one, groups)
 
 
@@ -720,7 +692,7 @@ def _is_same(
     drawn = {"predictive", "discrete"}
     if at_draw.target.bound.enumerated:
         drawn |= {"deterministic", "alongside", *TERMS}
-    if at_draw.missing or ("predictive" in groups and at_draw.recorder.apart):
+    if at_draw.recorder.missing or ("predictive" in groups and at_draw.recorder.apart):
         drawn |= {"alongside"}
     for number, place in enumerate(places):
         own = at_draw({name: value[place] for name, value in values.items()}, groups)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ppl_ext.arguments import nonfinite_arguments
 from ppl_ext.errors import ModelCheckError
+from ppl_ext.target.scores import tempered
 from pyro_ext.density.evaluation import Evaluation
 from pyro_ext.density.handlers import (
     InitializationHandler,
@@ -40,18 +41,8 @@ class StartingPositions:
             shape = (num, bound.layout.dim)
             uniform = torch.rand(shape, generator=generator, dtype=bound.dtype)
             return ((2.0 * uniform - 1.0) * radius).to(bound.device)
-        rows = []
-        # Host strategies draw from the global generator, which is left as it was found.
-        seed = int(torch.randint(2**62, (), generator=generator))
-        with global_generator(seed), torch.no_grad(), without_host_checks():
-            for _ in range(num):
-                indices = bound.rows_for_values()
-                handler = InitializationHandler(self._strategy, indices)
-                bound.run(handler, (data.args, data.kwargs, indices))
-                rows.append(bound.layout.join(handler.positions))
-        return torch.stack(rows).to(bound.dtype)
+        return self._by_strategy(self._strategy, num, generator, data)
 
-    @torch.no_grad()
     def from_prior(self, num: int, generator: torch.Generator, data: Data) -> Float[Tensor, "P D"]:
         """Positions of draws of the prior, by a forward run of the model for each.
 
@@ -60,13 +51,20 @@ class StartingPositions:
         NotImplementedError
             A latent site has a distribution without draws, as an improper one.
         """
+        return self._by_strategy(_drawn, num, generator, data, enumerated=False)
+
+    def _by_strategy(
+        self, strategy: Any, num: int, generator: torch.Generator, data: Data, **options: bool
+    ) -> Float[Tensor, "P D"]:
+        """Positions by runs of the model, with the options of ``BoundModel.run``."""
         bound, rows = self._bound, []
+        # Host strategies draw from the global generator, which is left as it was found.
         seed = int(torch.randint(2**62, (), generator=generator))
-        with global_generator(seed), without_host_checks():
+        with global_generator(seed), torch.no_grad(), without_host_checks():
             for _ in range(num):
                 indices = bound.rows_for_values()
-                handler = InitializationHandler(_drawn, indices)
-                bound.run(handler, (data.args, data.kwargs, indices), enumerated=False)
+                handler = InitializationHandler(strategy, indices)
+                bound.run(handler, (data.args, data.kwargs, indices), **options)
                 rows.append(bound.layout.join(handler.positions))
         return torch.stack(rows).to(bound.dtype)
 
@@ -117,7 +115,9 @@ class StartingPositions:
         # is rounded, the shorter one.
         for step in (1e-2, 1e-3):
             ends = torch.cat([z + step * direction, z - step * direction])
-            above, below = self._evaluation.batch("log_density", ends, data, indices).tolist()
+            log_prior, log_likelihood = self._evaluation.batch("value", ends, data, indices)
+            temperature = self._evaluation.temperature
+            above, below = tempered(log_prior, log_likelihood, temperature).tolist()
             found = (above - below) / (2.0 * step)
             # Both densities are rounded by about eps times their size, and the step divides that.
             rounding = 100.0 * torch.finfo(z.dtype).eps * max(abs(above), abs(below), 1.0) / step

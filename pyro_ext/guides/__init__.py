@@ -13,9 +13,7 @@ from pyro_ext.guides.linear_sites import RowNoiseELBO
 from pyro_ext.guides.local_reparameterization import local_reparameterization
 from pyro_ext.guides.matrix_normal import AutoMatrixNormal, MatrixNormalDensity
 from pyro_ext.guides.mixture import AutoGaussianMixture, GaussianMixtureDensity
-from pyro_ext.guides.normal import (
-    DiagonalNormalDensity,
-)
+from pyro_ext.guides.normal import DiagonalNormalDensity
 from pyro_ext.guides.planar_flow import AutoPlanarFlow, PlanarFlowDensity
 
 __all__ = [

@@ -20,19 +20,13 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.guides import flat_density as shared
 from ppl_ext.guides.registry import (
     PER_SITE,
-    REFUSED,
     FlatDensityRegistry,
     Registered,
     check_same_sites,
 )
 from ppl_ext.process import swapping
 from pyro_ext.density.enumeration import is_enumerated
-from pyro_ext.density.handlers import (
-    LARGE_SITE,
-    global_generator,
-    isolated_parameters,
-    narrowed,
-)
+from pyro_ext.density.handlers import LARGE_SITE, global_generator, isolated_parameters, narrowed
 from pyro_ext.density.layout import Layout
 from pyro_ext.guides.arrays import TensorFunctions
 
@@ -207,7 +201,7 @@ class _PosteriorAccess(nn.Module):
 
 Factory = Callable[..., FlatDensity]
 
-_REGISTRY: FlatDensityRegistry[Factory] = FlatDensityRegistry(shared.ALTERNATIVES)
+_REGISTRY: FlatDensityRegistry[Factory] = FlatDensityRegistry(shared.ALTERNATIVES, autoguide)
 check_has_flat_density = _REGISTRY.find
 has_flat_density = _REGISTRY.knows
 refuse_flat_density = _REGISTRY.refuse
@@ -350,8 +344,7 @@ def has_own_start(guide: Any) -> bool:
     wrapped = getattr(guide.model, "func", None)
     messenger = next(iter(getattr(wrapped, "args", ())), None)
     place = getattr(messenger, "init_fn", None)
-    scale = getattr(guide, "_init_scale", None)
-    return shared.is_given(type(guide), init_loc_fn=place, init_scale=scale)
+    return shared.has_own_start(guide, place)
 
 
 def check_same_layout(guide: Any, layout: Layout) -> None:
@@ -379,8 +372,6 @@ def check_same_layout(guide: Any, layout: Layout) -> None:
 
 register_flat_density(autoguide.guides.AutoContinuous)(FlatDensity)
 
-for _name, _why in REFUSED.items():
-    refuse_flat_density(getattr(autoguide, _name), _why)
 refuse_flat_density(AutoStructured, PER_SITE)
 refuse_flat_density(autoguide.AutoDiscreteParallel, "it is discrete")
 refuse_flat_density(

@@ -281,8 +281,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _linear(func: Any, input: Tensor, weight: Tensor, bias: Any = None) -> _Call | None:
-    axes = weight.dim() - 1, 0
-    return _of_rows(input, weight, bias, lambda x, w: func(x, w), *axes)
+    return _of_rows(input, weight, bias, func, weight.dim() - 1, 0)
 
 
 def _product(func: Any, input: Tensor, other: Tensor, **options: Any) -> _Call | None:

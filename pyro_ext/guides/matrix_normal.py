@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -125,8 +125,8 @@ class AutoMatrixNormal(shared.MatrixGuide, AutoContinuous):
                 _set_by_site(trils, block.name, PyroParam(unit, self.scale_tril_constraint))
 
     def _factor(self, side: str, name: str) -> Tensor:
-        scale = _get_by_site(getattr(self, f"{side}_scale"), name)
-        return scale.unsqueeze(-1) * _get_by_site(getattr(self, f"{side}_tril"), name)
+        scale, unit = attrgetter(f"{side}_scale.{name}", f"{side}_tril.{name}")(self)
+        return scale.unsqueeze(-1) * unit
 
     def _factors(self) -> Factors:
         scale = self.scale if self.blocks.num_rest else self.loc.new_empty(0)
@@ -199,7 +199,3 @@ def _set_by_site(module: Any, name: str, value: Any) -> None:
             setattr(module, part, PyroModule())
         module = getattr(module, part)
     setattr(module, last, value)
-
-
-def _get_by_site(module: Any, name: str) -> Tensor:
-    return functools.reduce(getattr, name.split("."), module)

@@ -1,11 +1,11 @@
 """What the stochastic gradient MCMC kernels share: host verbs around one step of a dynamics.
 
-A subclass fills in two hooks, and may fill in a third:
+A subclass fills in one hook, and may fill in two others:
 
-``_init_dynamics(num_chains)``
-    What the dynamics carries beside the positions, a dictionary of tensors (C, ...).
 ``_move(dynamics, z, score, noise, step_size, warmup)``
     Positions after a step, and the dynamics' tensors.
+``_init_dynamics(num_chains)``
+    What the dynamics carries beside the positions, a dictionary of tensors (C, ...).
 ``_after_steps(state)``
     The state once the steps of a draw have been taken.
 """
@@ -112,7 +112,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     ) -> None:
         super().__init__(model, step_size, **options)
         self._target_options |= {"evaluation": evaluation, "dtype": dtype}
-        self._data: Data | None = None
+        self._data: Any = None
         self._state: KernelState | None = None
         self._start: Mapping[str, Tensor] | None = None
         self._pending: Mapping[str, Any] | None = None
@@ -123,9 +123,9 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
 
     # -- hooks -------------------------------------------------------------------------------
 
-    @abstractmethod
     def _init_dynamics(self, num_chains: int) -> dict[str, Tensor]:
         """Tensors (C, ...) that the dynamics carries beside the positions."""
+        return {}
 
     @abstractmethod
     def _move(
@@ -295,7 +295,6 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         """
         # From the run's seed, so that a run says the same of itself each time.
         generator = torch.Generator().manual_seed(self._generator.initial_seed())
-        assert self._data is not None
         z, number = self._positions(state), scores_each(len(state.z))
         scores, before = [], copy.deepcopy(state.estimator)
         with torch.no_grad():
@@ -365,7 +364,6 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
 
     def values(self, z: Float[Tensor, "P D"]) -> dict[str, Tensor]:
         """Latent sites in their supports at positions."""
-        assert self._data is not None
         return self.target.constrain(z, self._data)
 
     def _constrained(self) -> dict[str, Tensor]:
@@ -425,7 +423,6 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
 
     def _advance(self, state: KernelState) -> KernelState:
         target = self.target
-        assert self._data is not None
         z, num_chains = self._positions(state), len(state.z)
         estimate, estimator = self._score_estimator.estimate(
             target, state.estimator, z, self._data, self._generator

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -19,7 +18,7 @@ from ppl_ext.sgmcmc.kernels import (
     SGLDShell,
     Step,
 )
-from ppl_ext.sgmcmc.schedules import check_warmup, diagonal_of_mass
+from ppl_ext.sgmcmc.schedules import check_warmup
 from pyro_ext.sgmcmc.dynamics import hamiltonian_step, langevin_step
 from pyro_ext.sgmcmc.kernel import KernelState, StochasticGradientKernel
 
@@ -62,9 +61,6 @@ class SGLD(SGLDShell, StochasticGradientKernel):
     >>> print(round(mcmc.get_samples()["mean"].mean().item()))
     2
     """
-
-    def _init_dynamics(self, num_chains: int) -> dict[str, Tensor]:
-        return {}
 
     def _move(
         self, dynamics: dict[str, Tensor], z: Tensor, step: Step
@@ -224,11 +220,6 @@ class SGHMC(SGHMCShell, StochasticGradientKernel):
         """Start chains that are run as one; see the base class."""
         super().setup_chains(num_chains, warmup_steps, *args, **kwargs)
         self._diagonal = self._mass()
-
-    def _mass(self) -> Float[Tensor, " D"]:
-        target = self.target
-        mass = diagonal_of_mass(self.mass, target.layout.shapes)
-        return torch.tensor(mass, dtype=target.dtype, device=target.device)
 
     def _init_dynamics(self, num_chains: int) -> dict[str, Tensor]:
         target = self.target
@@ -438,27 +429,15 @@ class ReplicaExchangeSGLD(ReplicaExchangeSGLDShell, SGLD):
     """
 
     def _init_replicas(self, z: Tensor) -> dict[str, Any]:
-        assert self._data is not None
-        num_chains, pairs = len(z), self.num_replicas - 1
-        due = z.new_zeros(num_chains, pairs)
-        # Even pairs first, odd ones in turn with them: a replica is in one pair at a time.
-        due[:, ::2] = 1.0
-        exchanges = Exchanges(
-            variance=z.new_zeros(num_chains, pairs + 1),
-            number=z.new_zeros(num_chains, 1),
-            due=due,
-            tried=torch.zeros_like(due),
-            accepted=torch.zeros_like(due),
-        )
+        exchanges = Exchanges.none(z.new_zeros(len(z), self.num_replicas), torch)
         return {
-            "z": z[:, None].repeat(1, pairs, 1),
+            "z": z[:, None].repeat(1, self.num_replicas - 1, 1),
             # An order of rows of its own: two minibatches of one order are not independent.
             "estimator": self._score_estimator.init(self.target, self._data, self._generator),
             **exchanges._asdict(),
         }
 
     def _after_steps(self, state: KernelState) -> KernelState:
-        assert self._data is not None
         num_chains, kept = len(state.z), state.replicas
         z = self._positions(state)
         energies, states = [], []

@@ -154,22 +154,14 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
         z = self.state.z
         with torch.no_grad():
             evaluate, estimators = self._evaluation(self.state.estimator)
-            dynamics = moves.first(
-                z,
-                self._normal(z, moves.whole),
-                self._normal(z, moves.spare),
-                warmup_steps * self.num_steps,
-                evaluate,
-            )
+            noise, spare = (self._normal(z, number) for number in (moves.whole, moves.spare))
+            dynamics = moves.first(z, noise, spare, warmup_steps * self.num_steps, evaluate)
         self._state = self.state._replace(
             dynamics=dynamics, estimator=estimators[-1], step_size=float(dynamics.step.value)
         )
 
     def _settings(self) -> str:
         return f"{super()._settings()}, adjusted={self.adjusted}, num_steps={self.num_steps}"
-
-    def _init_dynamics(self, num_chains: int) -> dict[str, Tensor]:
-        return {}
 
     def _move(self, *_: Any) -> tuple[Tensor, dict[str, Tensor]]:
         raise NotImplementedError  # A move is more than a step; see _advance.
@@ -180,7 +172,6 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
 
     def _evaluation(self, before: dict[str, Any]) -> tuple[Evaluate, list[dict[str, Any]]]:
         """Scores of the rows that follow on a state of the estimator, and the states after them."""
-        assert self._data is not None
         data, states, rows = self._data, list[dict[str, Any]](), self._generator
         seed = 0
         if self.noisy:
@@ -217,14 +208,13 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
         )
         if state.step < total:
             diverged = torch.zeros_like(diverged)  # How the warm-up finds what is too long.
-        spare = dynamics.spare
         return state._replace(
             z=z,
             step=state.step + 1,
             dynamics=dynamics,
             estimator=estimators[-1],
             step_size=float(dynamics.step.value),
-            potential_energy=-(dynamics.log_density + 0.5 * (spare * spare).sum(-1)),
+            potential_energy=dynamics.energy,
             diverging=state.diverging | diverged,
             num_diverging=state.num_diverging + diverged,
         )

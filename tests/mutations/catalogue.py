@@ -202,7 +202,7 @@ def _density() -> Iterator[Mutation]:
         "for name, site in every.items()",
         "diagnostics/test_discrete",
         pyro=(
-            "for factor in every.scaled if factor.site not in self.missing",
+            "for factor in every.scaled if factor.site not in recorder.missing",
             "for factor in every.scaled",
         ),
     )
