@@ -27,7 +27,13 @@ from numpyro_ext.density.check import (
 )
 from numpyro_ext.density.evaluation import Evaluation
 from numpyro_ext.density.first_run import InitStrategy, as_init_strategy, held_without_prior
-from numpyro_ext.density.handlers import Trace, belongs_to_prior, is_factor, is_observation
+from numpyro_ext.density.handlers import (
+    Trace,
+    belongs_to_prior,
+    is_array,
+    is_factor,
+    is_observation,
+)
 from numpyro_ext.density.index_use import index_use
 from numpyro_ext.density.layout import Data, Indices, Layout
 from numpyro_ext.density.outputs import Output, output_of
@@ -440,6 +446,22 @@ class LogDensity(LogDensityShell[Array, Data]):
         """
         check_count("num", num)
         return self._start.from_prior(num, rng_key, self.arguments.as_evaluated(data))
+
+    def deterministic(self, z: Float[Array, " D"], data: Data) -> dict[str, Array]:
+        """Deterministic sites at one position (D,), as the host's samplers have them.
+
+        But for those in a plate of which the engine chooses rows, and none of programs with
+        discrete latent sites, on which they may depend.
+        """
+        if self.bound.enumerated:
+            return {}
+        rows = self.first_rows()
+        trace = self.bound.trace(z, self.arguments.as_evaluated(data), rows)
+        return {
+            name: jnp.asarray(site["value"])
+            for name, site in trace.items()
+            if is_array(site) and not any(each.name in rows for each in site["cond_indep_stack"])
+        }
 
     # -- observed distributions ---------------------------------------------------------------
 

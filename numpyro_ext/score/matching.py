@@ -98,10 +98,12 @@ def gsm_update(moments: Moments, theta: Float[Array, "S D"], score: Float[Array,
     arithmetic; in floating point the covariance is a difference.
     """
     mean, covariance = gsm_moments(*moments, theta, score)
-    # As little as keeps a covariance that is singular to rounding positive definite.
-    jitter = jnp.finfo(covariance.dtype).eps * jnp.diagonal(covariance).mean()
-    factor = jnp.linalg.cholesky(covariance + jitter * jnp.eye(len(mean), dtype=mean.dtype))
-    return Moments(mean, factor)
+    # As little as keeps a covariance that is singular to rounding positive definite, in units of
+    # each coordinate: scales may differ by orders of magnitude.
+    scale = jnp.sqrt(jnp.diagonal(covariance))
+    jitter = jnp.finfo(mean.dtype).eps * jnp.eye(len(mean), dtype=mean.dtype)
+    factor = jnp.linalg.cholesky(covariance / scale / scale[:, None] + jitter)
+    return Moments(mean, scale[:, None] * factor)
 
 
 class GSM(MatchingShell, GuideEngine):

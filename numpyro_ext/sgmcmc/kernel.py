@@ -324,13 +324,15 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     def postprocess_fn(
         self, model_args: tuple[Any, ...], model_kwargs: Mapping[str, Any] | None
     ) -> Callable[[dict[str, Array]], dict[str, Array]]:
-        """Function from unconstrained sites to sites in their supports."""
+        """Function from unconstrained sites to sites in their supports, and deterministic ones."""
         target = self.target
-        data = target.bind(*model_args, **dict(model_kwargs or {}))
+        data = target.bind(*model_args, **dict(model_kwargs or {})).on_device()
 
         def constrain(z: dict[str, Array]) -> dict[str, Array]:
-            values = target.constrain(target.layout.join(z)[None], data)
-            return {name: value[0] for name, value in values.items()}
+            position = target.layout.join(z)
+            values = target.constrain(position[None], data)
+            computed = target.deterministic(position, data)
+            return computed | {name: value[0] for name, value in values.items()}
 
         return constrain
 

@@ -74,6 +74,8 @@ class EngineShell:
     _draws_take_all_rows = False
     # Whether each position is an answer of its own, and not a draw of one.
     _answers_apart = False
+    #: What makes steps gentler, in the words of an error.
+    _gentler: ClassVar[str] = "Lower the learning rate"
     #: Whether any number of independent draws may be asked for.
     makes_draws = False
     #: Where runs start unless told otherwise.
@@ -546,7 +548,7 @@ class EngineShell:
         where = "the engine holds" if state is None else "the error's state is"
         return NonFiniteError(
             f"Expected finite scores and updates, found that step {step} of {type(self).__name__} "
-            f"was not; {where} the state before it. Lower the learning rate, check the data for "
+            f"was not; {where} the state before it. {self._gentler}, check the data for "
             f"NaN, or pass on_nonfinite='skip'.{self._nonfinite_arguments()}",
             step=step,
             state=state,

@@ -159,6 +159,7 @@ class MatchingShell(ABC):
         Another guide was given, or an option is out of range.
     """
 
+    _gentler: ClassVar[str] = "Use double precision, or write latents in units of their own scale"
     #: The host's guide, and its estimator of exact scores.
     _normal_guide: ClassVar[type]
     _exact: ClassVar[type]

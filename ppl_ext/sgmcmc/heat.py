@@ -57,8 +57,9 @@ def judged_heat(
         return (), ()
     worst = int(np.argmax(means))
     line = (
-        f"The noise of minibatches makes the variance of '{names[worst]}' some "
-        f"{1.0 + means[worst]:,.3g} times the posterior's"
+        f"The noise of minibatches makes the variance of '{names[worst]}' up to some "
+        f"{1.0 + means[worst]:,.3g} times the posterior's; rows that are taken in rounds, as by "
+        "default, add less where a round is short beside what chains need to move"
     )
     if means[worst] <= LET_PASS:
         return (), (f"{line}.",)

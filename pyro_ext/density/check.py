@@ -128,8 +128,8 @@ def check_model(
         )
     if local_sites and not allow_local_latents:
         raise ModelCheckError(
-            f"Latent sites {list(local_sites)} are inside a subsampled plate. This engine's guide "
-            "would take the minibatch for the full plate. Expected latents outside subsampled "
+            f"Latent sites {list(local_sites)} are inside a subsampled plate. This engine would "
+            "take the minibatch for the full plate. Expected latents outside subsampled "
             "plates; drop subsample_size, or use SVGD, which keeps such sites at full length, "
             "or SVI with AutoNormal(model, create_plates=...) or an encoder of your own."
         )

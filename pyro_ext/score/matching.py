@@ -91,12 +91,14 @@ def gsm_update(
     arithmetic; in floating point the covariance is a difference.
     """
     mean, covariance = gsm_moments(*moments, theta, score)
-    # As little as keeps a covariance that is singular to rounding positive definite.
-    jitter = torch.finfo(covariance.dtype).eps * covariance.diagonal().mean()
-    factor, failed = torch.linalg.cholesky_ex(covariance + jitter * torch.eye(len(mean)).to(mean))
+    # As little as keeps a covariance that is singular to rounding positive definite, in units of
+    # each coordinate: scales may differ by orders of magnitude.
+    scale = covariance.diagonal().sqrt()
+    jitter = torch.finfo(mean.dtype).eps * torch.eye(len(mean)).to(mean)
+    factor, failed = torch.linalg.cholesky_ex(covariance / scale / scale[:, None] + jitter)
     if failed:
         factor = torch.full_like(factor, torch.nan)
-    return Moments(mean, factor)
+    return Moments(mean, scale[:, None] * factor)
 
 
 class GSM(MatchingShell, GuideEngine):

@@ -1258,6 +1258,24 @@ def _score() -> Iterator[Mutation]:
         "rivals gsm",
     )
     yield from both(
+        "GSM: what rounding needs added in the units of one coordinate",
+        "score/matching.py",
+        "jnp.finfo(mean.dtype).eps * jnp.eye(len(mean), dtype=mean.dtype)",
+        "jnp.finfo(mean.dtype).eps * jnp.diag(1.0 / jnp.diagonal(covariance))",
+        "matching gsm",
+        pyro=(
+            "torch.finfo(mean.dtype).eps * torch.eye(len(mean)).to(mean)",
+            "torch.finfo(mean.dtype).eps * torch.diag(1.0 / covariance.diagonal()).to(mean)",
+        ),
+    )
+    yield from numpyro(
+        "results looked at with the arguments that an engine saw last",
+        "engine.py",
+        "            self._bound = ran.bound\n",
+        "            pass\n",
+        "engine laplace",
+    )
+    yield from both(
         "Fisher divergence: covariance left out of its norm",
         "score/fisher.py",
         "residual * scale if",

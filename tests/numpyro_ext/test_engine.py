@@ -17,6 +17,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from jax import random
+from numpyro.infer import MCMC, NUTS
 
 import numpyro_ext
 from numpyro_ext.engine import EngineState
@@ -244,3 +245,34 @@ def test_a_result_is_looked_at_with_the_arguments_of_its_run(name: str) -> None:
         assert evidence == pytest.approx(
             numpyro_ext.elbo(engine, result, args=(many,)).value, rel=1e-4
         )
+
+
+@pytest.mark.filterwarnings("ignore::ppl_ext.errors.DoubtfulFitWarning")
+@pytest.mark.parametrize("reads_rows", [False, True])
+def test_draws_of_chains_have_deterministic_sites_as_nuts_does(reads_rows: bool) -> None:
+    """But for those of a few rows of a plate, which are others at each draw."""
+
+    def model(y: Any) -> None:
+        mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+        scale = numpyro.deterministic("square", mean**2)
+        numpyro.deterministic("three", 3.0)
+        numpyro.deterministic("shifted", mean + y)
+        with numpyro.plate("rows", len(y), subsample_size=3 if reads_rows else None) as rows:
+            own = numpyro.deterministic("own", scale * y[rows])
+            numpyro.sample("y", dist.Normal(mean, 1.0 + 0.0 * own), obs=y[rows])
+
+    runs = [
+        MCMC(kernel, num_warmup=20, num_samples=10, progress_bar=False)
+        for kernel in (numpyro_ext.SGLD(model, 0.01), NUTS(model))
+    ]
+    if reads_rows:
+        del runs[1]  # NUTS refuses them
+    for run in runs:
+        run.run(KEY, jnp.asarray(Y))
+    found, *others = (run.get_samples() for run in runs)
+    expected = {"mean", "square", "three", "shifted"} | ({"own"} if not reads_rows else set())
+    assert found.keys() == expected
+    for other in others:
+        assert {n: v.shape for n, v in found.items()} == {n: v.shape for n, v in other.items()}
+    np.testing.assert_allclose(found["square"], found["mean"] ** 2, rtol=1e-6)
+    np.testing.assert_allclose(found["shifted"], found["mean"][:, None] + Y, rtol=1e-6)

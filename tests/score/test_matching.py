@@ -101,6 +101,19 @@ def test_gsm_gives_nan_for_a_covariance_that_rounding_has_spoilt(face: Any) -> N
     assert spoilt > 0
 
 
+def test_gsm_does_not_depend_on_the_units_of_latents(face: Any) -> None:
+    units = np.array([1e-4, 1.0, 1e4])
+    mean, scale, theta, score = draws_and_scores(3, 2)
+    update = room(face, "score.matching").gsm_update
+
+    def in_units(unit: np.ndarray) -> np.ndarray:
+        given = unit * mean, unit[:, None] * scale, unit * theta, score / unit
+        mu, root, *seen = (face.backend.array(each, "float32") for each in given)
+        return np.asarray(face.numpy(update(face.guides.Moments(mu, root), *seen).scale))
+
+    np.testing.assert_allclose(in_units(units), units[:, None] * in_units(np.ones(3)), rtol=1e-3)
+
+
 # -- BaM: the update -------------------------------------------------------------------------------
 
 
