@@ -206,7 +206,8 @@ def of_host(
         return None
     fit, state = found
     if isinstance(fit, Engine):
-        state_of_engine(fit, state)  # raises where it is none of the engine's
+        fit, state = fit.of_run(state)
+        state = state_of_engine(fit, state)
         drawn = of_engine(fit, partial(fit.get_samples, state, rng_key))
         if drawn is not None:
             return drawn

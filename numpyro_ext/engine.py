@@ -1054,24 +1054,25 @@ class Engine(EngineShell, ABC):
         num_samples : int, optional
             Number of draws. Default: the engine's own; particle engines return their particles.
         """
-        with self.as_run(state) as found:
-            self.check_state(found)
-            positions = self._draw(self.plan, found, rng_key, num_samples)
-            return self.target.constrain(positions, self.data)
+        engine, found = self.of_run(state)
+        engine.check_state(found)
+        positions = engine._draw(engine.plan, found, rng_key, num_samples)
+        return engine.target.constrain(positions, engine.data)
 
-    @contextmanager
-    def as_run(self, found: EngineState | RunResult) -> Iterator[EngineState]:
-        """The state, or that of a result: the arguments are then those of its run meanwhile.
+    def of_run(self, found: Any) -> tuple[Engine, Any]:
+        """The engine as it was in the run of a result, and the result's state; else both as given.
 
-        The engine may have seen others since, on which curvatures and supports may depend.
+        The engine may have seen other arguments since, on which curvatures, supports and densities
+        depend. What comes back is a view with those of the run; this engine stays as it is.
         """
-        known, ran = self._bound, getattr(found, "_ran", None)
-        if ran is not None and ran.engine is self and ran.bound is not None:
-            self._bound = ran.bound
-        try:
-            yield found.state if isinstance(found, RunResult) else found
-        finally:
-            self._bound = known
+        if not isinstance(found, RunResult):
+            return self, found
+        ran = found._ran
+        if ran is None or ran.engine is not self or ran.bound is None:
+            return self, found.state
+        view = object.__new__(type(self))
+        vars(view).update(vars(self), _bound=ran.bound)
+        return view, found.state
 
     def check_state(self, state: Any) -> None:
         """See that a state is one of this engine's, as far as it has a value.

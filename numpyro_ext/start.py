@@ -160,7 +160,8 @@ def without_engine(source: Any) -> Any:
     """A start as it is, or the draws of an engine that is given with its result."""
     if not isinstance(source, tuple) or is_guide(source):
         return source
-    return source[0].get_samples(getattr(source[1], "state", source[1]))
+    engine, state = source
+    return engine.get_samples(state)
 
 
 def of_guide(

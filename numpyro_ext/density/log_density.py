@@ -34,7 +34,7 @@ from numpyro_ext.density.handlers import (
     is_factor,
     is_observation,
 )
-from numpyro_ext.density.index_use import index_use
+from numpyro_ext.density.index_use import index_use, outputs_from
 from numpyro_ext.density.layout import Data, Indices, Layout
 from numpyro_ext.density.outputs import Output, output_of
 from numpyro_ext.density.spaces import check_values, constrain, unconstrain
@@ -450,18 +450,28 @@ class LogDensity(LogDensityShell[Array, Data]):
     def deterministic(self, z: Float[Array, " D"], data: Data) -> dict[str, Array]:
         """Deterministic sites at one position (D,), as the host's samplers have them.
 
-        But for those in a plate of which the engine chooses rows, and none of programs with
+        But for those of the rows of a plate that the engine chooses, and none of programs with
         discrete latent sites, on which they may depend.
         """
         if self.bound.enumerated:
             return {}
-        rows = self.first_rows()
-        trace = self.bound.trace(z, self.arguments.as_evaluated(data), rows)
-        return {
-            name: jnp.asarray(site["value"])
-            for name, site in trace.items()
-            if is_array(site) and not any(each.name in rows for each in site["cond_indep_stack"])
-        }
+        data, first = self.arguments.as_evaluated(data), self.first_rows()
+
+        def computed(rows: dict[str, Array]) -> dict[str, Array]:
+            return {
+                name: jnp.asarray(site["value"])
+                for name, site in self.bound.trace(z, data, rows).items()
+                if is_array(site)
+                and not any(each.name in rows for each in site["cond_indep_stack"])
+            }
+
+        found = computed(first)
+        if not first:
+            return found
+        read = outputs_from(jax.make_jaxpr(computed)(first).jaxpr, len(first))
+        # JAX has the values of a dict in the order of their names.
+        of_rows = dict(zip(sorted(found), read, strict=True))
+        return {name: value for name, value in found.items() if not of_rows[name]}
 
     # -- observed distributions ---------------------------------------------------------------
 

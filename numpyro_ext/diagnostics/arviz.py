@@ -198,6 +198,9 @@ def to_arviz(
                 "to_arviz(fit, *args) with the model's arguments."
             )
         args, state = args if state is None else (state, *args), None
+    if isinstance(engine, Engine) and isinstance(state, RunResult):
+        result = state if result is None else result
+        engine, state = engine.of_run(state)
     args, kwargs, passes = rows_to_show(engine, model, args, kwargs, batches, place)
     check_fit(engine, model, "to_arviz(engine, result, *args)")
     if model is not None:
@@ -205,10 +208,6 @@ def to_arviz(
         losses = getattr(state, "losses", None) if losses is None else losses
         state = getattr(state, "params", state)
         engine = HostFit(engine, state, model, args, kwargs, passes)
-    ran = state
-    if isinstance(state, RunResult):
-        result = state if result is None else result
-        state = state.state
     if result is not None and not isinstance(result, RunResult):
         raise ArgumentError(
             f"Expected result to be what engine.run returns, found {type(result).__name__}."
@@ -220,7 +219,7 @@ def to_arviz(
         state = state_of_engine(engine, state)
     data = target.bind(*args, **kwargs)
     key = key_or(rng_key)
-    given = engine.get_samples(ran, rng_key=key, **asked_of(engine, num_samples))
+    given = engine.get_samples(state, rng_key=key, **asked_of(engine, num_samples))
     draws = {name: np.asarray(given[name]) for name in target.layout.names if name in given}
     included = posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats
     wanted = Wanted(*included, constant_data, discrete, losses, draw_chunk, data_chunk)

@@ -116,14 +116,14 @@ def fitted_guide(
     """
     if hasattr(fit, "target"):
         check_fits_a_guide(fit)
-        with fit.as_run(state):
-            state = state_of_engine(fit, state)
-            target, data = target_of_engine(fit, model, args, kwargs, passes)
-            key = key_or(rng_key, state.rng_key)
-            if hasattr(fit, "approximation"):
-                density, parameters = fit.approximation(state)
-                return FittedGuide(density, parameters, target, data, key)
-            return FittedGuide(fit.density, state.algorithm.parameters, target, data, key)
+        fit, state = fit.of_run(state)
+        state = state_of_engine(fit, state)
+        target, data = target_of_engine(fit, model, args, kwargs, passes)
+        key = key_or(rng_key, state.rng_key)
+        if hasattr(fit, "approximation"):
+            density, parameters = fit.approximation(state)
+            return FittedGuide(density, parameters, target, data, key)
+        return FittedGuide(fit.density, state.algorithm.parameters, target, data, key)
     check_has_flat_density(fit)
     params = getattr(state, "params", state)
     if not isinstance(params, Mapping):

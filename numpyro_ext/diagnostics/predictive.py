@@ -157,6 +157,8 @@ def predictive_distribution(
     for name, count in counts.items():
         check_count(name, count, optional=True)
     options = {"rng_key": rng_key, "num_samples": num_samples}
+    if isinstance(draws, Engine):
+        draws, state = draws.of_run(state)
     draws, at = draws_of_fit(draws, linearize, *_states(draws, state), **options)
     check_draws_are_mapping(draws)
     draws = {name: np.asarray(value) for name, value in draws.items()}
@@ -212,7 +214,7 @@ def _states(draws: Any, state: Any) -> tuple[Any, ...]:
             "Expected state=... with an engine in place of the draws, and without one otherwise, "
             f"found {'no state' if is_engine else described(draws)}."
         )
-    return (getattr(state, "state", state),) if is_engine else ()
+    return (state,) if is_engine else ()
 
 
 @verb_on_own_axes

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -169,6 +168,8 @@ def ksd(
             f"Expected no state with positions, found {type(state).__name__}. Pass target=... "
             "or model=..., and args=(...)."
         )
+    if isinstance(fit, Engine):
+        fit, state = fit.of_run(state)
     points = Points(
         lambda given: isinstance(given, (Array, np.ndarray)),
         lambda given, at: np.asarray(given, at.dtype),
@@ -179,5 +180,4 @@ def ksd(
     )
     of_fit, how = (model, args, kwargs, passes), (likelihood_temperature, draw_chunk)
     options = Options(statistic, metric, scale, null, block)
-    with fit.as_run(state) if isinstance(fit, Engine) else nullcontext():
-        return discrepancy_of(fit, points, target, of_fit, num_samples, how, options)
+    return discrepancy_of(fit, points, target, of_fit, num_samples, how, options)

@@ -19,7 +19,7 @@ from numpyro_ext.curvature.prior import prior_curvature_of_one
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import place
 from numpyro_ext.draws import key_or, same_normal, standard_normal
-from numpyro_ext.engine import EngineState, Plan, key_of_draws
+from numpyro_ext.engine import Engine, EngineState, Plan, key_of_draws
 from numpyro_ext.laplace.gaussian import Algebra, Precision, precision_of
 from numpyro_ext.programs import Program, concretely
 from numpyro_ext.stein import ParticleEngine
@@ -32,6 +32,7 @@ from ppl_ext.laplace.laplace_ggn import (
     LaplaceShell,
     PosteriorShell,
     added,
+    as_numpy,
     check_known_fisher,
     curvature_of_gaussian,
 )
@@ -223,7 +224,19 @@ class LaplaceGGN(LaplaceShell, ParticleEngine):
         some, named, passes = rows_of_loader(batches, args, kwargs, place)
         if some or named:
             self._bound, _ = self._bind_again(self._require_bound(), some or (), named or {})
-        return self._curvature_at(self.particles(state)[0], passes)
+        precision = self._curvature_at(self.particles(state)[0], passes)
+        latest = self.plan.posterior.latest
+        latest.kept = latest.kept and latest.kept._replace(asked=True)
+        return precision
+
+    def of_run(self, found: Any) -> tuple[Engine, Any]:
+        engine, state = super().of_run(found)
+        kept = self.plan.posterior.latest.kept
+        # What `fit_curvature` was given for this mode counts, and not the arguments of the run.
+        if engine is not self and kept is not None and kept.asked and kept.data is self.data:
+            if np.array_equal(kept.mode, as_numpy(self.particles(state)[0])):
+                return self, state
+        return engine, state
 
     def log_marginal_likelihood(self, state: EngineState) -> Float[Array, ""]:
         self.check_state(state)

@@ -104,7 +104,8 @@ class Looks:
         if self._ran is None:
             raise ArgumentError(
                 "Expected a result that knows its engine, found a copy, or one from a file. Call "
-                "to_arviz(engine, result, *args), or engine.get_samples(result)."
+                "to_arviz(engine, result, *args), or engine.get_samples(result), which takes the "
+                "arguments that the engine saw last."
             )
         # A Pyro engine holds its state itself, which has gone on; a NumPyro result has its own.
         now = getattr(self._ran.engine, "num_steps_taken", self._ran.number)

@@ -198,12 +198,16 @@ class GaussianDensity:
 
 
 class FittedPrecision(NamedTuple):
-    """A precision with all that it depends on: the mode (D,) and all rows, maybe a loader's."""
+    """A precision with all that it depends on: the mode (D,) and all rows, maybe a loader's.
+
+    ``asked`` tells whether ``fit_curvature`` was called for it.
+    """
 
     mode: Float[np.ndarray, " D"]
     data: Any
     precision: Any
     passes: Passes | None = None
+    asked: bool = False
 
 
 class LatestPrecision:

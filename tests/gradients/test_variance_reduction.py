@@ -210,6 +210,23 @@ def test_particles_take_them_and_resume_exactly(backend: Any, name: str, tmp_pat
     np.testing.assert_array_equal(second.losses[-4:], first.losses[6:])
 
 
+def test_batches_of_each_position_resume_exactly(backend: Any, tmp_path: Path) -> None:
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        mean = host.sample("mean", dist.Normal(0.0, 10.0))
+        with host.plate("rows", 8, subsample_size=len(y)):
+            host.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    batches = [backend.arrays((rows,)) for rows in np.arange(8.0).reshape(2, 4)]
+    estimator = backend.public.BatchArguments(batches, own_rows=True)
+    options = {"args": batches[0], "num_particles": 3, "estimator": estimator}
+    first = Run(backend, "SVGD", model, backend.adam(0.1), **options).run(3)
+    second = first.saved_and_loaded(tmp_path / "state").run(4)
+    first.run(4)
+    np.testing.assert_array_equal(second.particles, first.particles)
+
+
 def test_guides_take_them(backend: Any) -> None:
     fit = backend.fit(
         "ProximalScoreVI",

@@ -1271,8 +1271,8 @@ def _score() -> Iterator[Mutation]:
     yield from numpyro(
         "results looked at with the arguments that an engine saw last",
         "engine.py",
-        "            self._bound = ran.bound\n",
-        "            pass\n",
+        "vars(view).update(vars(self), _bound=ran.bound)",
+        "vars(view).update(vars(self))",
         "engine laplace",
     )
     yield from both(
@@ -1801,7 +1801,7 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "tails that may be heavy by chance end what is asked of a standard deviation",
         "fit/ladder/chain_figures.py",
-        "        found = replace(found, is_heavy=found.is_surely_heavy)\n",
+        "        deviations = replace(found, is_heavy=found.is_surely_heavy)\n",
         "        pass\n",
         tests,
     )
@@ -2154,8 +2154,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "chains judged by their coordinates in place of the sites",
         "fit/ladder/chain_figures.py",
-        "found = convergence(columns)",
-        "found = coordinates",
+        "found = deviations = convergence(columns)",
+        "found = deviations = coordinates",
         tests,
     )
     yield from neutral(

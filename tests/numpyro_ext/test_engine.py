@@ -6,6 +6,7 @@ The shell that both packages' engines share is tested in ``tests/test_engine.py`
 from __future__ import annotations
 
 import copy
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -240,11 +241,79 @@ def test_a_result_is_looked_at_with_the_arguments_of_its_run(name: str) -> None:
     assert deviations[0] == pytest.approx(0.1, rel=0.15)
     assert float(later["mean"].std()) == pytest.approx(0.5, rel=0.15)
     assert numpyro_ext.ksd(engine, result).value == pytest.approx(discrepancy)
+    # Without arguments rows are those of the run too, and draws may be asked for in other ways.
+    assert numpyro_ext.to_arviz(engine, result).observed_data["y"].shape == (100,)
+    predicted = numpyro_ext.predictive_distribution(model, engine, few, state=result)
+    assert float(predicted["mean"].std("draw").mean()) == pytest.approx(deviations[0], rel=0.1)
+    assert len(engine.data.args[0]) == 4
     if name == "LaplaceGGN":
         evidence = numpyro_ext.elbo(engine, result).value
-        assert evidence == pytest.approx(
-            numpyro_ext.elbo(engine, result, args=(many,)).value, rel=1e-4
-        )
+        given = numpyro_ext.elbo(engine, result, args=(many,)).value
+        assert evidence == pytest.approx(given, rel=1e-4)
+        # What is asked for by name counts.
+        engine.fit_curvature(result.state, few)
+        assert float(result["mean"].std()) == pytest.approx(0.5, rel=0.15)
+
+
+def test_results_in_threads_leave_their_engine_as_it_is() -> None:
+    """Two look at an earlier result while a third draws by the last arguments."""
+    model, many, few = numpyro_ext.LaplaceGGN, jnp.zeros(400), jnp.ones(4)
+
+    def normal(y: Any) -> None:
+        mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    engine = model(normal, numpyro.optim.Adam(0.1))
+    first, last = (engine.run(KEY, 50, rows, progress_bar=False) for rows in (few, many))
+
+    def deviation(found: Any) -> float:
+        return float(engine.get_samples(found, num_samples=500)["mean"].std())
+
+    def look(found: Any, seen: list[float]) -> None:
+        seen += [deviation(found) for _ in range(40)]
+
+    figures: list[list[float]] = [[], [], []]
+    looking = [
+        threading.Thread(target=look, args=(found, seen))
+        for found, seen in zip((first, first, last.state), figures, strict=True)
+    ]
+    for thread in looking:
+        thread.start()
+    for thread in looking:
+        thread.join()
+    for seen, expected in zip(figures, (0.5, 0.5, 0.05), strict=True):
+        np.testing.assert_allclose(seen, [expected] * 40, rtol=0.15)
+    assert len(engine.data.args[0]) == 400
+
+
+def test_a_result_belongs_to_its_engine_after_an_argument_has_changed() -> None:
+    def model(y: Any, top: float) -> None:
+        scale = numpyro.sample("scale", dist.Uniform(0.0, top))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(scale, 1.0), obs=y)
+
+    engine = numpyro_ext.SVGD(model, numpyro.optim.Adam(0.05), num_particles=10)
+    rows = jnp.full(50, 0.5)
+    result = engine.run(KEY, 20, rows, 1.0, progress_bar=False)
+    engine.run(KEY, 20, 100.0 * rows, 100.0, progress_bar=False)
+    assert float(result["scale"].max()) < 1.0
+    assert float(numpyro_ext.to_arviz(engine, result, rows, 1.0).posterior["scale"].max()) < 1.0
+    found = numpyro_ext.check(KEY, (engine, result), model, rows, 1.0, progress_bar=False)
+    assert found.level
+
+
+def test_chains_of_programs_with_discrete_sites_have_no_deterministic_ones() -> None:
+    def model(y: Any) -> None:
+        mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+        with numpyro.plate("rows", len(y)):
+            far = numpyro.sample("far", dist.Bernoulli(0.3), infer={"enumerate": "parallel"})
+            numpyro.deterministic("shift", 2.0 * far)
+            numpyro.sample("y", dist.Normal(mean + 2.0 * far, 1.0), obs=y)
+
+    run = MCMC(numpyro_ext.SGLD(model, 0.001), num_warmup=5, num_samples=5, progress_bar=False)
+    run.run(KEY, jnp.asarray(Y))
+    assert run.get_samples().keys() == {"mean"}
 
 
 @pytest.mark.filterwarnings("ignore::ppl_ext.errors.DoubtfulFitWarning")
@@ -258,8 +327,10 @@ def test_draws_of_chains_have_deterministic_sites_as_nuts_does(reads_rows: bool)
         numpyro.deterministic("three", 3.0)
         numpyro.deterministic("shifted", mean + y)
         with numpyro.plate("rows", len(y), subsample_size=3 if reads_rows else None) as rows:
+            some = mean * y[rows]
             own = numpyro.deterministic("own", scale * y[rows])
             numpyro.sample("y", dist.Normal(mean, 1.0 + 0.0 * own), obs=y[rows])
+        numpyro.deterministic("of rows", some.mean())
 
     runs = [
         MCMC(kernel, num_warmup=20, num_samples=10, progress_bar=False)
@@ -270,7 +341,8 @@ def test_draws_of_chains_have_deterministic_sites_as_nuts_does(reads_rows: bool)
     for run in runs:
         run.run(KEY, jnp.asarray(Y))
     found, *others = (run.get_samples() for run in runs)
-    expected = {"mean", "square", "three", "shifted"} | ({"own"} if not reads_rows else set())
+    expected = {"mean", "square", "three", "shifted"}
+    expected |= set() if reads_rows else {"own", "of rows"}
     assert found.keys() == expected
     for other in others:
         assert {n: v.shape for n, v in found.items()} == {n: v.shape for n, v in other.items()}

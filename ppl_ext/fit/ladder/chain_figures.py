@@ -44,13 +44,13 @@ def chained_of(
     """Figures of a window, whose unconstrained coordinates have these.
 
     The sites as they are written are judged. A coordinate may have a long tail that is none of its
-    site's: the logarithm of a scale that may be 0 has one. Where errors of standard deviations are
-    asked for, only tails that are surely heavy have none.
+    site's: the logarithm of a scale that may be 0 has one. Where an error of standard deviations is
+    asked for, it leaves out those of tails alone that are surely heavy.
     """
     names, numbers, columns = _columns(problem, window.draws, symmetry)
-    found = convergence(columns)
+    found = deviations = convergence(columns)
     if wanted.deviation_error is not None:
-        found = replace(found, is_heavy=found.is_surely_heavy)
+        deviations = replace(found, is_heavy=found.is_surely_heavy)
     r_hat = float(found.r_hat.max())
     worst = found.r_hat.argmax() if r_hat > agreement.R_HAT else found.ess_bulk.argmin()
     slow = int(coordinates.r_hat.argmax())
@@ -60,7 +60,7 @@ def chained_of(
         r_hat,
         float(found.ess_bulk.min()),
         float(found.ess_tail.min()),
-        found.worst_deviation,
+        deviations.worst_deviation,
         tuple(dict.fromkeys(names[int(number)] for number in np.flatnonzero(found.is_heavy))),
         float(window.divergent.mean()),
         window.stuck,
@@ -71,7 +71,7 @@ def chained_of(
         coordinate_r_hat=float(coordinates.r_hat[slow]),
         coordinate_site=next(name for name, at in sites if at.start <= slow < at.stop),
         draws=columns.shape[0] * columns.shape[1],
-        deviation_number=numbers[found.worst_deviation_at],
+        deviation_number=numbers[deviations.worst_deviation_at],
     )
 
 
