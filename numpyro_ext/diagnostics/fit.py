@@ -24,7 +24,7 @@ from numpyro.infer import MCMC, Predictive
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.replay import is_quick
 from numpyro_ext.draws import key_or
-from numpyro_ext.engine import EngineState, RunResult
+from numpyro_ext.engine import EngineState
 from numpyro_ext.guides.flat_density import (
     FlatDensity,
     Parameters,
@@ -163,15 +163,13 @@ def _density(guide: Any, target: LogDensity, data: Data) -> FlatDensity:
 
 
 def state_of_engine(engine: Any, state: Any) -> EngineState:
-    """The state of an engine's run, or of its result.
+    """The state of an engine's run, as :meth:`~numpyro_ext.engine.Engine.of_run` gives it.
 
     Raises
     ------
     ArgumentError
         It is neither, or another engine's.
     """
-    if isinstance(state, RunResult):
-        state = state.state
     if not isinstance(state, EngineState):
         raise ArgumentError(
             f"Expected the state of {type(engine).__name__} as the second argument, "

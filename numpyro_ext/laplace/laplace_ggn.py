@@ -224,10 +224,7 @@ class LaplaceGGN(LaplaceShell, ParticleEngine):
         some, named, passes = rows_of_loader(batches, args, kwargs, place)
         if some or named:
             self._bound, _ = self._bind_again(self._require_bound(), some or (), named or {})
-        precision = self._curvature_at(self.particles(state)[0], passes)
-        latest = self.plan.posterior.latest
-        latest.kept = latest.kept and latest.kept._replace(asked=True)
-        return precision
+        return self._curvature_at(self.particles(state)[0], passes, asked=True)
 
     def of_run(self, found: Any) -> tuple[Engine, Any]:
         engine, state = super().of_run(found)

@@ -349,9 +349,10 @@ def describe_sites(
             for axis in _changed_axes(sites[name].batch_shape, probe.batch_shape):
                 sites[name].batch_plates[axis] = plate
 
+    sizes = {name: plate.size for name, plate in plates.items()}
+
     def full(shape: Shape, names: Sequence[str | None]) -> Shape:
         pairs = zip(shape, names, strict=True)
-        sizes = {name: plate.size for name, plate in plates.items()}
         return tuple(length if name is None else sizes.get(name, length) for length, name in pairs)
 
     found = {

@@ -145,16 +145,16 @@ class LaplaceShell(EngineShell):
         volume = 0.5 * len(self.plan.posterior.coordinates) * math.log(2.0 * math.pi)
         return log_density + volume - 0.5 * precision.log_determinant()
 
-    def _curvature_at(self, mode: Any, passes: Passes | None = None) -> Any:
+    def _curvature_at(self, mode: Any, passes: Passes | None = None, asked: bool = False) -> Any:
         """The precision at a mode (D,) over all rows of the last arguments, which is kept.
 
-        With ``passes`` over those of a loader.
+        With ``passes`` over those of a loader; ``asked`` as of :class:`FittedPrecision`.
         """
         posterior, data = self.plan.posterior, self.data
         how = f"Call {self._fit_call} with the arguments of all rows, or batches=loader."
         self.target.over(passes).require_all_rows(data, how)
         precision = posterior.over(passes).precision_at(mode, data)
-        posterior.latest.keep(mode, data, precision, passes)
+        posterior.latest.keep(mode, data, precision, passes, asked)
         return precision
 
     def _target_of_fit(self) -> Any:
@@ -216,9 +216,9 @@ class LatestPrecision:
     def __init__(self) -> None:
         self.kept: FittedPrecision | None = None
 
-    def keep(self, mode: Any, data: Any, precision: Any, passes: Passes | None = None) -> None:
-        """Keep a precision in place of the one before."""
-        self.kept = FittedPrecision(as_numpy(mode), data, precision, passes)
+    def keep(self, mode: Any, *of: Any) -> None:
+        """Keep a precision, as :class:`FittedPrecision` has it, in place of the one before."""
+        self.kept = FittedPrecision(as_numpy(mode), *of)
 
 
 def as_numpy(array: Any) -> Float[np.ndarray, " ..."]:
