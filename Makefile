@@ -97,7 +97,7 @@ types: $(STAMP)  ## check types
 	$(PY) -m mypy
 
 docs: $(STAMP)  ## build the documentation, warnings are errors
-	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
+	$(PY) -m sphinx -q -W --keep-going -b html docs docs/_build/html
 
 # Runs no tutorial. Hosts that do not answer are listed as ignored, with the reason.
 linkcheck: $(STAMP)  ## see that links of the documentation lead somewhere, where hosts can be reached

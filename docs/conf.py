@@ -144,6 +144,9 @@ def defined_at(name: str) -> str:
     return name
 
 
+# The packages that are documented.
+PACKAGES = ("pyro_ext", "numpyro_ext", "ppl_ext")
+
 # Literal text, or emphasis closed on the same line, which keep their markers.
 KEPT = re.compile(r"(``.+?``|`[^`]+`_?|\\.|(?<!\*)\*\w[^*]*\w\*(?!\*)|\*\*\w[^*]*\w\*\*)")
 
@@ -187,8 +190,19 @@ def show_options(app: Any, what: str, name: str, obj: Any, options: Any, lines: 
         return
 
 
+def skip_foreign(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out members that are another library's functions, such as `softmax = jax.nn.softmax`.
+
+    Their docstrings are written for other pages.
+    """
+    package = (getattr(obj, "__module__", None) or "").partition(".")[0]
+    is_foreign = inspect.isroutine(obj) and package not in ("", *PACKAGES)
+    return True if is_foreign else None
+
+
 def setup(app: Sphinx) -> None:
     """Register the adjustments above; napoleon, between them, has priority 500."""
     app.add_domain(OnePackageDomain, override=True)
+    app.connect("autodoc-skip-member", skip_foreign)
     app.connect("autodoc-process-docstring", show_options, priority=400)
     app.connect("autodoc-process-docstring", escape_prose, priority=600)

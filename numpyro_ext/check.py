@@ -47,13 +47,13 @@ def check(
 ) -> Checked:
     """Whether draws of any method are the posterior's.
 
-    Witnesses are heard, the cheap ones first, and what one of them refuses is refused. Figures of
-    the draws themselves: R-hat, effective draws, divergences and E-BFMI of Markov chains, Pareto
-    k-hat and reweighted moments of guides, Stein's identities of the scores. Then short
-    Hamiltonian chains from the draws, which leave the posterior as it is: whatever shifts is not
-    the posterior's. At last a fit, made anew as by :func:`fit`: means, standard deviations, tails
-    and whole marginals are compared with its chains' own, coordinate by coordinate, with allowance
-    for chance.
+    Witnesses are computed in turn, the cheap ones first; draws that one of them refuses are
+    refused. Figures of the draws themselves: R-hat, effective draws, divergences and E-BFMI of
+    Markov chains, Pareto k-hat and reweighted moments of guides, Stein's identities of the scores.
+    Then short Hamiltonian chains from the draws, which leave the posterior as it is: whatever
+    shifts is not the posterior's. At last a fit, made anew as by :func:`fit`: means, standard
+    deviations, tails and whole marginals are compared with its chains' own, coordinate by
+    coordinate, with allowance for chance.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def check(
         Its arguments, with all rows.
     batches : iterable, optional
         All rows from a loader, in place of ``args``; see :func:`fit`. Where there is no time for
-        passes over it, Stein's identities are heard by a sample of its batches.
+        passes over it, Stein's identities are computed on a sample of its batches.
     held_out : tuple, optional
         The same arguments with other rows, observations among them: the calibration of the draws'
         predictions for these is told, which is all that there is for large programs.

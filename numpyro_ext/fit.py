@@ -415,7 +415,7 @@ def ways_of(
 
 
 class _Run:
-    """An engine that is run again and again; see :class:`ppl_ext.fit.problem.ways.Run`."""
+    """An engine that is run again and again; see :class:`ppl_ext.fit.problem.ways.EngineRun`."""
 
     def __init__(self, rng_key: Array, engine: Engine) -> None:
         self._key, self._engine = rng_key, engine

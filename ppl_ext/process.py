@@ -10,10 +10,10 @@ wait.
 Ctrl-C comes between any two operations: in the middle of a step that has written one of its arrays
 and not the other, or between an operation that changes a global and the line that would put it
 back, in the hosts' code as well. So it waits inside :func:`between_steps`, which every entry point
-enters and whoever swaps a global, until a place where everything is whole: after an evaluation,
-a step or a piece of a run, where the global is back, or at the end. Where no such place comes for
-:data:`LONGEST_WAIT` seconds, or Ctrl-C comes again, it is heard at once, except while something is
-half written: between :func:`hold` and :func:`release`.
+enters and whoever swaps a global. It is raised where nothing is half written and all globals are
+back: after an evaluation, a step or a piece of a run, or at the end. Where the program comes to no
+such place for :data:`LONGEST_WAIT` seconds, or Ctrl-C is pressed again, it is raised at once,
+except between :func:`hold` and :func:`release`, where something is half written.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Interrupt:
         #: Contexts in which it waits, of which those that hold the lock.
         self.depth = self.locks = 0
         #: Whether something is half written, and whether a function of the user's runs.
-        self.held = self.at_once = False
+        self.held = self.interruptible = False
         self.pending: threading.Timer | None = None
         self.frame: FrameType | None = None
         self.previous: Callable[[int, FrameType | None], Any] | None = None
@@ -62,16 +62,16 @@ class _Interrupt:
             self.pending, self.frame = threading.Timer(LONGEST_WAIT, self._again), frame
             self.pending.daemon = True
             self.pending.start()
-        if again or self.at_once:
-            self.heard()
+        if again or self.interruptible:
+            self.raise_waiting()
 
     def _again(self) -> None:
-        # The timer may have gone off while Ctrl-C was heard, or was forgotten, by the main thread.
+        # The timer may have gone off while the main thread raised Ctrl-C, or forgot it.
         if self.pending is threading.current_thread():
             _thread.interrupt_main()
 
-    def heard(self) -> None:
-        """Let one that has waited come now, where nothing is half written."""
+    def raise_waiting(self) -> None:
+        """Raise a Ctrl-C that has waited, unless something is half written."""
         if self.pending is None or self.held:
             return
         frame = self.frame
@@ -93,7 +93,7 @@ KEEPERS: list[Callable[[], Callable[[], None]]] = []
 
 @contextmanager
 def between_steps() -> Iterator[None]:
-    """Context in which Ctrl-C waits until everything is whole; see above.
+    """Context in which Ctrl-C waits until nothing is half written; see above.
 
     Where an exception leaves the outermost one, what :data:`KEEPERS` noted is put back. It does
     nothing in threads other than the main one, which Ctrl-C does not reach, or where a program has
@@ -113,9 +113,9 @@ def between_steps() -> Iterator[None]:
     if not callable(previous):
         yield
         return
-    put_back, was_heard = list(map(operator.call, KEEPERS)), False
+    put_back, was_raised = list(map(operator.call, KEEPERS)), False
     _interrupt.locks, _interrupt.previous = 0, previous
-    _interrupt.held = _interrupt.at_once = False
+    _interrupt.held = _interrupt.interruptible = False
     try:
         # Until here, and from where it is put back, Ctrl-C comes at any line: the depth, by which
         # contexts inside know that it waits, is changed while it does.
@@ -124,7 +124,7 @@ def between_steps() -> Iterator[None]:
         yield
     except BaseException as error:
         # A second Ctrl-C must not come between two of those that put back.
-        _interrupt.held, was_heard = True, isinstance(error, KeyboardInterrupt)
+        _interrupt.held, was_raised = True, isinstance(error, KeyboardInterrupt)
         for put in put_back:
             put()
         raise
@@ -132,27 +132,27 @@ def between_steps() -> Iterator[None]:
         _interrupt.depth, _interrupt.held = 0, False
         # One that was pressed again while the first ended the run is not raised once more behind
         # it.
-        if was_heard:
+        if was_raised:
             _interrupt.forget()
         # Another handler that was set meanwhile stays.
         if signal.getsignal(signal.SIGINT) is _interrupt:
             signal.signal(signal.SIGINT, previous)
         if _interrupt.pending is not None:
-            _interrupt.heard()
+            _interrupt.raise_waiting()
 
 
 @contextmanager
-def at_once() -> Iterator[None]:
-    """Context for functions of the user's, in which Ctrl-C comes at once."""
+def interruptible() -> Iterator[None]:
+    """Context for functions of the user's, in which Ctrl-C is raised at once."""
     if get_ident() != main_thread().ident:
         yield
         return
-    before, _interrupt.at_once = _interrupt.at_once, True
+    before, _interrupt.interruptible = _interrupt.interruptible, True
     try:
-        heard()
+        raise_waiting()
         yield
     finally:
-        _interrupt.at_once = before
+        _interrupt.interruptible = before
 
 
 def hold() -> bool:
@@ -164,17 +164,17 @@ def hold() -> bool:
 
 
 def release() -> None:
-    """Everything is whole again: a Ctrl-C that has waited is heard now."""
+    """End of :func:`hold`: nothing is half written, and a Ctrl-C that has waited is raised."""
     if get_ident() == main_thread().ident:
         _interrupt.held = False
         if _interrupt.pending is not None:
-            _interrupt.heard()
+            _interrupt.raise_waiting()
 
 
-def heard() -> None:
-    """A place where everything is whole: a Ctrl-C that has waited is heard now."""
+def raise_waiting() -> None:
+    """Raise a Ctrl-C that has waited: nothing is half written here."""
     if _interrupt.pending is not None and get_ident() == main_thread().ident:
-        _interrupt.heard()
+        _interrupt.raise_waiting()
 
 
 class _Swapped(AbstractContextManager[Entered]):
@@ -189,7 +189,7 @@ class _Swapped(AbstractContextManager[Entered]):
             # The handler of Ctrl-C only notes that it was pressed, which ends no wait for a lock.
             while not HOST.acquire(timeout=LOOK):
                 _hold_as(before)
-                heard()
+                raise_waiting()
                 hold()
             try:
                 entered = self._context.__enter__()
@@ -214,7 +214,7 @@ class _Swapped(AbstractContextManager[Entered]):
             _hold_as(before)
             self._waits.__exit__(*exception)
             if exception[0] is None and not _interrupt.locks:
-                heard()
+                raise_waiting()
 
 
 def _hold_as(before: bool) -> None:

@@ -406,7 +406,7 @@ def ways_of(
 
 
 class _Run:
-    """An engine that is run again and again; see :class:`ppl_ext.fit.problem.ways.Run`."""
+    """An engine that is run again and again; see :class:`ppl_ext.fit.problem.ways.EngineRun`."""
 
     def __init__(self, engine: Engine) -> None:
         # The engine may have run before. Its evaluations then are not of this fit.

@@ -11,7 +11,7 @@ import pytest
 
 from ppl_ext.curvature.program_curvature import GaussNewton
 from ppl_ext.engines import judgement as shared
-from ppl_ext.engines.judgement import Drawn, Run, judge, unjudged
+from ppl_ext.engines.judgement import Drawn, EndedRun, judge, unjudged
 from ppl_ext.errors import DoubtfulFitWarning
 from ppl_ext.laplace.laplace_ggn import notes_of
 from ppl_ext.start.rows import Rows
@@ -36,7 +36,7 @@ def student(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def run_of(
     draws: np.ndarray, log_q: np.ndarray | None = None, density: Any = normal, **options: Any
-) -> Run:
+) -> EndedRun:
     piece = InPieces(lambda z, before: density(z))
     given: dict[str, Any] = {
         "engine": "Engine",
@@ -48,7 +48,7 @@ def run_of(
         "draw": lambda number: Drawn(draws[:number], None if log_q is None else log_q[:number]),
         "rows": lambda: Rows(piece),
     }
-    return Run(**{**given, **options})
+    return EndedRun(**{**given, **options})
 
 
 def drawn(number: int, factor: Any = 1.0, shift: Any = 0.0, seed: int = 0) -> np.ndarray:

@@ -16,7 +16,15 @@ import pytest
 
 from ppl_ext import process
 from ppl_ext.arguments import entry
-from ppl_ext.process import HOST, at_once, between_steps, heard, hold, release, swapping
+from ppl_ext.process import (
+    HOST,
+    between_steps,
+    hold,
+    interruptible,
+    raise_waiting,
+    release,
+    swapping,
+)
 from tests.backends import from_zoo
 from tests.faults.process import in_threads
 
@@ -91,7 +99,7 @@ def test_ctrl_c_is_heard_at_places_where_all_is_whole() -> None:
     def search() -> None:
         press()
         done.append("evaluated")
-        heard()
+        raise_waiting()
         done.append("went on")
 
     with pytest.raises(KeyboardInterrupt):
@@ -115,7 +123,7 @@ def test_what_is_half_written_is_never_left_by_ctrl_c() -> None:
         hold()
         for _ in range(3):
             press()
-            heard()
+            raise_waiting()
         done.append("written")
         release()
         done.append("after")
@@ -141,7 +149,7 @@ def test_ctrl_c_waits_so_long_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ctrl_c_comes_at_once_in_functions_of_the_users() -> None:
     with pytest.raises(KeyboardInterrupt), between_steps():
-        with at_once():
+        with interruptible():
             press()
             pytest.fail("expected it at once")
 

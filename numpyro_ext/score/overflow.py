@@ -18,7 +18,7 @@ from ppl_ext.score_matching.regression import overflow
 T = TypeVar("T")
 
 
-class Verdict(overflow.Verdict):
+class Overflow(overflow.Overflow):
     """Whether the latest scores, or those before them, come from an overflow; arrays of bool."""
 
     def choose(self, before: Callable[[], T], fresh: Callable[[], T], after: Callable[[], T]) -> T:
@@ -34,9 +34,9 @@ class Verdict(overflow.Verdict):
         return jax.tree.map(chosen, before(), fresh(), after())
 
 
-def judged(seen: Float[Array, "*K"], latest: Float[Array, "*K"]) -> Verdict:
+def judged(seen: Float[Array, "*K"], latest: Float[Array, "*K"]) -> Overflow:
     """What to make of scores of the mean square ``latest`` after some of the mean square ``seen``.
 
     Zeros are no scores: nothing was seen before, or the density is flat.
     """
-    return Verdict(*overflow.compared(seen, latest))
+    return Overflow(*overflow.compared(seen, latest))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ppl_ext.curvature.program_curvature import runs
+from ppl_ext.curvature.program_curvature import stretches
 
 
 class Coordinates:
@@ -41,7 +41,7 @@ class Coordinates:
                 parts.append(np.arange(where.start, where.stop))
                 self.slices[name] = slice(start, start + len(parts[-1]))
                 start = self.slices[name].stop
-        self._runs = runs(every, self.slices)
+        self._stretches = stretches(every, self.slices)
         self.numbers: Any = np.concatenate(parts)
 
     def __len__(self) -> int:
@@ -49,21 +49,21 @@ class Coordinates:
 
     def part(self, position: Float[Any, "... D"]) -> Float[Any, "... d"]:
         """These coordinates (..., D') of positions (..., D)."""
-        pieces = [position[..., run.whole] for run in self._runs if run.part is not None]
+        pieces = [position[..., each.whole] for each in self._stretches if each.part is not None]
         if len(pieces) == 1:
             return pieces[0]
-        # The empty piece is for no runs at all, which cannot be concatenated.
+        # The empty piece is for no stretches at all, which cannot be concatenated.
         return self.xp.concatenate([position[..., :0], *pieces], axis=-1)
 
     def placed(
         self, position: Float[Any, "... D"], part: Float[Any, "... d"]
     ) -> Float[Any, "... D"]:
         """The positions (..., D) with ``part`` (..., D') for these coordinates."""
-        if len(self._runs) == 1 and self._runs[0].part is not None:
+        if len(self._stretches) == 1 and self._stretches[0].part is not None:
             return part
         # By slices: what is computed from the other coordinates alone then needs no derivative.
         pieces = [
-            position[..., run.whole] if run.part is None else part[..., run.part]
-            for run in self._runs
+            position[..., each.whole] if each.part is None else part[..., each.part]
+            for each in self._stretches
         ]
         return self.xp.concatenate(pieces, axis=-1)

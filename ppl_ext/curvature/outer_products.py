@@ -256,7 +256,7 @@ class KroneckerSums:
         """1 where rows have a rank above one as matrices, and else 0."""
         return self._last.beyond(rows, matrices)
 
-    def at_once(
+    def quick_factors(
         self, rows: Any, matrices: Mapping[str, Any], quick: Collection[str]
     ) -> dict[str, tuple[Any, Any]]:
         """Both Kronecker factors of those of the rank-one sites ``quick`` that have few rows.
@@ -341,7 +341,7 @@ def kronecker_factors(
     def found_by(quick: Collection[str], start: Factors) -> Factors:
         found: dict[str, tuple[Any, Any]] = {}
         if rows is not None and quick:
-            found = sites.at_once(rows, matrices_of(rows), quick)
+            found = sites.quick_factors(rows, matrices_of(rows), quick)
         others = [name for name in sites.factored if name not in found]
 
         def both(factors: Factors) -> Factors:

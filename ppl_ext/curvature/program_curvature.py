@@ -238,7 +238,7 @@ class RowStructure:
         return RowStructure(repeated=self.repeated)
 
 
-class Run(NamedTuple):
+class Stretch(NamedTuple):
     """Coordinates side by side that all belong to some sites, or none of them.
 
     Parameters
@@ -253,7 +253,7 @@ class Run(NamedTuple):
     part: slice | None
 
 
-def runs(layout: Mapping[str, slice], chosen: Mapping[str, slice]) -> list[Run]:
+def stretches(layout: Mapping[str, slice], chosen: Mapping[str, slice]) -> list[Stretch]:
     """Split the flat vector into the fewest slices that hold chosen sites alone or others alone.
 
     Parameters
@@ -266,10 +266,10 @@ def runs(layout: Mapping[str, slice], chosen: Mapping[str, slice]) -> list[Run]:
     Examples
     --------
     >>> sites = {"a": slice(0, 2), "b": slice(2, 3), "c": slice(3, 7)}
-    >>> [run.whole for run in runs(sites, {"c": slice(0, 4)})]
+    >>> [each.whole for each in stretches(sites, {"c": slice(0, 4)})]
     [slice(0, 3, None), slice(3, 7, None)]
     """
-    found: list[Run] = []
+    found: list[Stretch] = []
     for name, whole in layout.items():
         part = chosen.get(name)
         # Neighbours of one kind are one copy in memory, and one operation.
@@ -278,7 +278,7 @@ def runs(layout: Mapping[str, slice], chosen: Mapping[str, slice]) -> list[Run]:
             whole = slice(last.whole.start, whole.stop)
             if part is not None and last.part is not None:
                 part = slice(last.part.start, part.stop)
-        found.append(Run(whole, part))
+        found.append(Stretch(whole, part))
     return found
 
 

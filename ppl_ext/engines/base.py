@@ -18,7 +18,7 @@ from ppl_ext.arguments import check_callable, nonfinite_arguments
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.stream import Stream
 from ppl_ext.documented import documents_subclasses
-from ppl_ext.engines.judgement import Judgement, Run, judge
+from ppl_ext.engines.judgement import EndedRun, Judgement, judge
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
 from ppl_ext.gradients.estimator import GradientEstimator
 from ppl_ext.options import check_choice, check_count, decisions, describe, described, options_of
@@ -416,7 +416,7 @@ class EngineShell:
 
         ``kwargs`` are the model's beside those of a ``stream``'s batches, and ``pieces`` evaluate
         with arguments and some of their rows, or all; ``found`` are other fields of
-        :class:`~ppl_ext.engines.judgement.Run` that a package knows.
+        :class:`~ppl_ext.engines.judgement.EndedRun` that a package knows.
         """
         if not self._judges:
             return None
@@ -435,7 +435,7 @@ class EngineShell:
             has_rows = bool(batches) and not self._draws_take_all_rows
             rows = partial(Rows.of_batches, batches, size, of_batch)
         judgement = judge(
-            Run(
+            EndedRun(
                 type(self).__name__,
                 target.dim,
                 target.layout.slices,

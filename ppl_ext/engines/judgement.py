@@ -233,7 +233,7 @@ def _level_of_the_caller() -> int:
 
 
 @dataclass(frozen=True)
-class Run:
+class EndedRun:
     """What a judgement asks of a run that has ended.
 
     Attributes
@@ -287,7 +287,7 @@ class Run:
         return names_of_coordinates(self.coordinates)
 
 
-def judge(run: Run) -> Judgement:
+def judge(run: EndedRun) -> Judgement:
     """The judgement of a run; what cannot be looked at is said in it."""
     nothing = Judgement(run.engine, centred=run.centred)
     if _IN_FIT.get():
@@ -320,7 +320,7 @@ def judge(run: Run) -> Judgement:
         return replace(nothing, told=(f"Not judged: the look at its draws failed with {text}",))
 
 
-def _judged(run: Run) -> Judgement:
+def _judged(run: EndedRun) -> Judgement:
     rows, number = run.rows(), min(DRAWS, NUMBERS // run.dim)
     evaluate, parts = rows.few, []
     if rows.times > 1.0:
@@ -368,7 +368,7 @@ def _judged(run: Run) -> Judgement:
 
 
 def _by_density(
-    run: Run,
+    run: EndedRun,
     found: Judgement,
     z: Float[np.ndarray, "S D"],
     values: Float[np.ndarray, " S"],
@@ -483,7 +483,7 @@ def _variance(z: Float[np.ndarray, "S D"], scores: Float[np.ndarray, "S D"]) -> 
 
 
 def _missed_modes(
-    run: Run, z: Float[np.ndarray, "S D"], evaluate: Evaluate
+    run: EndedRun, z: Float[np.ndarray, "S D"], evaluate: Evaluate
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What speaks against draws, and what else is told, of modes of the search without draws."""
     modes = run.modes
@@ -542,7 +542,7 @@ class _SpentError(Exception):
 
 
 def _by_drift(
-    run: Run, found: Judgement, z: Float[np.ndarray, "S D"], evaluate: Evaluate, most: int
+    run: EndedRun, found: Judgement, z: Float[np.ndarray, "S D"], evaluate: Evaluate, most: int
 ) -> Judgement:
     """Short chains from the draws, as far as so many evaluations last."""
     spent = 0
@@ -604,7 +604,7 @@ def _by_drift(
     return replace(found, told=(*found.told, moved.told), drift=moved)
 
 
-def _alone(run: Run, moved: Drift) -> str:
+def _alone(run: EndedRun, moved: Drift) -> str:
     """What is to be said of a standard deviation that rests on one draw that is out of place.
 
     Ranks do not see one draw of many that lies too far out, and a standard deviation sees little
@@ -646,7 +646,7 @@ def _tails(
 
 
 def _by_rows(
-    run: Run,
+    run: EndedRun,
     found: Judgement,
     z: Float[np.ndarray, "S D"],
     rows: Rows,
@@ -663,4 +663,4 @@ def _by_rows(
     return replace(found, told=(sampled.told,))
 
 
-__all__ = ["Drawn", "Judgement", "Run", "judge"]
+__all__ = ["Drawn", "Judgement", "EndedRun", "judge"]

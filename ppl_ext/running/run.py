@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 
 from ppl_ext.errors import ArgumentError, NonFiniteError, RankLostError
 from ppl_ext.options import check_count, described, is_count
-from ppl_ext.process import at_once, between_steps
+from ppl_ext.process import between_steps, interruptible
 from ppl_ext.running.best import LEAST_APART, LOOKS, Watch
 from ppl_ext.running.piece import Piece, joined
 from ppl_ext.running.settling import SettlingWatch
@@ -33,7 +33,7 @@ from ppl_ext.running.settling import SettlingWatch
 LARGEST_PIECE = 4096
 #: Steps that can be counted.
 MOST_STEPS = 2**31 - 1
-#: Seconds that a piece should take, so that the bar moves and Ctrl-C is heard.
+#: Seconds that a piece should take, so that the bar moves and Ctrl-C is raised soon.
 PIECE_SECONDS = 0.2
 
 
@@ -249,7 +249,7 @@ def take_steps(
                 if saved:
                     save()
                 # A user's function may take long: Ctrl-C does not wait for its end.
-                with at_once():
+                with interruptible():
                     stops = cadence.calls_back(position, ends) and call_back(
                         position, piece.latest()
                     )

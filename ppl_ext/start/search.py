@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ppl_ext.errors import StartWarning
-from ppl_ext.process import heard
+from ppl_ext.process import raise_waiting
 from ppl_ext.start.find import MOST_DIMENSIONS, Counted, find
 from ppl_ext.start.given import HOST, Space, Started, start_from
 from ppl_ext.start.paths import Evaluate, SpentError
@@ -91,7 +91,7 @@ class InPieces:
         found = []
         several = width * self._together if width == WIDTH else width
         for first in range(0, len(filled), several):
-            heard()
+            raise_waiting()
             some = filled[first : first + several]
             found.append(self._piece(some, self.calls))
             self.calls += len(some) // width

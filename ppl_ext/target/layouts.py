@@ -125,10 +125,10 @@ def sweep_pieces(plates: Mapping[str, DataPlate], chunk: int | None) -> list[dic
     """
     chunk = chunk or DEFAULT_DATA_CHUNK
     share = max(1, round(chunk ** (1.0 / max(1, len(plates)))))
-    at_once = math.prod(plate.size for plate in plates.values()) <= chunk
+    in_one_piece = math.prod(plate.size for plate in plates.values()) <= chunk
     pieces = []
     for plate in plates.values():
-        rows = plate.size if at_once else min(share, plate.size)
+        rows = plate.size if in_one_piece else min(share, plate.size)
         whole, tail = divmod(plate.size, rows)
         own = [Piece(0, rows, whole, rows / plate.size)]
         if tail:

@@ -30,7 +30,7 @@ from ppl_ext.target.families import family_of, is_improper
 from ppl_ext.target.scores import check_not_empty, repeated_plates_error
 from pyro_ext.density.bound_model import BoundModel
 from pyro_ext.density.enumeration import is_enumerated, some_values, terms_at
-from pyro_ext.density.first_run import Derived, Run, Structure, run_once
+from pyro_ext.density.first_run import Derived, ModelRun, Structure, run_once
 from pyro_ext.density.handlers import (
     DiscoveryHandler,
     OneValueHandler,
@@ -253,7 +253,7 @@ def _unknown(end: Any) -> Any:
     raise LookupError
 
 
-def _rows_are_arguments(run: Callable[..., Run], first: Run) -> bool:
+def _rows_are_arguments(run: Callable[..., ModelRun], first: ModelRun) -> bool:
     """Whether the plates' rows come with the arguments instead of being indexed by the model.
 
     Each plate is given another number of rows: a model that indexes its data follows, one that

@@ -232,7 +232,7 @@ def _watch_modules() -> Iterator[list[torch.nn.Module]]:
 
 
 @dataclass
-class Run:
+class ModelRun:
     """What one run of the model showed."""
 
     handler: CheckHandler
@@ -250,7 +250,7 @@ def run_once(
     parameters: Any = None,
     validate: bool = True,
     dtype: torch.dtype | None = None,
-) -> Run:
+) -> ModelRun:
     """Run a model at small random positions, with these rows of its plates.
 
     Raises
@@ -311,4 +311,4 @@ def run_once(
                 "its arguments as they are; write y = y - 1 for y -= 1 or y.sub_(1)."
             )
         parameters = {key: dict(value) for key, value in pyro.get_param_store().get_state().items()}
-    return Run(handler, control, parameters)
+    return ModelRun(handler, control, parameters)

@@ -16,7 +16,7 @@ from ppl_ext.score_matching.regression import overflow
 T = TypeVar("T")
 
 
-class Verdict(overflow.Verdict):
+class Overflow(overflow.Overflow):
     """Whether the latest scores, or those before them, come from an overflow; bools."""
 
     def choose(self, before: Callable[[], T], fresh: Callable[[], T], after: Callable[[], T]) -> T:
@@ -30,9 +30,9 @@ class Verdict(overflow.Verdict):
         return fresh() if self.spoilt else after()
 
 
-def judged(seen: Float[Tensor, ""] | float, latest: Float[Tensor, ""] | float) -> Verdict:
+def judged(seen: Float[Tensor, ""] | float, latest: Float[Tensor, ""] | float) -> Overflow:
     """What to make of scores of the mean square ``latest`` after some of the mean square ``seen``.
 
     Zeros are no scores: nothing was seen before, or the density is flat.
     """
-    return Verdict(*overflow.compared(float(seen), float(latest)))
+    return Overflow(*overflow.compared(float(seen), float(latest)))

@@ -3119,7 +3119,7 @@ def _neutral() -> Iterator[Mutation]:
         "test_fit",
     )
     yield from neutral(
-        "Ctrl-C is heard while a global is changed",
+        "Ctrl-C is raised while a global is changed",
         "process.py",
         "if exception[0] is None and not _interrupt.locks:",
         "if exception[0] is None:",

@@ -15,7 +15,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Bool, Float, Int
 
 from numpyro_ext.draws import standard_normal
-from numpyro_ext.score.overflow import Verdict
+from numpyro_ext.score.overflow import Overflow
 from numpyro_ext.score.regression.base import FormJaxArrays
 from ppl_ext.score_matching.regression import mixture
 from ppl_ext.score_matching.regression.mixture import MixtureRegression
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 class MixtureForm(mixture.MixtureForm):
     arrays = FormJaxArrays
-    verdict = staticmethod(Verdict)
+    verdict = staticmethod(Overflow)
 
     @staticmethod
     def truth(condition: Bool[Array, ""]) -> Bool[Array, ""]:

@@ -42,7 +42,7 @@ HostMaps = tuple[
 ]
 
 
-class Run(Protocol):
+class EngineRun(Protocol):
     """An engine that is run again and again."""
 
     def run(
@@ -87,7 +87,7 @@ class Host:
     moves, noncentred : callable
         Sites that may be non-centred, and the program with these so.
     running : callable
-        Of an engine: a :class:`Run` of it.
+        Of an engine: a :class:`EngineRun` of it.
     to_arviz, predictions, predictor : callable
         What a fit shows of the program.
     """
@@ -105,7 +105,7 @@ class Host:
     epsilon: Callable[[Any], float]
     moves: Callable[[Any, Any], Moves]
     noncentred: Callable[..., Noncentred]
-    running: Callable[[Any], Run]
+    running: Callable[[Any], EngineRun]
     to_arviz: Callable[..., Any]
     predictions: Callable[..., Any]
     predictor: Callable[..., Any]

@@ -69,7 +69,7 @@ class FormArrays(ArrayFunctions):
 
     @staticmethod
     def judged(seen: Any, latest: Any) -> Any:
-        """The ``overflow.Verdict`` on mean squares of scores."""
+        """The ``overflow.Overflow`` on mean squares of scores."""
         raise NotImplementedError
 
     @staticmethod

@@ -375,7 +375,7 @@ class MixtureForm(ClosedForm[MixtureRegression]):
     @staticmethod
     @abstractmethod
     def verdict(wild: Any, spoilt: Any) -> Any:
-        """The :class:`~ppl_ext.score_matching.regression.overflow.Verdict` of these."""
+        """The :class:`~ppl_ext.score_matching.regression.overflow.Overflow` of these."""
 
     # -- formulas ------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ WILD, SPOILT = 1e8, 1e12
 LENIENCE = 1.5
 
 
-class Verdict(NamedTuple):
+class Overflow(NamedTuple):
     """Whether the latest scores, or those before them, come from an overflow."""
 
     wild: Any

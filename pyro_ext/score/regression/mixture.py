@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ppl_ext.score_matching.regression import mixture
 from ppl_ext.score_matching.regression.mixture import MixtureRegression
-from pyro_ext.score.overflow import Verdict
+from pyro_ext.score.overflow import Overflow
 from pyro_ext.score.regression.base import FormTensors
 
 T = TypeVar("T")
@@ -53,8 +53,8 @@ class MixtureForm(mixture.MixtureForm):
         return bool(condition)
 
     @staticmethod
-    def verdict(wild: Bool[Tensor, ""], spoilt: Bool[Tensor, ""]) -> Verdict:
-        return Verdict(bool(wild), bool(spoilt))
+    def verdict(wild: Bool[Tensor, ""], spoilt: Bool[Tensor, ""]) -> Overflow:
+        return Overflow(bool(wild), bool(spoilt))
 
 
 __all__ = ["MixtureForm", "MixtureRegression"]
