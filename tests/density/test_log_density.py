@@ -560,6 +560,42 @@ def test_outputs_name_the_parameters_that_the_model_chose(backend: Any) -> None:
     assert outputs["w"].event_dim == 1
 
 
+def test_masks_between_event_dimensions_are_of_whole_rows(backend: Any) -> None:
+    host, dist = backend.host, backend.dist
+    generator = np.random.default_rng(0)
+    values, keep = generator.normal(size=(4, 3, 2)), generator.random((4, 3)) < 0.5
+
+    def model() -> None:
+        mean = host.sample("mean", dist.Normal(0.0, 1.0))
+        each = dist.Normal(mean, 1.0).expand([4, 3, 2]).to_event(1)
+        host.sample("y", each.mask(backend.array(keep)).to_event(1), obs=backend.array(values))
+
+    target, data = backend.target(model)
+    z = backend.array(np.array([0.3]))
+    output = target.outputs(z, data)["y"]
+    elements = np.broadcast_to(keep[..., None], values.shape)
+    np.testing.assert_array_equal(backend.numpy(output.mask), elements)
+    _, likelihood = target.log_prior_and_likelihood(z[None], data)
+    terms = -0.5 * (values - 0.3) ** 2 - 0.5 * np.log(2.0 * np.pi)
+    close(backend, likelihood[0], terms[keep].sum())
+
+
+def test_predictions_leave_out_rows_that_a_mask_inside_an_event_hides(backend: Any) -> None:
+    host, dist = backend.host, backend.dist
+    keep, values = np.array([[True], [False], [True], [True]]).repeat(3, 1), np.zeros((4, 3, 2))
+
+    def model() -> None:
+        mean = host.sample("mean", dist.Normal(0.0, 1.0))
+        rows = dist.Normal(mean, 1.0).expand([4, 3, 2]).to_event(1).mask(backend.array(keep))
+        with host.plate("rows", 4):
+            host.sample("y", rows.to_event(1), obs=backend.array(values))
+
+    draws = {"mean": backend.array(np.array([0.3, 0.4]))}
+    found = backend.public.predictive_distribution(model, draws)
+    np.testing.assert_array_equal(found["row"], [0, 2, 3])
+    assert found["mean"].shape[:2] == (2, 3)
+
+
 def test_outputs_rebuild_the_likelihood(backend: Any) -> None:
     host, dist, xp, x = (
         backend.host,
