@@ -140,11 +140,13 @@ def convergence(draws: Draws) -> Convergence:
     p_value = 2.0 * stdtr(chains - 1, -np.max(ratios)) * 2 * dim
     # Ranks do not see how far a tail reaches; a mean does, where there is one.
     of_means = np.where(is_heavy, np.inf, effective_number(draws))
+    # Draws that are one number are worth one draw, whose deviation is not known at all.
+    is_fixed = np.ptp(draws, axis=(0, 1)) == 0.0
     return Convergence(
-        np.maximum(_nested_r_hat(bulk), _nested_r_hat(folded)),
-        np.minimum(_effective_number(bulk), of_means),
-        np.minimum(*tails),
-        errors,
+        np.where(is_fixed, np.inf, np.maximum(_nested_r_hat(bulk), _nested_r_hat(folded))),
+        np.where(is_fixed, 1.0, np.minimum(_effective_number(bulk), of_means)),
+        np.where(is_fixed, 1.0, np.minimum(*tails)),
+        np.where(is_fixed, 1.0, errors),
         is_heavy,
         is_heavy & (shapes - SURE * uncertain > HEAVY),
         np.max(shifts, axis=0),

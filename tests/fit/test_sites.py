@@ -112,3 +112,21 @@ def test_numbers_of_a_site_with_fewer_coordinates_are_constant_but_for_rounding(
     found = Problem.numbers(own, z)
     assert np.ptp(found["R"][:, 0]) == 0.0 and np.ptp(found["R"][:, 1]) > 1.0
     np.testing.assert_array_equal(found["x"], one)
+
+
+def test_draws_that_rounding_makes_one_number_are_worth_one() -> None:
+    """Alone they leave nothing else to judge; beside others they are the worst of them."""
+    draws = np.random.default_rng(7).normal(size=(60, 16, 2))
+    draws[:, :, 1] = 2.0
+    alone, beside = judged(draws[:, :, 1:], t=np.exp), judged(draws, x=lambda z: z, t=np.exp)
+    for found in (alone, beside):
+        assert np.isinf(found.r_hat) and found.worst_site == "t"
+        assert found.ess_bulk == found.ess_tail == found.deviation_error == 1.0
+
+
+def test_sites_at_an_edge_to_the_last_digit_are_judged_by_their_coordinates() -> None:
+    draws = np.random.default_rng(8).normal(size=(60, 16, 1))
+    assert judged(draws, p=lambda z: 0.0 * z + 1.0).r_hat < 1.02
+    draws[:, :8] += 3.0
+    found = judged(draws, p=lambda z: 0.0 * z + 1.0)
+    assert found.r_hat > agreement.MOST_R_HAT and found.worst_site == "p"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from ppl_ext.chains.sampler import Window
 from ppl_ext.chains.symmetry import Symmetry, ordered_values
@@ -84,14 +84,28 @@ def _columns(
     if symmetry is not None:
         values = ordered_values(symmetry.as_written, values)
     names, numbers, columns = list[str](), list[str](), []
-    for name in (_written(problem, each) for each in problem.coordinates):
+    for latent, at in problem.coordinates.items():
+        name = _written(problem, latent)
         flat = values[name].reshape(number, chains, -1)
         # Constants, such as the corner of a Cholesky factor, have no figures.
-        moving = np.flatnonzero(np.ptp(flat, axis=(0, 1)) > 0.0)
+        moving = np.flatnonzero(_varies(flat))
+        if len(moving) == 0 and at.stop > at.start and not _varies(draws[:, :, at]).any():
+            # No constant, but draws of which rounding has made one number.
+            moving = np.arange(flat.shape[2])
         names += [name] * len(moving)
         numbers += [label(name, values[name].shape[1:], int(place)) for place in moving]
         columns.append(flat[:, :, moving])
+    if not names:
+        # All sites are at an edge of their supports to the last digit, and only their coordinates
+        # can be judged.
+        sites = problem.coordinates.items()
+        names = numbers = [name for name, at in sites for _ in range(at.start, at.stop)]
+        columns = [draws]
     return names, numbers, np.concatenate(columns, axis=2)
+
+
+def _varies(columns: Float[np.ndarray, "N M K"]) -> Bool[np.ndarray, " K"]:
+    return np.ptp(columns, axis=(0, 1)) > 0.0
 
 
 def _written(problem: Problem, name: str) -> str:
