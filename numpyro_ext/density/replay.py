@@ -65,6 +65,7 @@ from ppl_ext.diagnostics.replay import (
     nearby,
     one_draw,
     plates_of_axes,
+    shared_discrete,
     sum_out,
     value_shape,
 )
@@ -369,9 +370,10 @@ def replay(
     discrete : {"sample", "most probable"}
         Which values the discrete latent sites have in the groups "discrete" and "deterministic",
         given a draw of all others and the data: drawn jointly, or the most probable ones
-        together. New observations have values of their prior. So have predictions, unless the
-        group "discrete" is there, whose values they then have. "alongside" are the deterministic
-        sites of the run that new observations, or else predictions, are of.
+        together. New observations have values of their prior, but of sites that observations
+        share values of their posterior, or those that ``draws`` has. So have predictions, unless
+        the group "discrete" is there, whose values they then have. "alongside" are the
+        deterministic sites of the run that new observations, or else predictions, are of.
     missing : collection of str
         Observed sites whose values are none: discrete sites are to know nothing of them, and they
         are not computed from latent sites.
@@ -414,6 +416,22 @@ def replay(
     num_draws = len(next(iter(values.values())))
     check_room(described, groups, num_draws, jnp.dtype(target.dtype).itemsize, num_chains)
     recorder = Recorder(described, groups, num_draws, target.plates, missing, finite)
+    shared = shared_discrete(described, target.plates, groups, missing)
+    given = {name: np.asarray(draws[name]) for name in target.bound.enumerated if name in draws}
+    if not given.keys() >= {*shared}:
+        # Numbers of their own: predictions are to be independent of how these were drawn.
+        options: dict[str, Any] = {
+            "data_chunk": data_chunk,
+            "draw_chunk": draw_chunk,
+            "all_rows": all_rows,
+        }
+        options |= {"missing": missing, "finite": finite}
+        own = random.fold_in(key_or(rng_key), 1)
+        found = replay(target, draws, data, groups=("discrete",), rng_key=own, **options).discrete
+        given = {**{name: found[name] for name in shared}, **given}
+    for name, value in given.items():
+        check_draw_shape(name, value.shape[1:], described[name].shape)
+        values[name] = value
     if groups:
         key = key_or(rng_key)
         rows = data_chunk or target.data_chunk or DATA_CHUNK
@@ -561,7 +579,8 @@ def _compiled_chunk(
         given = trace
         enumerated = target.bound.enumerated
         if enumerated and groups & {"log_likelihood", "log_prior", "discrete", "deterministic"}:
-            every = _run_enumerated(target, data, values, indices)
+            latents = {name: values[name] for name in target.layout.names}
+            every = _run_enumerated(target, data, latents, indices)
         if enumerated and "log_likelihood" in groups:
             marginals = log_likelihood_of_rows(every)
         if enumerated and ("discrete" in groups or deterministic):

@@ -25,7 +25,11 @@ from ppl_ext.diagnostics.predictive_data import (
     returned_sites,
     site_predictor,
 )
-from ppl_ext.diagnostics.replay import check_draws_are_mapping, check_numbers_of_draws
+from ppl_ext.diagnostics.replay import (
+    check_draws_are_mapping,
+    check_numbers_of_draws,
+    values_of_shared,
+)
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.habits import as_fitted
 from ppl_ext.options import check_count, described
@@ -59,8 +63,9 @@ def predictive_distribution(
     ``Predictive`` runs it. A model that subsamples a plate is evaluated on all rows of it.
 
     Discrete latent sites, which draws do not hold, have values of their prior, as those of rows
-    yet to be seen do. With ``discrete`` they have values of their posterior given the draw and
-    what is observed, as with the host's ``infer_discrete``, and these are in the result.
+    yet to be seen do. Those that several observations share, such as a change point, have values of
+    their posterior given the draw and what is observed. With ``discrete`` all have such values, as
+    with the host's ``infer_discrete``, and these are in the result.
 
     Parameters
     ----------
@@ -267,7 +272,14 @@ def predictions(
         target, data = target_of_model(observing, args, kwargs, all_rows=False, owner="predict")
     except GoesOnError:
         return _forecasts(model, draws, args, kwargs, seed, return_sites)
-    at_draws = partial(replay, target, data=data, rng_key=random.key(seed))
+    key = random.key(seed)
+    if observing.finite and any(like):
+        fitted, own = target_of_model(model, *like, all_rows=False)
+        if shared := values_of_shared(replay, fitted, draws, own, rng_key=random.fold_in(key, 1)):
+            draws = {**draws, **shared}
+            observing = ObserveMissing(model, draws)
+            target, data = target_of_model(observing, args, kwargs, all_rows=False, owner="predict")
+    at_draws = partial(replay, target, data=data, rng_key=key)
     return returned_sites(at_draws, draws, observing, return_sites)
 
 

@@ -97,6 +97,8 @@ def returned_sites(
         all_rows=False,
     )
     new = {**replayed.predictive, **replayed.alongside}
+    given = {name: np.asarray(draws[name]) for name in draws if name in replayed.sites}
+    new |= {name: at for name, at in given.items() if replayed.sites[name].kind == "discrete"}
     check_return_sites(names, {*new, *draws})
     if names is None:
         return {name: new[name] for name in replayed.sites if name in new}

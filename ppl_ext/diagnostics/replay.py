@@ -438,6 +438,57 @@ def _changed_axes(before: Shape, after: Shape) -> list[int]:
 # -- draws ----------------------------------------------------------------------------------------
 
 
+def shared_discrete(
+    sites: Mapping[str, SiteDescription],
+    chunked: Collection[str],
+    groups: Collection[str] = ("predictive",),
+    missing: Collection[str] = (),
+) -> list[str]:
+    """Discrete latent sites whose values of the posterior new observations have.
+
+    Rows that are yet to be seen have a value of their own of a discrete site that each row has, as
+    of the component of a mixture. A site that several rows share, such as a change point or the
+    class of a group, is a parameter of them, of which the data tell.
+
+    Parameters
+    ----------
+    sites : mapping of str to SiteDescription
+    chunked : collection of str
+        Plates that come in chunks, in which no site is such a one.
+    groups, missing
+        As of ``replay``: there are none where nothing new is wanted, or nothing was observed.
+    """
+    observed = [site for site in sites.values() if site.kind == "observed"]
+    if not {"predictive", "prediction"} & {*groups} or {*missing} >= {
+        site.name for site in observed
+    }:
+        return []
+
+    def is_shared(site: SiteDescription) -> bool:
+        plates = {*site.plates} - {None}
+        size = math.prod(site.shape)
+        return not plates & {*chunked} and any(
+            plates <= {*each.batch_plates} and math.prod(each.batch_shape) > size
+            for each in observed
+        )
+
+    return [site.name for site in sites.values() if site.kind == "discrete" and is_shared(site)]
+
+
+def values_of_shared(
+    replay: Callable[..., Replay], target: Any, draws: Mapping[str, Any], data: Any, **options: Any
+) -> dict[str, Array]:
+    """Of discrete sites that observations share values (S, *shape), drawn given each draw."""
+    if not target.bound.enumerated:
+        return {}
+    sites = replay(target, draws, data, groups=(), all_rows=False).sites
+    names = shared_discrete(sites, target.plates)
+    if not names:
+        return {}
+    found = replay(target, draws, data, groups=("discrete",), all_rows=False, **options).discrete
+    return {name: found[name] for name in names}
+
+
 def check_draws(names: Sequence[str], draws: Mapping[str, Any]) -> None:
     """See that there are draws of every latent site, as many of each.
 

@@ -199,7 +199,8 @@ class Looks:
 
         As the host's ``Predictive`` does, it also returns the deterministic sites at these rows,
         such as the mean of a regression, and new values of discrete latent sites. All values of
-        one draw come from one run of the program.
+        one draw come from one run of the program. A discrete site that several observations of the
+        run share, such as a change point, has values of its posterior.
 
         Parameters
         ----------

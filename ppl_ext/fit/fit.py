@@ -341,7 +341,8 @@ class Fit:
 
         As the host's ``Predictive`` does, it returns beside them the deterministic sites at these
         rows, such as the mean that a program computes of them, and new values of discrete latent
-        sites, each draw's from one run of the program.
+        sites, each draw's from one run of the program. A discrete site that several of the fitted
+        observations share, such as a change point, has values of its posterior.
 
         Parameters
         ----------

@@ -15,6 +15,8 @@ import torch
 from pyro.ops.einsum.util import Tensordot
 from torch import Tensor
 
+from pyro_ext.density.sampling import exponential
+
 
 def transpose(a: Tensor, axes: tuple[int, ...]) -> Tensor:
     """The tensor with its axes in this order."""
@@ -81,7 +83,7 @@ class _Picked(torch.autograd.Function):
         (terms,) = context.saved_tensors
         if not context.largest:
             # The largest after noise of Gumbel's is a draw.
-            terms = terms - torch.empty_like(terms).exponential_().log()
+            terms = terms - exponential(terms).log()
         places = torch.arange(terms.shape[-1], device=terms.device)
         one = places == terms.argmax(-1, keepdim=True)
         return gradient.unsqueeze(-1) * one, None

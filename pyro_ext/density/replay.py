@@ -49,6 +49,7 @@ from ppl_ext.diagnostics.replay import (
     nearby,
     one_draw,
     plates_of_axes,
+    shared_discrete,
     sum_out,
     value_shape,
 )
@@ -118,7 +119,8 @@ class _ReplayHandler(Messenger):
         msg["fn"] = without_validation(msg["fn"])
         if is_enumerated(msg):
             # Of these rows already; without a value it is drawn from its prior.
-            msg["value"] = self.chosen.get(msg["name"], msg["value"])
+            if (chosen := self.chosen.get(msg["name"])) is not None:
+                msg["value"] = chosen.to(msg["fn"].enumerate_support(expand=False).dtype)
             return
         if not msg["is_observed"] and msg["value"] is None:
             value = self.values.get(msg["name"])
@@ -355,9 +357,10 @@ def replay(
     discrete : {"sample", "most probable"}
         Which values the discrete latent sites have in the groups "discrete" and "deterministic",
         given a draw of all others and the data: drawn jointly, or the most probable ones
-        together. New observations have values of their prior. So have predictions, unless the
-        group "discrete" is there, whose values they then have. "alongside" are the deterministic
-        sites of the run that new observations, or else predictions, are of.
+        together. New observations have values of their prior, but of sites that observations
+        share values of their posterior, or those that ``draws`` has. So have predictions, unless
+        the group "discrete" is there, whose values they then have. "alongside" are the
+        deterministic sites of the run that new observations, or else predictions, are of.
     missing : collection of str
         Observed sites whose values are none: discrete sites are to know nothing of them, and they
         are not computed from latent sites.
@@ -401,6 +404,21 @@ def replay(
         check_draw_shapes(one, around or {}, described)
         num_draws = len(next(iter(values.values())))
         check_room(described, groups, num_draws, target.dtype.itemsize, num_chains)
+        shared = shared_discrete(described, target.plates, groups, missing)
+        given = {name: draws[name] for name in target.bound.enumerated if name in draws}
+        if not given.keys() >= {*shared}:
+            # Numbers of their own: predictions are to be independent of how these were drawn.
+            options: dict[str, Any] = {
+                "data_chunk": data_chunk,
+                "draw_chunk": draw_chunk,
+                "sharding": sharding,
+            }
+            options |= {"missing": missing, "finite": finite, "all_rows": all_rows}
+            found = replay(target, draws, data, groups=("discrete",), seed=seed + 1, **options)
+            given = {**{name: found.discrete[name] for name in shared}, **given}
+        for name, value in given.items():
+            check_draw_shape(name, tuple(value.shape[1:]), described[name].shape)
+            values[name] = torch.as_tensor(value, device=target.device)
         places = list(range(num_draws))
         of_all = values
         if sharding is not None:
@@ -415,13 +433,13 @@ def replay(
             seeds = [[seed % 2**64, place] for place in places]
             chunks = data_chunk, draw_chunk
             _record(recorder, target, data, values, *chunks, most, seeds, around, of_all)
-    found = recorder.replayed(sizes)
+    replayed = recorder.replayed(sizes)
     if sharding is None:
-        return found
+        return replayed
     for name in target.layout.names:
         # All processes take part in joining the flags, also those that have noted none.
-        found.outside.setdefault(name, np.zeros(len(places), bool))
-    joined = found.with_draws(lambda own: sharding.arrays_of_all(own, num_draws))
+        replayed.outside.setdefault(name, np.zeros(len(places), bool))
+    joined = replayed.with_draws(lambda own: sharding.arrays_of_all(own, num_draws))
     return replace(
         joined, outside={name: flags for name, flags in joined.outside.items() if flags.any()}
     )
@@ -464,11 +482,13 @@ class _Rows:
         """Values of the groups, but for observations."""
         target, data, indices, recorder = self.target, self.data, self.indices, self.recorder
         found: dict[tuple[str, str], Tensor] = {}
-        sites = _run(target, data, one, indices)
+        names = target.bound.enumerated
+        shared = {name: one[name] for name in names if name in one}
+        sites = _run(target, data, one, indices, chosen=shared)
         outside = {name: _is_outside(sites[name]) for name in target.layout.names}
         # Of sites with a likelihood of their own; of others in ``marginals``.
         marginals: dict[str, RowTerms] = {}
-        given, names = sites, target.bound.enumerated
+        given = sites
         deterministic = recorder.deterministic_sites if "deterministic" in groups else ()
         if names and {*groups} & {"log_likelihood", "log_prior", "discrete", "deterministic"}:
             every = _run_enumerated(target, data, one, indices)
@@ -507,7 +527,8 @@ class _Rows:
             found |= {(term, name): value for term, value in said.items()}
         if "predictive" in groups and own:
             apart, hidden = recorder.apart, recorder.without_kept(own)
-            new = _run(target, data, one, indices, resample=hidden) if apart else sites
+            again = partial(_run, target, data, one, indices, chosen=shared)
+            new = again(resample=hidden) if apart else sites
             for name in own:
                 value = new[name]["value"] if apart else _new_observation(new[name])
                 found["predictive", name] = value
@@ -580,7 +601,8 @@ def _record(
         _seed([*seeds[draw], chunk + 1])
         own = [name for group, name in recorder.to_correct if group == "predictive"]
         hidden = recorder.without_kept(own)
-        sites = _run(target, data, one, target.all_rows(), resample=hidden)
+        shared = {name: one[name] for name in target.bound.enumerated if name in one}
+        sites = _run(target, data, one, target.all_rows(), resample=hidden, chosen=shared)
         for group, name in recorder.to_correct:
             recorder.correct(group, name, draw, _host(sites[name]["value"]))
 

@@ -185,6 +185,12 @@ class FilledApart(TorchFunctionMode):
 _FILLED = {"dtype", "device", "size"}
 
 
+def exponential(like: Tensor) -> Tensor:
+    """Exponential draws in the shape of a tensor, others at each of many draws."""
+    with _OutOfPlace():
+        return torch.empty_like(like).exponential_()
+
+
 def sampled(distribution: Any) -> Tensor:
     """A value of a distribution, at many draws at once too where its family is a library's.
 

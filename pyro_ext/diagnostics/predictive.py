@@ -16,7 +16,12 @@ from ppl_ext.diagnostics.predictive_data import (
     returned_sites,
     site_predictor,
 )
-from ppl_ext.diagnostics.replay import Replay, check_draws_are_mapping, check_numbers_of_draws
+from ppl_ext.diagnostics.replay import (
+    Replay,
+    check_draws_are_mapping,
+    check_numbers_of_draws,
+    values_of_shared,
+)
 from ppl_ext.fit.habits import as_fitted
 from ppl_ext.options import as_seed, check_count
 from ppl_ext.process import between_steps
@@ -53,8 +58,9 @@ def predictive_distribution(
     ``Predictive`` runs it. A model that subsamples a plate is evaluated on all rows of it.
 
     Discrete latent sites, which draws do not hold, have values of their prior, as those of rows
-    yet to be seen do. With ``discrete`` they have values of their posterior given the draw and
-    what is observed, as with the host's ``infer_discrete``, and these are in the result.
+    yet to be seen do. Those that several observations share, such as a change point, have values of
+    their posterior given the draw and what is observed. With ``discrete`` all have such values, as
+    with the host's ``infer_discrete``, and these are in the result.
 
     Parameters
     ----------
@@ -220,7 +226,13 @@ def predictions(
     draws = _tensors(draws)
     dtype = next((value.dtype for value in draws.values() if value.is_floating_point()), None)
     observing = ObserveMissing(draws)
-    known = observing.over(model)
-    target, data = target_of_model(known, args, kwargs, dtype=dtype, all_rows=False)
+    target, data = target_of_model(observing.over(model), args, kwargs, dtype=dtype, all_rows=False)
+    if observing.finite and any(like):
+        fitted, own = target_of_model(model, *like, dtype=dtype, all_rows=False)
+        if shared := values_of_shared(replay, fitted, draws, own, seed=as_seed(seed) + 1):
+            draws = {**draws, **_tensors(shared)}
+            observing = ObserveMissing(draws)
+            known = observing.over(model)
+            target, data = target_of_model(known, args, kwargs, dtype=dtype, all_rows=False)
     at_draws = partial(replay, target, data=data, seed=as_seed(seed))
     return returned_sites(at_draws, draws, observing, return_sites)

@@ -151,6 +151,88 @@ def test_predictions_average_over_the_prior_of_discrete_sites(backend: Any) -> N
     assert_shares((means == 2.0).mean(0), np.full(3, 0.3))
 
 
+def shared_program(h: Written) -> Any:
+    """One label for four rows and one for each group of three; a label of each row beside them."""
+    where = h.xp.where
+
+    def model(y: Any = None, groups: Any = None, rows: Any = None) -> None:
+        level = h.sample("level", h.dist.Normal(0.0, 1.0))
+        one = h.sample("one", h.dist.Bernoulli(0.3))
+        with h.plate("rows", 4):
+            own = h.sample("own", h.dist.Bernoulli(0.2))
+            h.sample("y", h.dist.Normal(level + 1.0 * one, 2.0), obs=y)
+            h.sample("x", h.dist.Normal(8.0 * own, 1.0), obs=rows)
+        with h.plate("groups", 2):
+            label = h.sample("label", h.dist.Bernoulli(0.6))
+            with h.plate("each", 3):
+                h.sample("g", h.dist.Normal(where(label > 0.5, 3.0, -3.0), 4.0), obs=groups)
+
+    return model
+
+
+SHARED = {
+    "y": np.array([1.9, 2.4, 0.4, 2.0]),
+    "groups": np.array([[2.0, -1.0], [-2.0, 0.5], [3.0, -4.0]]),
+    "rows": np.array([8.0, 8.0, 8.0, 0.0]),
+}
+
+
+def shares_of_shared() -> dict[str, Any]:
+    """Probabilities of 1 for the shared labels, at level 0.5."""
+
+    def of(ones: Any, zeros: Any, prior: float) -> Any:
+        log_odds = np.log(prior / (1.0 - prior)) + (ones - zeros).sum(0)
+        return special.expit(log_odds)
+
+    y, g = (stats.norm(each, sd).logpdf for each, sd in (([1.5, 0.5], 2.0), ([3.0, -3.0], 4.0)))
+    by_row, by_group = y(SHARED["y"][:, None]), g(SHARED["groups"][..., None])
+    return {
+        "one": of(by_row[:, 0], by_row[:, 1], 0.3),
+        "label": of(by_group[..., 0], by_group[..., 1], 0.6),
+    }
+
+
+@pytest.mark.parametrize("given", [("y", "groups", "rows"), ()])
+def test_new_rows_share_the_labels_that_the_observed_ones_share(
+    backend: Any, given: tuple[str, ...]
+) -> None:
+    """Labels that several rows share are the posterior's, also for rows without observations."""
+    model, number = shared_program(Written(backend)), 2_000
+    arrays = {name: backend.array(each) for name, each in SHARED.items()}
+    draws = {"level": backend.array(np.full(number, 0.5))}
+    predict = backend.room("diagnostics.predictive").predictions
+    new = {name: arrays[name] for name in given}
+    found = {k: np.asarray(v) for k, v in predict(model, draws, (), new, 0, ((), arrays)).items()}
+    expected = shares_of_shared()
+    assert 0.35 < expected["one"] < 0.65 and expected["label"][0] > 0.65
+    for name, share in expected.items():
+        assert_shares(found[name].astype(float).mean(0), share, number)
+    assert_shares(found["own"].astype(float).mean(0), np.full(4, 0.2), number)
+    # Noise is independent of the label: so is the variance the sum of both.
+    share, error = expected["one"], 4.0 * np.sqrt(2.0 / number)
+    spread = 4.0 + share * (1.0 - share)
+    assert np.all(np.abs(found["y"].var(0) - spread) < 5.0 * error)
+    assert np.all(np.abs(found["y"].mean(0) - 0.5 - share) < 5.0 * np.sqrt(spread / number))
+    ones = found["one"].astype(float)
+    assert np.all(np.abs(found["y"][ones == 1].mean(0) - 1.5) < 5.0 * 2.0 / np.sqrt(ones.sum()))
+
+
+def test_new_observations_of_to_arviz_share_them_too(backend: Any) -> None:
+    model, number = shared_program(Written(backend)), 2_000
+    target, data = backend.target(model, (), {n: backend.array(v) for n, v in SHARED.items()})
+    draws = {"level": np.full(number, 0.5)}
+    replay = backend.room("density.replay").replay
+    found = replay(target, draws, data, groups=("predictive", "log_likelihood"))
+    share = shares_of_shared()["one"]
+    mean = found.predictive["y"].mean(0) - 0.5
+    assert np.all(np.abs(mean - share) < 5.0 * np.sqrt((4.0 + 0.25) / number))
+    before = replay(target, draws, data, groups=("log_likelihood",)).log_likelihood
+    for name, terms in before.items():
+        np.testing.assert_allclose(found.log_likelihood[name], terms)
+    said = replay(target, draws, data, groups=("prediction",)).prediction["mean"]["y"]
+    assert_shares((said[:, 0] > 1.0).mean(0), share, number)
+
+
 def test_a_discrete_observation_is_still_what_is_predicted(backend: Any) -> None:
     h = Written(backend)
 

@@ -3119,6 +3119,20 @@ def _neutral() -> Iterator[Mutation]:
         "test_fit",
     )
     yield from neutral(
+        "labels that observations share are drawn from the prior where rows are predicted",
+        "diagnostics/replay.py",
+        "names = shared_discrete(sites, target.plates)",
+        "names = shared_discrete(sites, target.plates, ())",
+        "diagnostics/test_discrete",
+    )
+    yield from neutral(
+        "labels of a row are taken for shared ones",
+        "diagnostics/replay.py",
+        "math.prod(each.batch_shape) > size",
+        "math.prod(each.batch_shape) >= size",
+        "diagnostics/test_discrete",
+    )
+    yield from neutral(
         "a site that rounding has made one number is left out of a judgement",
         "fit/ladder/chain_figures.py",
         "moving = np.arange(flat.shape[2])",
