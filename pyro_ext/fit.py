@@ -33,7 +33,7 @@ from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.arguments import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.reparameterise import moves_of, noncentred
-from pyro_ext.density.replay import replay
+from pyro_ext.density.replay import replay, shares_out_of_bounds
 from pyro_ext.diagnostics.arviz import to_arviz
 from pyro_ext.diagnostics.predictive import predictions, predictor
 from pyro_ext.engine import Engine
@@ -392,6 +392,9 @@ def ways_of(
         initial=initial,
         prior=prior,
         epsilon=lambda target: torch.finfo(target.dtype).eps,
+        out_of_bounds=lambda target, data, z: shares_out_of_bounds(
+            target, data, torch.as_tensor(z, dtype=target.dtype)
+        ),
         moves=moves_of,
         noncentred=noncentred,
         running=_Run,

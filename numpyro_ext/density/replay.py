@@ -37,6 +37,7 @@ from numpyro_ext.density.index_use import outputs_from
 from numpyro_ext.density.layout import Data
 from numpyro_ext.density.linearized import linearized
 from numpyro_ext.density.log_density import LogDensity
+from numpyro_ext.density.outputs import HOST
 from numpyro_ext.density.prediction import prediction_of
 from numpyro_ext.draws import key_or
 from numpyro_ext.programs import Program
@@ -70,6 +71,7 @@ from ppl_ext.diagnostics.replay import (
     value_shape,
 )
 from ppl_ext.options import check_choice
+from ppl_ext.target.bounds import out_of_bounds
 from ppl_ext.target.discrete import RowTerms
 
 # Folded into a key, so that new observations have not the numbers of draws with the same key. With
@@ -528,6 +530,47 @@ def _record(
             found = program(at, data, random.fold_in(of_all, draw))
             for group, name in wanted:
                 recorder.correct(group, name, draw, np.asarray(found[name]))
+
+
+#: Draws whose bounds are looked at side by side: few, since each may have many rows.
+BOUNDS_TOGETHER = 16
+
+
+def shares_out_of_bounds(target: LogDensity, data: Data, z: Any) -> dict[tuple[str, str], float]:
+    """At how many of some positions (S, D) something is out of bounds, as a share.
+
+    By site and what; see :func:`ppl_ext.target.bounds.out_of_bounds`. All rows are looked at, and
+    no sites of a ``scan``.
+    """
+    rows = {name: np.arange(plate.size) for name, plate in target.plates.items()}
+    found = _compiled_bounds(target)(jnp.asarray(z, target.dtype), data, rows)
+    shares = {
+        (name, what): float(np.mean(flags))
+        for name, each in found.items()
+        for what, flags in each.items()
+    }
+    return {place: share for place, share in shares.items() if share > 0.0}
+
+
+@lru_cache(maxsize=8)
+def _compiled_bounds(target: LogDensity) -> Program:
+    latent = set(target.layout.names)
+
+    def at(
+        one: Mapping[str, jax.Array], data: Data, rows: dict[str, Any]
+    ) -> dict[str, dict[str, jax.Array]]:
+        return {
+            name: out_of_bounds(HOST, site["fn"], None if name in latent else site["value"])
+            for name, site in _run(target, data, one, rows).items()
+            if _kind(site) in ("latent", "discrete", "observed")
+            and not site.get("_control_flow_done", False)
+        }
+
+    def chunk(z: jax.Array, data: Data, rows: dict[str, Any]) -> dict[str, dict[str, jax.Array]]:
+        values = target.constrain(z, data)
+        return lax.map(lambda one: at(one, data, rows), values, batch_size=BOUNDS_TOGETHER)
+
+    return Program(chunk, rarely=True)
 
 
 #: Where it is kept which latent sites are outside of their supports.

@@ -22,7 +22,7 @@ from ppl_ext.check.own_chains import OwnChains, own_chains
 from ppl_ext.check.source import Source
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, ModelCheckError
 from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
-from ppl_ext.fit.ladder.climbed import staged
+from ppl_ext.fit.ladder.climbed import staged, told_of_bounds
 from ppl_ext.fit.ladder.modes import OF_MODE
 from ppl_ext.fit.problem.observed import Observed
 from ppl_ext.fit.problem.problem import Meter, Positions, Problem, timed
@@ -626,6 +626,9 @@ class _Witness:
             )
             if finite.sum() < LEAST_DRAWS:
                 return
+        if beyond := told_of_bounds(written, z):
+            hearing.against += beyond
+            return
         # Before all that uses scores, which such a program passes with wrong draws.
         missed = false_slopes(
             self.evaluate, z, self.values, scores, written.epsilon, np.random.default_rng(0)

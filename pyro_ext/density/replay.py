@@ -55,6 +55,7 @@ from ppl_ext.diagnostics.replay import (
 )
 from ppl_ext.errors import ArgumentError, EvaluationWarning
 from ppl_ext.options import check_choice
+from ppl_ext.target.bounds import out_of_bounds
 from ppl_ext.target.discrete import RowTerms
 from ppl_ext.target.families import innermost
 from pyro_ext.density.enumeration import (
@@ -77,6 +78,7 @@ from pyro_ext.density.handlers import (
 from pyro_ext.density.layout import Data
 from pyro_ext.density.linearized import MOVES, linearized
 from pyro_ext.density.log_density import LogDensity
+from pyro_ext.density.outputs import HOST
 from pyro_ext.density.prediction import prediction_of
 from pyro_ext.density.sampling import FilledApart, sampled
 from pyro_ext.density.spaces import check_values, constrain, unconstrain
@@ -455,6 +457,48 @@ def _positions(target: LogDensity, data: Data, values: Mapping[str, Any]) -> Flo
 
     # Observations that are missing are drawn; what they are does not matter.
     return torch.func.vmap(position, randomness="different", chunk_size=MOVES)(flat)
+
+
+#: Draws whose bounds are looked at side by side: few, since each may have many rows.
+BOUNDS_TOGETHER = 16
+
+
+def shares_out_of_bounds(
+    target: LogDensity, data: Data, z: Float[Tensor, "S D"]
+) -> dict[tuple[str, str], float]:
+    """At how many of some positions something is out of bounds, as a share.
+
+    By site and what; see :func:`ppl_ext.target.bounds.out_of_bounds`. All rows are looked at.
+    """
+    indices, latent = target.all_rows(), set(target.layout.names)
+
+    def at(one: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        found = {}
+        for name, site in _run(target, data, one, indices).items():
+            if _kind(site) != "deterministic":
+                value = None if name in latent else site["value"]
+                found[name] = out_of_bounds(HOST, site["fn"], value, [(site["mask"], 0)])
+        return found
+
+    with torch.no_grad(), without_host_checks(), global_generator(0):
+        values = target.constrain(z, data)
+        try:
+            every = torch.func.vmap(at, randomness="different", chunk_size=BOUNDS_TOGETHER)
+            many = every(values)
+        except RuntimeError:
+            each = [
+                at({name: value[row] for name, value in values.items()}) for row in range(len(z))
+            ]
+            many = {
+                name: {what: torch.stack([one[name][what] for one in each]) for what in flags}
+                for name, flags in each[0].items()
+            }
+    return {
+        (name, what): share
+        for name, flags in many.items()
+        for what, each_flag in flags.items()
+        if (share := float(each_flag.double().mean())) > 0.0
+    }
 
 
 #: Seconds from which on it is said that a model is run draw by draw.

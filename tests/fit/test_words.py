@@ -23,6 +23,7 @@ from ppl_ext.fit.verdict.facts import Chained, Correction, Engine, Evidence, Mod
 from ppl_ext.fit.verdict.levels import judge, judge_engine
 from ppl_ext.fit.verdict.verdict import STAGES, Verdict
 from ppl_ext.statistics.khat import ParetoKHat
+from ppl_ext.target.bounds import words_of_bounds
 from ppl_ext.witnesses.drift import Drift
 from ppl_ext.witnesses.ratios import Ratios
 from ppl_ext.witnesses.stein import Stein
@@ -99,6 +100,9 @@ SENTENCES: dict[str, Callable[[], str]] = {
             chains=replace(RESTED, r_hat=1.2), correction=Correction(0.9, 0.02, undefined=0.14)
         )
     ),
+    "At 98.4% of the draws parameter 'probs' of 'y' lies out of the bounds of its distribution, "
+    "where it has no density. Keep it inside by exp, softplus or sigmoid, or add a factor of -inf "
+    "beyond.": lambda: words_of_bounds("y", "probs", 0.984),
     "Curvatures of sites of latent scale change by a factor of 120 over the draws, expected at "
     "most 3.5: draws where the scale is small may be missing. Give a larger budget= or seconds=, "
     "or write these sites non-centred.": lambda: reasons(chains=RESTED, neck=120.0),

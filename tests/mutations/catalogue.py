@@ -3119,6 +3119,27 @@ def _neutral() -> Iterator[Mutation]:
         "test_fit",
     )
     yield from neutral(
+        "parameters of rows that a mask hides count as out of bounds",
+        "target/bounds.py",
+        "beyond = host.xp.broadcast_to(beyond, batch) & mask",
+        "beyond = host.xp.broadcast_to(beyond, batch)",
+        "test_bounds",
+    )
+    yield from neutral(
+        "observations are compared with the bounds before they are moved",
+        "target/bounds.py",
+        "value = transform.inv(value)",
+        "value = value + 0.0",
+        "test_bounds",
+    )
+    yield from neutral(
+        "a fit beyond the bounds of a distribution is trusted",
+        "fit/ladder/climbed.py",
+        'level, reasons = "not trusted", (*self.beyond, *reasons)',
+        "reasons = (*self.beyond, *reasons)",
+        "test_bounds",
+    )
+    yield from neutral(
         "labels that observations share are drawn from the prior where rows are predicted",
         "diagnostics/replay.py",
         "names = shared_discrete(sites, target.plates)",

@@ -27,7 +27,7 @@ from ppl_ext.fit.ladder.ladder import climb
 from ppl_ext.fit.ladder.modes import FAR, LEAST_MASS
 from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.fit.verdict import facts, levels, policy
-from ppl_ext.fit.verdict.verdict import Stage, Verdict
+from ppl_ext.fit.verdict.verdict import Level, Stage, Verdict
 from ppl_ext.start.find import more_modes
 from ppl_ext.start.given import normal_of
 from ppl_ext.start.paths import Evaluate, SpentError
@@ -83,7 +83,8 @@ class Reweighted(Climbed):
         reasons = [self.told]
         if self.problem.name != "as written":
             reasons.append(f"Fitted {self.problem.name}; draws are of the sites as written.")
-        return Verdict("corrected", tuple(reasons), {}, tuple(self.stages))
+        level: Level = "not trusted" if self.beyond else "corrected"
+        return Verdict(level, (*self.beyond, *reasons), {}, tuple(self.stages))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,11 @@ from ppl_ext.chains.symmetry import Symmetry, ordered_values
 from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.fit.verdict import facts, levels
 from ppl_ext.fit.verdict.verdict import STAGES, Stage, Verdict
+from ppl_ext.target.bounds import words_of_bounds
+
+#: Draws that are looked at, and the share of them that may be out of bounds: so little mass moves
+#: no mean by more than some hundredths of a standard deviation.
+LOOKED_AT, BEYOND = 256, 0.01
 
 
 @dataclass
@@ -57,15 +62,32 @@ class Climbed:
         values = {name: np.asarray(value) for name, value in draws.items()}
         return ordered_values(self.symmetry.as_written, values)
 
+    @cached_property
+    def beyond(self) -> tuple[str, ...]:
+        """What is said of draws at which something is out of the bounds of its distribution."""
+        return told_of_bounds(self.problem, self.positions.reshape(-1, self.positions.shape[2]))
+
     @property
     def verdict(self) -> Verdict:
         """What the draws are worth."""
         level, reasons = levels.judge(self.evidence)
+        if self.beyond:
+            level, reasons = "not trusted", (*self.beyond, *reasons)
         if self.problem.name != "as written":
             reasons = (*reasons, f"Fitted {self.problem.name}; draws are of the sites as written.")
         coupled = self.evidence.coupled
         bound = None if coupled is None or level == "not trusted" else coupled.bound
         return Verdict(level, reasons, {}, tuple(self.stages), total_variation=bound)
+
+
+def told_of_bounds(problem: Problem, draws: Float[np.ndarray, "S D"]) -> tuple[str, ...]:
+    """What is said of draws at which something is out of the bounds of its distribution."""
+    look = problem.out_of_bounds
+    if look is None or not len(draws):
+        return ()
+    rows = np.linspace(0, len(draws) - 1, min(LOOKED_AT, len(draws))).astype(int)
+    shares = look(draws[rows]).items()
+    return tuple(words_of_bounds(*at, share) for at, share in shares if share > BEYOND)
 
 
 @contextmanager

@@ -84,6 +84,9 @@ class Host:
         Of a target, a number and data: random positions; with a seed, draws of the prior.
     epsilon : callable
         Of a target: its machine epsilon.
+    out_of_bounds : callable
+        Of a target, data and positions (S, D): the share of these at which a parameter or an
+        observation of a site is out of the bounds of its distribution, by site and what.
     moves, noncentred : callable
         Sites that may be non-centred, and the program with these so.
     running : callable
@@ -103,6 +106,7 @@ class Host:
     initial: Callable[[Any, int, Any], Positions]
     prior: Callable[[Any, int, int, Any], Positions]
     epsilon: Callable[[Any], float]
+    out_of_bounds: Callable[[Any, Any, Positions], Mapping[tuple[str, str], float]]
     moves: Callable[[Any, Any], Moves]
     noncentred: Callable[..., Noncentred]
     running: Callable[[Any], EngineRun]
@@ -164,6 +168,9 @@ def ways_of(
             # The program as written may have further values, the parameters of a Stan program.
             return found if latents is None else {n: found[n] for n in written.layout.names}
 
+        # That takes all rows at hundreds of draws.
+        looks = passes is None and not target.plates
+        look_at_bounds = partial(host.out_of_bounds, target, own) if looks else None
         piece = once(f"pieces, {name}", lambda: host.piece(target))
         engine = None if engine_of is None else engine_of(program, target)
         rows = _rows(host, target, own, piece, sample, passes, of_all, generator)
@@ -195,6 +202,7 @@ def ways_of(
             latents=latents or {},
             observed=observed,
             prior=lambda number, seed: host.prior(target, number, seed, own),
+            out_of_bounds=look_at_bounds,
             views=views,
         )
 

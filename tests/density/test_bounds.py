@@ -1,0 +1,104 @@
+"""Parameters and observations out of the bounds of their distribution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+X = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
+COUNTS = np.array([0.0, 0.0, 1.0, 0.0, 3.0])
+ONES = 1.0 * (COUNTS > 0.0)
+#: Positions: the first two columns of each are an intercept and a slope.
+Z = np.array([[1.0, 0.5], [0.0, 1.0], [-1.5, 0.0], [1.5, 2.0 + 1e-7]])
+
+
+def shares(backend: Any, observe: Any) -> dict[tuple[str, str], float]:
+    """Of a program that observes something of a line, at the positions above."""
+
+    def model() -> None:
+        line = backend.host.sample("line", backend.dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with backend.host.plate("rows", len(X)):
+            observe(backend.host, backend.dist, 0.5 + line[0] + line[1] * backend.array(X))
+
+    target, data = backend.target(model)
+    found = backend.room("density.replay").shares_out_of_bounds(target, data, backend.array(Z))
+    return dict(found)
+
+
+def exponential_after(dist: Any, start: Any, backend: Any) -> Any:
+    transforms = backend.dist.transforms
+    shift = transforms.AffineTransform(start, 2.0)
+    return dist.TransformedDistribution(dist.Exponential(backend.array(1.0)), [shift])
+
+
+PROGRAMS: dict[str, tuple[Any, dict[tuple[str, str], float]]] = {
+    "rate": (
+        lambda b: lambda h, d, line: h.sample("y", d.Poisson(line), obs=b.array(COUNTS)),
+        {("y", "rate"): 0.5},
+    ),
+    "probability": (
+        lambda b: lambda h, d, line: h.sample("y", d.Bernoulli(probs=line), obs=b.array(ONES)),
+        {("y", "probs"): 1.0},
+    ),
+    "logits have no bounds": (
+        lambda b: lambda h, d, line: h.sample("y", d.Bernoulli(logits=line), obs=b.array(ONES)),
+        {},
+    ),
+    "start": (
+        lambda b: (
+            lambda h, d, line: h.sample(
+                "y", exponential_after(d, line, b), obs=b.array(np.full(5, 1.2))
+            )
+        ),
+        {("y", "value"): 0.75},
+    ),
+    "observations of a difference": (
+        lambda b: lambda h, d, line: h.sample("y", d.Exponential(b.array(1.0)), obs=1.2 - line),
+        {("y", "value"): 0.75},
+    ),
+    "rows that a mask hides": (
+        lambda b: (
+            lambda h, d, line: h.sample(
+                "y", d.Poisson(line).mask(b.array(X > -1.0)), obs=b.array(COUNTS)
+            )
+        ),
+        {("y", "rate"): 0.25},
+    ),
+    "elements of an event": (
+        lambda b: (
+            lambda h, d, line: h.sample(
+                "y",
+                d.Poisson(b.xp.stack([line, line + 9.0], -1)).to_event(1),
+                obs=b.array(np.stack([COUNTS, COUNTS], -1)),
+            )
+        ),
+        {("y", "rate"): 0.5},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_lies_out_of_bounds_is_told_by_site_and_parameter(backend: Any, name: str) -> None:
+    observe, expected = PROGRAMS[name]
+    assert shares(backend, observe(backend)) == expected
+
+
+def test_a_fit_beyond_the_bounds_is_not_trusted(backend: Any) -> None:
+    """Rows of zeros pull an unbounded rate below 0, where their probability is above 1."""
+    host, dist = backend.host, backend.dist
+
+    def model(x: Any, y: Any) -> None:
+        level = host.sample("level", dist.Normal(0.0, 1.0))
+        slope = host.sample("slope", dist.Normal(0.0, 1.0))
+        with host.plate("rows", 5):
+            host.sample("y", dist.Poisson(0.5 + level + slope * x), obs=y)
+
+    keys = () if backend.is_pyro else (backend.key(),)
+    arrays = backend.arrays((X, COUNTS))
+    found = backend.public.fit(*keys, model, *arrays, progress_bar=False, exact=False)
+    assert found.verdict.level == "not trusted"
+    assert "parameter 'rate' of 'y' lies out of the bounds" in found.verdict.reasons[0]
+    judged = backend.public.check(*keys, found.draws, model, *arrays, progress_bar=False)
+    assert not judged.trusted and any("out of the bounds" in each for each in judged.reasons)
