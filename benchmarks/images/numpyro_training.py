@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-import optax
 from flax import nnx
 from jax import lax
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from numpyro.infer import SVI, Predictive, Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoDelta, AutoDiagonalNormal
 
 import numpyro_ext as nx
+from benchmarks.hosts import falling_adam
 from benchmarks.images.training import (
     FLOW_LAYERS,
     INNER_STEPS,
@@ -87,12 +87,12 @@ class NumPyroTrainer:
         update: Callable[..., Any]
         self._every = 2 if method.engine == "closed form" else 1
         if method.engine == "svi":
-            svi = SVI(model, guide, _cosine(rate, schedule.steps), Trace_ELBO())
+            svi = SVI(model, guide, falling_adam("numpyro", rate, schedule.steps), Trace_ELBO())
             self._state, update, self._params = svi.init(key, *first), svi.update, svi.get_params
         else:
             solver: Any = None
             if method.engine == "gradient":
-                optim = _cosine(rate, schedule.steps * INNER_STEPS)
+                optim = falling_adam("numpyro", rate, schedule.steps * INNER_STEPS)
                 solver = nx.GradientSteps(optim, num_samples=1, num_inner_steps=INNER_STEPS)
             engine = nx.ProximalScoreVI(
                 model,
@@ -146,11 +146,6 @@ class NumPyroTrainer:
     def restore(self) -> None:
         """Go back to the guide that was remembered last."""
         self._parameters = self._kept
-
-
-def _cosine(rate: float | None, steps: int) -> optax.GradientTransformation:
-    assert rate is not None
-    return optax.adam(optax.cosine_decay_schedule(rate, steps))
 
 
 def _make_guide(model: Any, method: Method, start: Any, init_scale: float) -> Any:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from pyro.infer import SVI, Predictive, Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, init_to_value
 from pyro.nn import PyroModule, PyroSample
-from pyro.optim import CosineAnnealingLR
 from torch import Tensor
 
 import pyro_ext as px
+from benchmarks.hosts import falling_adam
 from benchmarks.images.training import (
     FLOW_LAYERS,
     INNER_STEPS,
@@ -91,7 +91,7 @@ class PyroTrainer:
         self._step: Callable[[Tensor, Tensor], Any]
         self._every = 2 if method.engine == "closed form" else 1
         if method.engine == "svi":
-            optim = _cosine(rate, schedule.steps)
+            optim = falling_adam("pyro", rate, schedule.steps)
             svi = SVI(model, self.guide, optim, Trace_ELBO())
 
             def step(x: Tensor, y: Tensor) -> None:
@@ -102,7 +102,7 @@ class PyroTrainer:
         else:
             solver: Any = None
             if method.engine == "gradient":
-                optim = _cosine(rate, schedule.steps * INNER_STEPS)
+                optim = falling_adam("pyro", rate, schedule.steps * INNER_STEPS)
                 solver = px.GradientSteps(optim, num_samples=1, num_inner_steps=INNER_STEPS)
             engine = px.ProximalScoreVI(
                 model,
@@ -156,12 +156,6 @@ class PyroTrainer:
 def _tensor(array: Any) -> Tensor:
     tensor = torch.as_tensor(array)
     return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
-
-
-def _cosine(rate: float | None, steps: int) -> CosineAnnealingLR:
-    return CosineAnnealingLR(
-        {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}, "T_max": steps}
-    )
 
 
 def _make_guide(model: Any, method: Method, start: Any, init_scale: float) -> Any:
