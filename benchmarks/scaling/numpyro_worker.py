@@ -88,7 +88,7 @@ def measured(name: str, devices: int, folder: str) -> list[dict[str, Any]]:
 def _program(engine: Any, state: Any, devices: int) -> dict[str, Any]:
     """What the compiled program of a step moves, computes and holds on each device."""
     bound = engine._require_bound()
-    compiled = bound.update.traced(state, bound.data).lower().compile()
+    compiled = bound.update.jitted.trace(state, bound.data).lower().compile()
     moved = collectives(compiled.as_text(), devices)
     return {
         "collectives": [[each.kind, each.numbers, each.group] for each in moved],
