@@ -13,20 +13,18 @@ from flax import nnx
 from jax import lax
 from numpy.typing import NDArray
 from numpyro.infer import SVI, Predictive, Trace_ELBO, init_to_value
-from numpyro.infer.autoguide import AutoDelta, AutoDiagonalNormal
 
 import numpyro_ext as nx
 from benchmarks.hosts import falling_adam
 from benchmarks.images.training import (
-    FLOW_LAYERS,
     INNER_STEPS,
     Array,
     Method,
     Schedule,
     in_chunks,
+    make_guide,
     spread_seed,
 )
-from numpyro_ext.guides.planar_flow import AutoPlanarFlow
 
 BACKEND = "NumPyro"
 #: Rows that are predicted at once.
@@ -82,7 +80,9 @@ class NumPyroTrainer:
         first = self._x[: schedule.batch_size], self._y[: schedule.batch_size]
         values = Predictive(model, num_samples=1)(jax.random.key(spread_seed(seed, 2)), self._x[:1])
         values = {name: value[0] for name, value in values.items() if name != "prediction"}
-        guide = _make_guide(model, method, init_to_value(values=values), schedule.init_scale)
+        guide = make_guide(
+            "numpyro", model, method, init_to_value(values=values), schedule.init_scale
+        )
         key = jax.random.key(spread_seed(seed, 3))
         update: Callable[..., Any]
         self._every = 2 if method.engine == "closed form" else 1
@@ -146,11 +146,3 @@ class NumPyroTrainer:
     def restore(self) -> None:
         """Go back to the guide that was remembered last."""
         self._parameters = self._kept
-
-
-def _make_guide(model: Any, method: Method, start: Any, init_scale: float) -> Any:
-    if method.guide == "point":
-        return AutoDelta(model, init_loc_fn=start)
-    if method.guide == "diagonal":
-        return AutoDiagonalNormal(model, init_loc_fn=start, init_scale=init_scale)
-    return AutoPlanarFlow(model, num_flows=FLOW_LAYERS, init_loc_fn=start, init_scale=init_scale)
