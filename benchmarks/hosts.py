@@ -33,6 +33,7 @@ class Host:
         Functions of arrays, of those that torch and ``jax.numpy`` have alike.
     log_sum_exp : callable
         Over the last axis.
+    relu : callable
     array : callable
         The host's array of a NumPy one; floats get the host's default precision.
     """
@@ -45,6 +46,7 @@ class Host:
     dist: Any
     xp: Any
     log_sum_exp: Callable[[Any], Any]
+    relu: Callable[[Any], Any]
     array: Callable[[Any], Any]
 
     def flat(self, name: str, size: int) -> Any:
@@ -101,6 +103,19 @@ def fitted(
     return fit(jax.random.key(seed), program, *args, **options)
 
 
+def falling_adam(backend: str, rate: float | None, steps: int) -> Any:
+    """Adam of a host's engines, whose rate falls to 0 along a cosine over so many steps."""
+    if backend == "numpyro":
+        import optax
+
+        return optax.adam(optax.cosine_decay_schedule(rate, steps))
+    import torch
+    from pyro.optim import CosineAnnealingLR
+
+    settings = {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}, "T_max": steps}
+    return CosineAnnealingLR(settings)
+
+
 def _numpyro() -> Host:
     import jax
     import jax.numpy as jnp
@@ -120,6 +135,7 @@ def _numpyro() -> Host:
         dist,
         jnp,
         partial(jax.nn.logsumexp, axis=-1),
+        jax.nn.relu,
         array,
     )
 
@@ -143,5 +159,6 @@ def _pyro() -> Host:
         dist,
         torch,
         partial(torch.logsumexp, dim=-1),
+        torch.relu,
         array,
     )

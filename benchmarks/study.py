@@ -63,11 +63,12 @@ def subplots(*shape: int, **options: Any) -> tuple[Any, Any]:
     return found
 
 
-def grid(number: int, columns: int = 4) -> tuple[Any, Any]:
+def grid(number: int, columns: int = 4, size: tuple[float, float] = (3.6, 3.0)) -> tuple[Any, Any]:
     """A figure and its axes (rows, columns) in rows of so many, those hidden that are too many."""
     columns = min(columns, number)
     rows = -(-number // columns)
-    figure, axes = subplots(rows, columns, figsize=(3.6 * columns, 3.0 * rows), squeeze=False)
+    width, height = size[0] * columns, size[1] * rows
+    figure, axes = subplots(rows, columns, figsize=(width, height), squeeze=False)
     for axis in axes.flat[number:]:
         axis.set_visible(False)
     return figure, axes

@@ -14,13 +14,13 @@ import torch
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, init_to_uniform
 from pyro.nn import PyroModule, PyroSample
-from pyro.optim import CosineAnnealingLR
 from torch import Tensor
 from tqdm.auto import trange
 
 import pyro_ext as px
 from benchmarks.demo.fits import Fit
 from benchmarks.demo.problems import BATCH, HIDDEN, SVGD_RATE, Problem
+from benchmarks.hosts import falling_adam
 
 BACKEND = "Pyro"
 
@@ -78,12 +78,6 @@ def neutral(draws: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     return found
 
 
-def _cosine(rate: float, steps: int) -> CosineAnnealingLR:
-    return CosineAnnealingLR(
-        {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}, "T_max": steps}
-    )
-
-
 def _host_draws(guide: Any, samples: int) -> dict[str, Tensor]:
     """Draws of Pyro's guide, which are drawn one by one."""
     with torch.no_grad():
@@ -123,7 +117,7 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
     pyro.clear_param_store()
     started = time.perf_counter()
     guide = guide_class(model, init_scale=0.01 if is_network else 0.1)
-    optim = _cosine(0.02, steps)
+    optim = falling_adam("pyro", 0.02, steps)
     svi = SVI(model, guide, optim, Trace_ELBO())
     losses = []
     for _ in trange(steps, desc="SVI", disable=not progress_bar, mininterval=0.2):
@@ -137,7 +131,7 @@ def fits(problem: Problem, progress_bar: bool, samples: int) -> Iterator[Fit]:
     particles = 50 if is_network else 200
     svgd = px.SVGD(
         model,
-        _cosine(SVGD_RATE[problem.name], steps),
+        falling_adam("pyro", SVGD_RATE[problem.name], steps),
         num_particles=particles,
         init_strategy=init_to_uniform(radius=0.5 if is_network else 0.1),
         seed=0,

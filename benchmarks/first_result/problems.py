@@ -1,6 +1,6 @@
 """Four models that people try first: their data, and what is done with each by each method.
 
-Models are written twice, in ``pyro_fits.py`` and ``numpyro_fits.py``. Everything here is NumPy.
+Models are in ``fits.py``. Everything here is NumPy.
 """
 
 from __future__ import annotations

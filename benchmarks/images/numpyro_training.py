@@ -9,24 +9,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-import optax
 from flax import nnx
 from jax import lax
 from numpy.typing import NDArray
 from numpyro.infer import SVI, Predictive, Trace_ELBO, init_to_value
-from numpyro.infer.autoguide import AutoDelta, AutoDiagonalNormal
 
 import numpyro_ext as nx
+from benchmarks.hosts import falling_adam
 from benchmarks.images.training import (
-    FLOW_LAYERS,
     INNER_STEPS,
     Array,
     Method,
     Schedule,
     in_chunks,
+    make_guide,
     spread_seed,
 )
-from numpyro_ext.guides.planar_flow import AutoPlanarFlow
 
 BACKEND = "NumPyro"
 #: Rows that are predicted at once.
@@ -82,17 +80,19 @@ class NumPyroTrainer:
         first = self._x[: schedule.batch_size], self._y[: schedule.batch_size]
         values = Predictive(model, num_samples=1)(jax.random.key(spread_seed(seed, 2)), self._x[:1])
         values = {name: value[0] for name, value in values.items() if name != "prediction"}
-        guide = _make_guide(model, method, init_to_value(values=values), schedule.init_scale)
+        guide = make_guide(
+            "numpyro", model, method, init_to_value(values=values), schedule.init_scale
+        )
         key = jax.random.key(spread_seed(seed, 3))
         update: Callable[..., Any]
         self._every = 2 if method.engine == "closed form" else 1
         if method.engine == "svi":
-            svi = SVI(model, guide, _cosine(rate, schedule.steps), Trace_ELBO())
+            svi = SVI(model, guide, falling_adam("numpyro", rate, schedule.steps), Trace_ELBO())
             self._state, update, self._params = svi.init(key, *first), svi.update, svi.get_params
         else:
             solver: Any = None
             if method.engine == "gradient":
-                optim = _cosine(rate, schedule.steps * INNER_STEPS)
+                optim = falling_adam("numpyro", rate, schedule.steps * INNER_STEPS)
                 solver = nx.GradientSteps(optim, num_samples=1, num_inner_steps=INNER_STEPS)
             engine = nx.ProximalScoreVI(
                 model,
@@ -146,16 +146,3 @@ class NumPyroTrainer:
     def restore(self) -> None:
         """Go back to the guide that was remembered last."""
         self._parameters = self._kept
-
-
-def _cosine(rate: float | None, steps: int) -> optax.GradientTransformation:
-    assert rate is not None
-    return optax.adam(optax.cosine_decay_schedule(rate, steps))
-
-
-def _make_guide(model: Any, method: Method, start: Any, init_scale: float) -> Any:
-    if method.guide == "point":
-        return AutoDelta(model, init_loc_fn=start)
-    if method.guide == "diagonal":
-        return AutoDiagonalNormal(model, init_loc_fn=start, init_scale=init_scale)
-    return AutoPlanarFlow(model, num_flows=FLOW_LAYERS, init_loc_fn=start, init_scale=init_scale)

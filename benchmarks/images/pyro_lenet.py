@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from pyro.infer import Predictive
 from pyro.nn import PyroModule, PyroSample
-from pyro.optim import CosineAnnealingLR
 from torch import Tensor
 from torch.nn.functional import max_pool2d
 
 import pyro_ext as px
+from benchmarks.hosts import falling_adam
 from benchmarks.images.lenet import (
     CHANNELS,
     CLASSES,
@@ -105,9 +105,7 @@ def make_engine(
         "init_strategy": start,
         "seed": spread_seed(seed, 3),
     }
-    optim = CosineAnnealingLR(
-        {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}, "T_max": plan.steps}
-    )
+    optim = falling_adam("pyro", rate, plan.steps)
     if method.engine == "SVN":
         taken: dict[str, Any] = {"optim": optim} if method.adam else {"step_size": falling(rate)}
         return px.SVN(

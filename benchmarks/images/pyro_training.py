@@ -11,22 +11,21 @@ import pyro.distributions as dist
 import torch
 from numpy.typing import NDArray
 from pyro.infer import SVI, Predictive, Trace_ELBO
-from pyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, init_to_value
+from pyro.infer.autoguide import init_to_value
 from pyro.nn import PyroModule, PyroSample
-from pyro.optim import CosineAnnealingLR
 from torch import Tensor
 
 import pyro_ext as px
+from benchmarks.hosts import falling_adam
 from benchmarks.images.training import (
-    FLOW_LAYERS,
     INNER_STEPS,
     Array,
     Method,
     Schedule,
     in_chunks,
+    make_guide,
     spread_seed,
 )
-from pyro_ext.guides.planar_flow import AutoPlanarFlow
 
 BACKEND = "Pyro"
 #: Rows that are predicted at once.
@@ -49,22 +48,7 @@ def make_bayesian(module: PyroModule, gain: float) -> None:
 
 
 class PyroTrainer:
-    """See :class:`~benchmarks.images.training.Trainer`.
-
-    Parameters
-    ----------
-    model : callable
-        ``model(x, y)``, whose plate has the size of the data set; ``model(x)`` has the
-        deterministic site "prediction" and no observation.
-    method : Method
-    x, y : arrays
-        Training data.
-    schedule : Schedule
-    rate : float or None
-        Learning rate of Adam, which falls to 0 along a cosine over all steps; None for the closed
-        form.
-    seed : int
-    """
+    """See :class:`~benchmarks.images.training.Trainer`; arguments as of ``NumPyroTrainer``."""
 
     def __init__(
         self,
@@ -85,13 +69,13 @@ class PyroTrainer:
         values = Predictive(model, num_samples=1)(self._x[:1])
         values = {name: value[0] for name, value in values.items() if name != "prediction"}
         start = init_to_value(values=values)
-        self.guide = _make_guide(model, method, start, schedule.init_scale)
+        self.guide = make_guide("pyro", model, method, start, schedule.init_scale)
         self.guide(*first)
         pyro.set_rng_seed(spread_seed(seed, 3))
         self._step: Callable[[Tensor, Tensor], Any]
         self._every = 2 if method.engine == "closed form" else 1
         if method.engine == "svi":
-            optim = _cosine(rate, schedule.steps)
+            optim = falling_adam("pyro", rate, schedule.steps)
             svi = SVI(model, self.guide, optim, Trace_ELBO())
 
             def step(x: Tensor, y: Tensor) -> None:
@@ -102,7 +86,7 @@ class PyroTrainer:
         else:
             solver: Any = None
             if method.engine == "gradient":
-                optim = _cosine(rate, schedule.steps * INNER_STEPS)
+                optim = falling_adam("pyro", rate, schedule.steps * INNER_STEPS)
                 solver = px.GradientSteps(optim, num_samples=1, num_inner_steps=INNER_STEPS)
             engine = px.ProximalScoreVI(
                 model,
@@ -156,17 +140,3 @@ class PyroTrainer:
 def _tensor(array: Any) -> Tensor:
     tensor = torch.as_tensor(array)
     return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
-
-
-def _cosine(rate: float | None, steps: int) -> CosineAnnealingLR:
-    return CosineAnnealingLR(
-        {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}, "T_max": steps}
-    )
-
-
-def _make_guide(model: Any, method: Method, start: Any, init_scale: float) -> Any:
-    if method.guide == "point":
-        return AutoDelta(model, init_loc_fn=start)
-    if method.guide == "diagonal":
-        return AutoDiagonalNormal(model, init_loc_fn=start, init_scale=init_scale)
-    return AutoPlanarFlow(model, num_flows=FLOW_LAYERS, init_loc_fn=start, init_scale=init_scale)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -311,6 +312,17 @@ def paired(ours: Sequence[Record], others: Sequence[Record], figure: str) -> NDA
         [r.figures[figure] - theirs[r.seed] for r in ours if not r.failed and r.seed in theirs],
         dtype=np.float64,
     )
+
+
+def make_guide(backend: str, model: Any, method: Method, start: Any, init_scale: float) -> Any:
+    """A method's guide of a host's model, from a strategy of the host's for the start."""
+    guides: Any = importlib.import_module(f"{backend}.infer.autoguide")
+    if method.guide == "point":
+        return guides.AutoDelta(model, init_loc_fn=start)
+    if method.guide == "diagonal":
+        return guides.AutoDiagonalNormal(model, init_loc_fn=start, init_scale=init_scale)
+    flow = importlib.import_module(f"{backend}_ext").AutoPlanarFlow
+    return flow(model, num_flows=FLOW_LAYERS, init_loc_fn=start, init_scale=init_scale)
 
 
 def in_chunks(x: Any, size: int) -> list[Any]:

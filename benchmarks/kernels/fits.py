@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.hosts import falling_adam
 from benchmarks.kernels.targets import Target
 
 Floats = NDArray[np.float64]
@@ -34,60 +36,19 @@ KERNELS: dict[str, Any] = {
 
 def fit(target: Target, backend: str, kernel: str, seed: int) -> Floats:
     """Particles (P, D) of a run with Adam, whose rate falls along a cosine."""
-    fits = {"numpyro": _fit_numpyro, "pyro": _fit_pyro}
-    return fits[backend](target, kernel, seed)
-
-
-def _fit_numpyro(target: Target, kernel: str, seed: int) -> Floats:
+    package: Any = importlib.import_module(f"{backend}_ext")
+    optim = falling_adam(backend, RATE, target.steps)
+    made = KERNELS[kernel](package.kernels)
+    if backend == "pyro":
+        engine = package.SVGD(target.program("pyro"), optim, made, PARTICLES, seed=seed)
+        engine.run(target.steps, progress_bar=False)
+        particles: Floats = engine.get_samples()["z"].double().numpy()
+        return particles
     import jax
-    import optax
 
-    from numpyro_ext import SVGD, kernels
-
-    optim = optax.adam(optax.cosine_decay_schedule(RATE, target.steps))
-    engine = SVGD(_numpyro_program(target), optim, KERNELS[kernel](kernels), PARTICLES)
+    engine = package.SVGD(target.program("numpyro"), optim, made, PARTICLES)
     state = engine.run(jax.random.key(seed), target.steps, progress_bar=False).state
     return np.asarray(engine.get_samples(state)["z"], np.float64)
-
-
-def _numpyro_program(target: Target) -> Any:
-    import jax.numpy as jnp
-    import numpyro
-    import numpyro.distributions as dist
-
-    constants = {name: jnp.asarray(value) for name, value in target.constants.items()}
-
-    def program() -> None:
-        flat = dist.Normal(0.0, 1.0).expand([target.dim]).to_event(1).mask(False)
-        z = numpyro.sample("z", flat)
-        numpyro.factor("target", target.log_density(jnp, z, constants))
-
-    return program
-
-
-def _fit_pyro(target: Target, kernel: str, seed: int) -> Floats:
-    import pyro
-    import pyro.distributions as dist
-    import torch
-    from pyro.optim import CosineAnnealingLR
-
-    from pyro_ext import SVGD, kernels
-
-    constants = {
-        name: torch.tensor(value, dtype=torch.float32) for name, value in target.constants.items()
-    }
-
-    def program() -> None:
-        flat = dist.Normal(0.0, 1.0).expand([target.dim]).to_event(1).mask(False)
-        z = pyro.sample("z", flat)
-        pyro.factor("target", target.log_density(torch, z, constants))
-
-    settings = {"optimizer": torch.optim.Adam, "optim_args": {"lr": RATE}, "T_max": target.steps}
-    optim = CosineAnnealingLR(settings)
-    engine = SVGD(program, optim, KERNELS[kernel](kernels), PARTICLES, seed=seed)
-    engine.run(target.steps, progress_bar=False)
-    particles: Floats = engine.get_samples()["z"].double().numpy()
-    return particles
 
 
 def reference(target: Target) -> tuple[Floats, Floats, dict[str, float]]:
@@ -103,7 +64,7 @@ def reference(target: Target) -> tuple[Floats, Floats, dict[str, float]]:
     from numpyro.infer import MCMC, NUTS
 
     sampler = MCMC(
-        NUTS(_numpyro_program(target), target_accept_prob=0.95),
+        NUTS(target.program("numpyro"), target_accept_prob=0.95),
         num_warmup=WARMUP,
         num_samples=DRAWS,
         num_chains=CHAINS,

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import digamma, polygamma
 
+from benchmarks.hosts import host_of
+
 Floats = NDArray[np.float64]
 
 
@@ -45,6 +47,17 @@ class Target:
     moments: tuple[Floats, Floats] | None = None
     statistic: Callable[[Floats], Floats] = lambda draws: draws
     steps: int = 2000
+
+    def program(self, backend: str) -> Callable[[], None]:
+        """The target as a program of a host, of one flat site `z`."""
+        host = host_of(backend)
+        constants = {name: host.array(value) for name, value in self.constants.items()}
+
+        def program() -> None:
+            z = host.flat("z", self.dim)
+            host.factor("target", self.log_density(host.xp, z, constants))
+
+        return program
 
 
 def _autoregressive(dim: int, correlation: float, scales: Floats) -> Floats:

@@ -12,7 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.network_truth.outputs import Floats
-from benchmarks.trust.methods import Draws, Fitted, Size, judged_by_itself, run_fit
+from benchmarks.trust.methods import (
+    Draws,
+    Fitted,
+    Method,
+    Size,
+    judged_by_itself,
+    run_fit,
+    scores_of_a_start,
+    scores_of_a_step,
+)
 from benchmarks.trust.problems import Program
 from benchmarks.trust.target import PACKAGES
 from ppl_ext.errors import ConvergenceWarning, DivergenceWarning
@@ -85,6 +94,22 @@ class Answer:
 
     fitted: Fitted
     linear_at: Draws | None = None
+
+
+def answered(
+    recipe: Recipe, steps: int, engine: Any, result: Any, draws: Draws, linear_at: Draws | None
+) -> Answer:
+    """What an engine's run of so many steps has found; its judgement is what it says of that."""
+    method = Method(recipe.about, engine=recipe.engine, options=dict(recipe.options))
+    evaluations = steps * scores_of_a_step(method, engine.plan) + scores_of_a_start(engine)
+    said = result.judgement
+    fitted = Fitted(
+        draws,
+        evaluations,
+        trusted=None if said is None else not said.doubtful,
+        reasons=() if said is None else tuple(said.reasons),
+    )
+    return Answer(fitted, linear_at)
 
 
 def _proximal(guide: str) -> Recipe:

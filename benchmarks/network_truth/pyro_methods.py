@@ -11,15 +11,16 @@ from pyro.infer import Predictive, autoguide
 from pyro.optim import Adam
 
 import pyro_ext as px
-from benchmarks.network_truth.methods import ADVI_RATE, ADVI_STEPS, DRAWS, Answer, Recipe, length_of
-from benchmarks.trust.methods import (
-    Fitted,
-    Method,
-    Size,
-    as_arrays,
-    scores_of_a_start,
-    scores_of_a_step,
+from benchmarks.network_truth.methods import (
+    ADVI_RATE,
+    ADVI_STEPS,
+    DRAWS,
+    Answer,
+    Recipe,
+    answered,
+    length_of,
 )
+from benchmarks.trust.methods import Fitted, Size, as_arrays
 from benchmarks.trust.problems import Program
 from benchmarks.trust.pyro_methods import host_svi
 
@@ -51,18 +52,9 @@ def run_engine(recipe: Recipe, program: Program, seed: int, size: Size) -> Answe
         result = engine.run(steps, *program.args, **run)
     drawn = {} if "num_particles" in options else {"num_samples": size.of(DRAWS)}
     draws = as_arrays(engine.get_samples(**drawn))
-    method = Method(recipe.about, engine=recipe.engine, options=options)
-    evaluations = steps * scores_of_a_step(method, engine.plan) + scores_of_a_start(engine)
-    said = result.judgement
-    fitted = Fitted(
-        draws,
-        evaluations,
-        trusted=None if said is None else not said.doubtful,
-        reasons=() if said is None else tuple(said.reasons),
-    )
     linear_at = as_arrays(engine.mode()) if recipe.linearized else None
     pyro.clear_param_store()
-    return Answer(fitted, linear_at)
+    return answered(recipe, steps, engine, result, draws, linear_at)
 
 
 def run_kernel(recipe: Recipe, program: Program, seed: int, size: Size) -> Answer:

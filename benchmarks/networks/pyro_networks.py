@@ -11,9 +11,9 @@ import pyro.distributions as dist
 import torch
 from pyro.infer.autoguide import AutoDiagonalNormal
 from pyro.infer.autoguide.initialization import init_to_sample
-from pyro.optim import CosineAnnealingLR
 from torch import nn
 
+from benchmarks.hosts import falling_adam
 from benchmarks.images.lenet import CHANNELS, CLASSES, UNITS
 from benchmarks.networks import horseshoe
 from benchmarks.networks.horseshoe import INPUTS, NOISE, RELEVANT, start
@@ -60,7 +60,7 @@ def _table(
 
     engine = LaplaceGGN(
         regression,
-        falling(0.01, steps),
+        falling_adam("pyro", 0.01, steps),
         hyperparameters=["prior_scale", "noise"] if every else None,
         hyperparameters_every=every or 1,
         init_strategy=init_to_sample,
@@ -110,7 +110,7 @@ def images(
 
     engine = LaplaceGGN(
         classes,
-        falling(0.002, steps),
+        falling_adam("pyro", 0.002, steps),
         curvature="kfac",
         init_strategy=init_to_sample,
         data_chunk=64,
@@ -143,12 +143,6 @@ def sparse(x: Any, y: Any, x_test: Any, y_test: Any, steps: int, seed: int) -> t
     held_out = torch.from_numpy(x_test), torch.from_numpy(y_test)
     metrics = predictive_metrics(predictive_distribution(regression, draws, *held_out))
     return priors.group_scales(draws, "net.0.weight"), metrics
-
-
-def falling(rate: float, steps: int) -> Any:
-    """Adam with a learning rate that falls to 0 along a cosine."""
-    settings = {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}, "T_max": steps}
-    return CosineAnnealingLR(settings)
 
 
 def fitted(

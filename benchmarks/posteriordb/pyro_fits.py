@@ -19,10 +19,10 @@ from pyro.infer.autoguide import (
     AutoMultivariateNormal,
     init_to_uniform,
 )
-from pyro.optim import CosineAnnealingLR
 from torch import Tensor
 
 import pyro_ext as px
+from benchmarks.hosts import falling_adam
 from benchmarks.posteriordb.methods import (
     CHAINS,
     COMPONENTS,
@@ -189,12 +189,6 @@ def make_guide(name: str, model: Callable[[], Any], start: Start | None) -> Any:
     return guide
 
 
-def adam(rate: float | None, steps: int) -> CosineAnnealingLR:
-    """Adam that falls along a cosine."""
-    settings = {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}, "T_max": max(1, steps)}
-    return CosineAnnealingLR(settings)
-
-
 def steps_of(points: list[int], spent: int, cost: float) -> list[int]:
     """Steps after which a run is looked at, of evaluations that ``spent`` of are gone already."""
     counts = (int((point - spent) / cost) for point in points)
@@ -253,7 +247,7 @@ class EngineFitter:
         elif particles:
             spent += round(self._cost.start * each)
             steps = int((self._budget - spent) / (self._cost.step * each))
-            optim = () if method.engine == "SVN" else (adam(rate, steps),)
+            optim = () if method.engine == "SVN" else (falling_adam("pyro", rate, max(1, steps)),)
             engine = kind(model, *optim, num_particles=PARTICLES, **options)
             engine.setup(start=begin)
         else:
@@ -317,7 +311,7 @@ class HostFitter:
         spent = self._spare + (0 if start is None else start.evaluations)
         pyro.set_rng_seed(seed)
         guide = make_guide(self._guide, self._model, start)
-        optim = adam(rate, self._budget - spent)
+        optim = falling_adam("pyro", rate, max(1, self._budget - spent))
         svi = SVI(self._model, guide, optim, Trace_ELBO())
         wanted = set(steps_of(points, spent, 1.0))
         clock = _Clock()

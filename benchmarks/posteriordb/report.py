@@ -13,11 +13,11 @@ import numpy as np
 from scipy.stats import gaussian_kde
 
 from benchmarks import records
-from benchmarks.bnn.report import pyplot
 from benchmarks.posteriordb.database import Database, DatabaseError, scatter
 from benchmarks.posteriordb.figures import Reference
 from benchmarks.posteriordb.methods import METHODS, Floats
 from benchmarks.records import Record
+from benchmarks.study import grid, pyplot, save
 from benchmarks.trust.judge import DEVIATION, KOLMOGOROV, MEAN
 from benchmarks.trust.report import TO_DRAWS, WANTED, costs
 
@@ -25,6 +25,8 @@ from benchmarks.trust.report import TO_DRAWS, WANTED, costs
 ARRIVED = 0.5
 #: Errors in standard deviations, or their ratios, from which no figure is given.
 FAR_OFF = 10.0
+#: Width and height of a panel of curves.
+PANEL = 3.4, 2.6
 #: Parameters on a page's plots.
 SHOWN = 12
 #: Figure of every run, failed ones too: whether its posterior has reference draws.
@@ -524,14 +526,6 @@ def _mark(axis: Any, place: float, colour: Any, transform: Any, rank: int) -> No
     axis.plot(place, 0.96 - 0.07 * rank, "x", color=colour, ms=6, mew=1.5, transform=transform)
 
 
-def _grid(plt: Any, number: int) -> tuple[Any, Any]:
-    columns = min(4, number)
-    rows = -(-number // columns)
-    return plt.subplots(
-        rows, columns, figsize=(3.4 * columns, 2.6 * rows), squeeze=False, layout="constrained"
-    )
-
-
 def plot_curves(runs: Sequence[Record], path: Path, figure_name: str) -> None:
     """A figure over score evaluations, a panel for each posterior; bounds above the lowest.
 
@@ -554,9 +548,7 @@ def plot_curves(runs: Sequence[Record], path: Path, figure_name: str) -> None:
     plt = pyplot()
     colour = colours(plt)
     panels = grouped([*drawn, *failed], lambda r: (r.model,))
-    figure, axes = _grid(plt, len(panels))
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
+    figure, axes = grid(len(panels), size=PANEL)
     for axis, ((name,), both) in zip(axes.flat, panels.items(), strict=False):
         own = [record for record in both if not record.failed]
         crosses = dict.fromkeys(record.method for record in both if record.failed)
@@ -596,8 +588,7 @@ def plot_curves(runs: Sequence[Record], path: Path, figure_name: str) -> None:
     figure.supylabel(label)
     figure.supxlabel("score evaluations")
     _legend(plt, figure, colour, [*drawn, *failed])
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path, dpi=110)
 
 
 def _legend(plt: Any, figure: Any, colour: Mapping[str, Any], runs: Sequence[Record]) -> None:
@@ -618,9 +609,7 @@ def plot_noise(runs: Sequence[Record], path: Path) -> None:
     plt = pyplot()
     colour = colours(plt)
     panels = grouped(drawn, lambda r: (r.model, r.settings["route"]))
-    figure, axes = _grid(plt, len(panels))
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
+    figure, axes = grid(len(panels), size=PANEL)
     levels = sorted({record.settings["noise"] for record in drawn})
     for axis, ((name, _), own) in zip(axes.flat, panels.items(), strict=False):
         lowest = min(r.figures.get("negative ELBO", math.inf) for r in own)
@@ -648,8 +637,7 @@ def plot_noise(runs: Sequence[Record], path: Path) -> None:
     figure.supylabel("nats above the lowest bound")
     figure.supxlabel("level of noise")
     _legend(plt, figure, colour, drawn)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path, dpi=110)
 
 
 class Fit(NamedTuple):
@@ -778,8 +766,7 @@ def plot_forest(reference: Reference, fits: Sequence[Fit], path: Path) -> None:
         first = axis.get_subplotspec().is_first_col()
         labels = ["reference", *(fit.label for fit in fits)] if first else []
         axis.set_yticks(range(len(fits) + 1) if first else [], labels)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    save(figure, path, dpi=100)
 
 
 def plot_density(reference: Reference, fits: Sequence[Fit], path: Path) -> None:
@@ -789,14 +776,14 @@ def plot_density(reference: Reference, fits: Sequence[Fit], path: Path) -> None:
     figure, panels = _panels(plt, reference, 1.8)
     for name, axis in panels:
         least, greatest = _range(reference.columns[name])
-        grid = np.linspace(least, greatest, 200)
-        heights = [_density(reference.columns[name], grid)]
-        axis.fill_between(grid, heights[0], color="0.8")
+        places = np.linspace(least, greatest, 200)
+        heights = [_density(reference.columns[name], places)]
+        axis.fill_between(places, heights[0], color="0.8")
         for fit in fits:
             if fit.columns is None or name not in fit.columns:
                 continue
-            heights.append(_density(fit.columns[name], grid))
-            axis.plot(grid, heights[-1], fit.line, color=colour[fit.method], lw=1.2)
+            heights.append(_density(fit.columns[name], places))
+            axis.plot(places, heights[-1], fit.line, color=colour[fit.method], lw=1.2)
         # One fit that has shrunk to a point would flatten all others.
         axis.set(xlim=(least, greatest), ylim=(0.0, 3.0 * float(heights[0].max())), yticks=[])
         axis.set_ylim(top=min(3.0 * heights[0].max(), 1.05 * max(h.max() for h in heights)))
@@ -809,13 +796,12 @@ def plot_density(reference: Reference, fits: Sequence[Fit], path: Path) -> None:
             plt.Line2D([], [], ls=line, marker=marker, color=colour[fit.method], label=label)
         )
     figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=7)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    save(figure, path, dpi=100)
 
 
-def _density(drawn: Floats, grid: Floats) -> Floats:
-    """A kernel estimate on a grid; zero where draws are all alike or not finite."""
+def _density(drawn: Floats, places: Floats) -> Floats:
+    """A kernel estimate at places; zero where draws are all alike or not finite."""
     if not np.isfinite(drawn).all() or np.ptp(drawn) <= 1e-12 * np.abs(drawn).max():
-        return np.zeros_like(grid)
-    found: Floats = gaussian_kde(drawn)(grid)
+        return np.zeros_like(places)
+    found: Floats = gaussian_kde(drawn)(places)
     return found

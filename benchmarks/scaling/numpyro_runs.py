@@ -18,11 +18,7 @@ from typing import Any
 
 from benchmarks.records import Record
 from benchmarks.scaling.kills import PATIENCE, STEPS, killed
-
-ENGINES = (
-    *("SVGD", "WGD", "DeepEnsemble", "SVN"),
-    *("ProximalScoreVI", "FisherVI", "GSM", "BaM", "LaplaceGGN"),
-)
+from benchmarks.scaling.problem import ENGINES
 
 
 def measure(devices: Collection[int], done: Collection[Any]) -> Iterator[Record]:

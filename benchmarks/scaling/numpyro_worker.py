@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,15 +17,20 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
+from numpyro.infer import autoguide
 
 import numpyro_ext as nx
 from benchmarks.scaling.collectives import collectives
-
-#: Rows, particles or draws of a step, and steps of a run.
-ROWS, PARTICLES, STEPS = 256, 16, 5
-#: Columns, which are the D weights: few for engines that solve systems of D or P D equations.
-MANY, FEW = 1000, 20
+from benchmarks.scaling.problem import (
+    ENGINES,
+    FEW,
+    ROWS,
+    STEPS,
+    layouts,
+    make,
+    mesh_of,
+    settings_of,
+)
 
 
 def model(x: Any, y: Any) -> None:
@@ -48,60 +53,19 @@ def descent() -> Any:
     return optax.sgd(1e-4)
 
 
-Make = Callable[..., Any]
-ENGINES: dict[str, tuple[int, Make]] = {
-    "SVGD": (MANY, lambda **k: nx.SVGD(model, descent(), num_particles=PARTICLES, **k)),
-    "WGD": (MANY, lambda **k: nx.WGD(model, descent(), num_particles=PARTICLES, **k)),
-    "DeepEnsemble": (
-        MANY,
-        lambda **k: nx.DeepEnsemble(model, descent(), num_particles=PARTICLES, **k),
-    ),
-    "SVN": (FEW, lambda **k: nx.SVN(model, num_particles=PARTICLES, **k)),
-    "ProximalScoreVI": (
-        MANY,
-        lambda **k: nx.ProximalScoreVI(
-            model, AutoDiagonalNormal, solver=nx.Regression(num_samples=PARTICLES), **k
-        ),
-    ),
-    "FisherVI": (
-        MANY,
-        lambda **k: nx.FisherVI(model, AutoDiagonalNormal, num_samples=PARTICLES, **k),
-    ),
-    "GSM": (FEW, lambda **k: nx.GSM(model, AutoMultivariateNormal, num_samples=PARTICLES, **k)),
-    "BaM": (FEW, lambda **k: nx.BaM(model, AutoMultivariateNormal, num_samples=PARTICLES, **k)),
-    "LaplaceGGN": (FEW, lambda **k: nx.LaplaceGGN(model, descent(), **k)),
-}
-#: Engines whose particles see each other, which have two ways of exchange.
-EXCHANGING = ("SVGD", "WGD")
-
-
-def layouts(name: str, devices: int) -> list[tuple[str, dict[str, Any]]]:
-    """Layouts of an engine over so many devices: names, and options of the Sharding."""
-    if devices == 1:
-        return [("one device", {})]
-    found: list[tuple[str, dict[str, Any]]] = [("rows", {"rows": "d"})]
-    if name != "LaplaceGGN":
-        found.append(("particles", {"particles": "p"}))
-    if name in EXCHANGING:
-        found.append(("particles, all to all", {"particles": "p", "exchange": "all-to-all"}))
-    if devices == 4:
-        found.append(("particles and rows", {"particles": "p", "rows": "d"}))
-    return found
-
-
-def _mesh(devices: int, options: dict[str, Any]) -> Any:
-    names = tuple(options[each] for each in ("particles", "rows") if each in options)
-    shape = (devices,) if len(names) == 1 else (devices // 2, 2)
-    return jax.make_mesh(shape, names)
+def made(name: str, **options: Any) -> Any:
+    """An engine on the regression."""
+    return make(name, nx, model, descent(), partial(getattr, autoguide), **options)
 
 
 def measured(name: str, devices: int, folder: str) -> list[dict[str, Any]]:
     """Lines on one engine; its parameters go to a file, or are compared with those in it."""
-    columns, make = ENGINES[name]
-    lines = []
+    columns, lines = ENGINES[name], []
     for layout, options in layouts(name, devices):
-        sharding = nx.Sharding(_mesh(devices, options), **options) if options else None
-        engine = make(sharding=sharding)
+        sharding = None
+        if options:
+            sharding = nx.Sharding(jax.make_mesh(*mesh_of(devices, options)), **options)
+        engine = made(name, sharding=sharding)
         settings = {"progress_bar": False, "start": "host"}
         result = engine.run(jax.random.key(0), STEPS, *data(columns), **settings)
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(result.params)]
@@ -115,9 +79,8 @@ def measured(name: str, devices: int, folder: str) -> list[dict[str, Any]]:
             apart = [np.max(np.abs(a - b) / np.maximum(np.abs(b), 1.0)) for a, b in pairs]
             figures["difference from one device"] = float(max(apart))
         figures |= _program(engine, result.state, devices)
-        line = {"engine": name, "layout": layout, "devices": devices, "rows": ROWS}
-        line |= {"particles": PARTICLES, "dim": columns, "bytes of a number": 4}
-        line["exchange"] = options.get("exchange", "all-gather")
+        exchange = options.get("exchange", "all-gather")
+        line = settings_of(name, layout, devices, 4, exchange)
         lines.append({"settings": line, "figures": figures})
     return lines
 
@@ -125,7 +88,7 @@ def measured(name: str, devices: int, folder: str) -> list[dict[str, Any]]:
 def _program(engine: Any, state: Any, devices: int) -> dict[str, Any]:
     """What the compiled program of a step moves, computes and holds on each device."""
     bound = engine._require_bound()
-    compiled = bound.update.traced(state, bound.data).lower().compile()
+    compiled = bound.update.jitted.trace(state, bound.data).lower().compile()
     moved = collectives(compiled.as_text(), devices)
     return {
         "collectives": [[each.kind, each.numbers, each.group] for each in moved],
@@ -147,7 +110,7 @@ def killed(process: int, port: int, path: str, steps: int) -> None:
         shutdown_timeout_seconds=15,
     )
     sharding = nx.Sharding(jax.make_mesh((2,), ("p",)), "p", timeout=20.0)
-    engine = ENGINES["SVGD"][1](sharding=sharding)
+    engine = made("SVGD", sharding=sharding)
     arguments, state, taken = data(FEW), None, 0
     try:
         state = engine.load(path, *arguments)

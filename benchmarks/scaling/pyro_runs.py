@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.records import Record
 from benchmarks.scaling.kills import PATIENCE, STEPS, killed
+from benchmarks.scaling.problem import ENGINES
 
 #: Processes at most.
 MOST = 4
@@ -24,8 +25,6 @@ LIMIT = 600.0
 
 def measure(devices: Collection[int], done: Collection[Any]) -> Iterator[Record]:
     """Records "measured" of every engine and layout that is not done yet."""
-    from benchmarks.scaling.pyro_worker import ENGINES
-
     with tempfile.TemporaryDirectory() as folder:
         for number in sorted({1, *(each for each in devices if each <= MOST)}):
             known = {name for backend, name, _, n in done if (backend, n) == ("pyro", number)}

@@ -14,15 +14,21 @@ import pyro
 import pyro.distributions as dist
 import torch
 import torch.distributed
-from pyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
+from pyro.infer import autoguide
 from torch.distributed.device_mesh import init_device_mesh
 
 import pyro_ext as px
+from benchmarks.scaling.problem import (
+    ENGINES,
+    FEW,
+    ROWS,
+    STEPS,
+    layouts,
+    make,
+    mesh_of,
+    settings_of,
+)
 
-#: Rows, particles or draws of a step, and steps of a run.
-ROWS, PARTICLES, STEPS = 256, 16, 5
-#: Columns, which are the D weights: few for engines that solve systems of D or P D equations.
-MANY, FEW = 1000, 20
 #: Seconds that processes wait for each other.
 TIMEOUT = 20.0
 
@@ -47,52 +53,13 @@ def _adam() -> Any:
     return pyro.optim.Adam({"lr": 0.01})
 
 
-Make = Callable[..., Any]
-ENGINES: dict[str, tuple[int, Make]] = {
-    "SVGD": (MANY, lambda **k: px.SVGD(model, _adam(), num_particles=PARTICLES, **k)),
-    "WGD": (MANY, lambda **k: px.WGD(model, _adam(), num_particles=PARTICLES, **k)),
-    "DeepEnsemble": (
-        MANY,
-        lambda **k: px.DeepEnsemble(model, _adam(), num_particles=PARTICLES, **k),
-    ),
-    "SVN": (FEW, lambda **k: px.SVN(model, num_particles=PARTICLES, **k)),
-    "ProximalScoreVI": (
-        MANY,
-        lambda **k: px.ProximalScoreVI(
-            model, AutoDiagonalNormal(model), solver=px.Regression(num_samples=PARTICLES), **k
-        ),
-    ),
-    "FisherVI": (
-        MANY,
-        lambda **k: px.FisherVI(
-            model, AutoDiagonalNormal(model), _adam(), num_samples=PARTICLES, **k
-        ),
-    ),
-    "GSM": (
-        FEW,
-        lambda **k: px.GSM(model, AutoMultivariateNormal(model), num_samples=PARTICLES, **k),
-    ),
-    "BaM": (
-        FEW,
-        lambda **k: px.BaM(model, AutoMultivariateNormal(model), num_samples=PARTICLES, **k),
-    ),
-    "LaplaceGGN": (FEW, lambda **k: px.LaplaceGGN(model, _adam(), **k)),
-}
+def made(name: str, **options: Any) -> Any:
+    """An engine on the regression."""
 
+    def guide(kind: str) -> Any:
+        return getattr(autoguide, kind)(model)
 
-def layouts(name: str, devices: int) -> list[tuple[str, dict[str, Any]]]:
-    """Layouts of an engine over so many processes: names, and options of the Sharding."""
-    if devices == 1:
-        return [("one device", {})]
-    found: list[tuple[str, dict[str, Any]]] = [("rows", {"rows": "d"})]
-    if name != "LaplaceGGN":
-        found.append(("particles", {"particles": "p"}))
-    if name in ("SVGD", "WGD"):
-        divided = {"particles": "p", "exchange": "all-to-all"}
-        found.append(("particles, all to all", divided))
-    if devices >= 4:
-        found.append(("particles and rows", {"particles": "p", "rows": "d"}))
-    return found
+    return make(name, px, model, _adam(), guide, (_adam(),), **options)
 
 
 def _started(rank: int, size: int, store: str) -> None:
@@ -105,8 +72,7 @@ def _started(rank: int, size: int, store: str) -> None:
 def _sharding(devices: int, options: dict[str, Any], **more: Any) -> px.Sharding | None:
     if not options:
         return None
-    names = tuple(options[each] for each in ("particles", "rows") if each in options)
-    shape = (devices,) if len(names) == 1 else (devices // 2, 2)
+    shape, names = mesh_of(devices, options)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     return px.Sharding(mesh, **options, **more)
 
@@ -123,16 +89,8 @@ def measure(
     _started(rank, size, store)
     for name in engines:
         for layout, options in layouts(name, size):
-            line: dict[str, Any] = {
-                "engine": name,
-                "layout": layout,
-                "devices": size,
-                "rows": ROWS,
-                "particles": PARTICLES,
-                "dim": ENGINES[name][0],
-                "bytes of a number": 8,
-                "exchange": options.get("exchange", "all-gather"),
-            }
+            exchange = options.get("exchange", "all-gather")
+            line = settings_of(name, layout, size, 8, exchange)
             found: dict[str, Any] = {"settings": line}
             try:
                 sharding = _sharding(size, options)
@@ -152,9 +110,8 @@ def _measured(
     name: str, sharding: px.Sharding | None, folder: str, dtype: torch.dtype
 ) -> dict[str, Any]:
     torch.set_default_dtype(dtype)
-    columns, make = ENGINES[name]
-    arguments = data(columns, dtype)
-    engine = make(seed=0, sharding=sharding, estimator=px.Full())
+    arguments = data(ENGINES[name], dtype)
+    engine = made(name, seed=0, sharding=sharding, estimator=px.Full())
     engine.run(STEPS, *arguments, start="host", progress_bar=False)
     leaves = [value.detach() for value in _parameters(engine)]
     path = f"{folder}/{name} {dtype}"
@@ -191,7 +148,7 @@ def run(
     """One of several processes: go on from the file to the end of a run, and say so."""
     _started(rank, size, store)
     sharding = _sharding(size, {"particles": "p"}, timeout=TIMEOUT)
-    engine = ENGINES["SVGD"][1](seed=0, sharding=sharding)
+    engine = made("SVGD", seed=0, sharding=sharding)
     arguments = data(FEW)
     if os.path.exists(path):
         engine.load(path)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-import optax
 from numpyro.infer import SVI, Trace_ELBO, init_to_sample
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 from numpyro.primitives import Messenger
 
 import numpyro_ext as nx
 from benchmarks.datasets import Split
+from benchmarks.hosts import falling_adam, host_of
 from benchmarks.score_vi import ANNEALED
-from benchmarks.score_vi.problems import HIDDEN, Logistic
+from benchmarks.score_vi.problems import Logistic, logistic_program, network_program
 from ppl_ext.score_matching.regression import diagonal
 
 BACKEND = "NumPyro"
+logistic_model = partial(logistic_program, host_of("numpyro"))
+network_model = partial(network_program, host_of("numpyro"))
 
 
 def configure(float64: bool) -> None:
@@ -28,28 +29,8 @@ def configure(float64: bool) -> None:
     jax.config.update("jax_enable_x64", float64)
 
 
-def logistic_model(x: Any, y: Any, batch_size: int) -> None:
-    """Logistic regression that draws its minibatches."""
-    weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
-    with numpyro.plate("rows", x.shape[0], subsample_size=batch_size) as rows:
-        numpyro.sample("y", dist.Bernoulli(logits=x[rows] @ weights), obs=y[rows])
-
-
-def network_model(x: Any, y: Any, batch_size: int) -> None:
-    """Regression network with one hidden layer and learnt noise that draws its minibatches."""
-    features = x.shape[1]
-    w1 = numpyro.sample("w1", dist.Normal(0.0, 1.0).expand([features, HIDDEN]).to_event(2))
-    b1 = numpyro.sample("b1", dist.Normal(0.0, 1.0).expand([HIDDEN]).to_event(1))
-    w2 = numpyro.sample("w2", dist.Normal(0.0, HIDDEN**-0.5).expand([HIDDEN]).to_event(1))
-    b2 = numpyro.sample("b2", dist.Normal(0.0, 1.0))
-    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
-    with numpyro.plate("rows", x.shape[0], subsample_size=batch_size) as rows:
-        mean = jax.nn.relu(x[rows] @ w1 + b1) @ w2 + b2
-        numpyro.sample("y", dist.Normal(mean, noise), obs=y[rows])
-
-
 def _advi(model: Any, guide: Any, rate: float, steps: int, seed: int, *data: Any) -> Any:
-    optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
+    optimizer = falling_adam("numpyro", rate, steps)
     svi = SVI(model, guide, optimizer, Trace_ELBO())
     return svi.run(jax.random.key(seed), steps, *data, progress_bar=False).params
 
@@ -78,7 +59,7 @@ def _annealed_advi(model: Any, guide: Any, rate: float, steps: int, seed: int, *
     def untempered(*data: Any, temperature: Any) -> Any:
         return model(*data)
 
-    optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
+    optimizer = falling_adam("numpyro", rate, steps)
     svi = SVI(untempered, tempered, optimizer, Trace_ELBO())
     state = svi.init(jax.random.key(seed), *data, temperature=1.0)
     dim = svi.get_params(state)["auto_loc"].size

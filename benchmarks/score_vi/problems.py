@@ -1,9 +1,11 @@
-"""The two problems of the minibatch comparison, without a backend: data, answers and judgement."""
+"""The two problems of the minibatch comparison, written once for both hosts: programs, data,
+answers and judgement."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +13,7 @@ from scipy.special import expit
 
 from benchmarks import datasets
 from benchmarks.datasets import Split
+from benchmarks.hosts import Host
 
 #: Regression sets with published splits, read from PPL_EXT_DATA.
 UCI = (
@@ -34,6 +37,26 @@ class Logistic:
 
     x: Array
     y: Array
+
+
+def logistic_program(h: Host, x: Any, y: Any, batch_size: int) -> None:
+    """Logistic regression that draws its minibatches."""
+    weights = h.sample("weights", h.dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with h.plate("rows", x.shape[0], subsample_size=batch_size) as rows:
+        h.sample("y", h.dist.Bernoulli(logits=x[rows] @ weights), obs=y[rows])
+
+
+def network_program(h: Host, x: Any, y: Any, batch_size: int) -> None:
+    """Regression network with one hidden layer and learnt noise that draws its minibatches."""
+    dist, features = h.dist, x.shape[1]
+    w1 = h.sample("w1", dist.Normal(0.0, 1.0).expand([features, HIDDEN]).to_event(2))
+    b1 = h.sample("b1", dist.Normal(0.0, 1.0).expand([HIDDEN]).to_event(1))
+    w2 = h.sample("w2", dist.Normal(0.0, HIDDEN**-0.5).expand([HIDDEN]).to_event(1))
+    b2 = h.sample("b2", dist.Normal(0.0, 1.0))
+    noise = h.sample("noise", dist.HalfNormal(1.0))
+    with h.plate("rows", x.shape[0], subsample_size=batch_size) as rows:
+        mean = h.relu(x[rows] @ w1 + b1) @ w2 + b2
+        h.sample("y", dist.Normal(mean, noise), obs=y[rows])
 
 
 def logistic(seed: int, rows: int = 5000, features: int = 30) -> Logistic:

@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyro
-import pyro.distributions as dist
 import torch
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, init_to_sample
-from pyro.optim import CosineAnnealingLR
 from pyro.poutine.messenger import Messenger
 
 import pyro_ext as px
 from benchmarks.datasets import Split
+from benchmarks.hosts import falling_adam, host_of
 from benchmarks.score_vi import ANNEALED
-from benchmarks.score_vi.problems import HIDDEN, Logistic
+from benchmarks.score_vi.problems import Logistic, logistic_program, network_program
 from ppl_ext.score_matching.regression import diagonal
 
 BACKEND = "Pyro"
+logistic_model = partial(logistic_program, host_of("pyro"))
+network_model = partial(network_program, host_of("pyro"))
 
 
 def configure(float64: bool) -> None:
     """Set the precision of everything that follows."""
     torch.set_default_dtype(torch.float64 if float64 else torch.float32)
-
-
-def logistic_model(x: Any, y: Any, batch_size: int) -> None:
-    """Logistic regression that draws its minibatches."""
-    weights = pyro.sample("weights", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
-    with pyro.plate("rows", x.shape[0], subsample_size=batch_size) as rows:
-        pyro.sample("y", dist.Bernoulli(logits=x[rows] @ weights), obs=y[rows])
-
-
-def network_model(x: Any, y: Any, batch_size: int) -> None:
-    """Regression network with one hidden layer and learnt noise that draws its minibatches."""
-    features = x.shape[1]
-    w1 = pyro.sample("w1", dist.Normal(0.0, 1.0).expand([features, HIDDEN]).to_event(2))
-    b1 = pyro.sample("b1", dist.Normal(0.0, 1.0).expand([HIDDEN]).to_event(1))
-    w2 = pyro.sample("w2", dist.Normal(0.0, HIDDEN**-0.5).expand([HIDDEN]).to_event(1))
-    b2 = pyro.sample("b2", dist.Normal(0.0, 1.0))
-    noise = pyro.sample("noise", dist.HalfNormal(1.0))
-    with pyro.plate("rows", x.shape[0], subsample_size=batch_size) as rows:
-        mean = torch.relu(x[rows] @ w1 + b1) @ w2 + b2
-        pyro.sample("y", dist.Normal(mean, noise), obs=y[rows])
 
 
 class _Entropy(Messenger):
@@ -68,8 +50,7 @@ def _advi(
     closed form starts cold."""
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
-    schedule = {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}, "T_max": steps}
-    optimizer = CosineAnnealingLR(schedule)
+    optimizer = falling_adam("pyro", rate, steps)
     entropy = _Entropy(guide)
     svi = SVI(model, entropy(guide), optimizer, Trace_ELBO())
     for index in range(steps):

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-import optax
 from numpy.typing import NDArray
 
+from benchmarks.hosts import falling_adam
 from benchmarks.kernels.targets import Target
 from benchmarks.posteriordb.numpyro_fits import NativeProgram, configure, native, release
 from benchmarks.posteriordb.programs.sites import SiteMap
@@ -23,20 +20,14 @@ __all__ = ["Fitter", "configure", "flat", "kernels", "native", "release"]
 
 def flat(target: Target) -> NativeProgram:
     """A target of one flat site."""
-    constants = {name: jnp.asarray(value) for name, value in target.constants.items()}
-
-    def program() -> None:
-        z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([target.dim]).to_event(1).mask(False))
-        numpyro.factor("target", target.log_density(jnp, z, constants))
-
-    return NativeProgram(program, SiteMap())
+    return NativeProgram(target.program("numpyro"), SiteMap())
 
 
 class Fitter:
     """SVGD on a program; runs with other seeds share what is compiled."""
 
     def __init__(self, program: Any, kernel: Any, particles: int, rate: float, steps: int) -> None:
-        optim = optax.adam(optax.cosine_decay_schedule(rate, steps))
+        optim = falling_adam("numpyro", rate, steps)
         self._engine = SVGD(program.model, optim, kernel, particles)
         self._steps = steps
 

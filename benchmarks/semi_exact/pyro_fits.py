@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pyro
-import pyro.distributions as dist
-import torch
 from numpy.typing import NDArray
-from pyro.optim import CosineAnnealingLR
 
+from benchmarks.hosts import falling_adam
 from benchmarks.kernels.targets import Target
 from benchmarks.posteriordb.programs.sites import SiteMap
 from benchmarks.posteriordb.pyro_fits import NativeProgram, configure, native, release
@@ -22,13 +19,7 @@ __all__ = ["Fitter", "configure", "flat", "kernels", "native", "release"]
 
 def flat(target: Target) -> NativeProgram:
     """A target of one flat site."""
-    constants = {name: torch.tensor(value) for name, value in target.constants.items()}
-
-    def program() -> None:
-        z = pyro.sample("z", dist.Normal(0.0, 1.0).expand([target.dim]).to_event(1).mask(False))
-        pyro.factor("target", target.log_density(torch, z, constants))
-
-    return NativeProgram(program, SiteMap())
+    return NativeProgram(target.program("pyro"), SiteMap())
 
 
 class Fitter:
@@ -40,12 +31,7 @@ class Fitter:
 
     def fit(self, seed: int, start: Start) -> NDArray[np.float64]:
         """Particles (P, D) of a run."""
-        settings = {
-            "optimizer": torch.optim.Adam,
-            "optim_args": {"lr": self._rate},
-            "T_max": self._steps,
-        }
-        optim = CosineAnnealingLR(settings)
+        optim = falling_adam("pyro", self._rate, self._steps)
         engine = SVGD(self._model, optim, self._kernel, self._particles, seed=seed)
         engine.run(self._steps, start=start, progress_bar=False)
         return engine.particles.double().numpy()

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 from jax import Array, lax, random
 from numpyro.infer import MCMC, NUTS
 
 import numpyro_ext as nx
+from benchmarks.hosts import host_of
 from benchmarks.sgmcmc import problems
 
 Chains = dict[str, np.ndarray]
-
-
-def logistic(x: Array, y: Array, batch: int | None = None) -> None:
-    """Logistic regression whose rows are looked up, all of them without ``batch``."""
-    size = x.shape[1]
-    weights = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([size]).to_event(1))
-    with numpyro.plate("rows", len(x), subsample_size=batch) as rows:
-        numpyro.sample("y", dist.Bernoulli(logits=x[rows] @ weights), obs=y[rows])
-
-
-def two_modes(distance: float, weight: float = 0.5) -> Callable[[], None]:
-    """Two of unit variance, at plus the distance with this weight and at minus the distance."""
-    odds = math.log(weight / (1.0 - weight))
-
-    def model() -> None:
-        z = numpyro.sample("z", dist.Normal(0.0, 100.0).mask(False))
-        numpyro.factor(
-            "modes", jnp.logaddexp(odds - 0.5 * (z - distance) ** 2, -0.5 * (z + distance) ** 2)
-        )
-
-    return model
+logistic = partial(problems.logistic, host_of("numpyro"))
+two_modes = partial(problems.two_modes, host_of("numpyro"))
 
 
 def draw(

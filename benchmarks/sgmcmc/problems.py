@@ -1,9 +1,15 @@
-"""Data of the benchmark, from seeds: a logistic regression and a small regression network."""
+"""Programs and data of the benchmark: a logistic regression and a small regression network."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
+
+from benchmarks.hosts import Host
 
 Array = NDArray[np.float32]
 
@@ -11,6 +17,25 @@ ROWS, FEATURES, BATCH = 10_000, 20, 100
 #: The network: inputs, hidden units, and the rows that it sees.
 INPUTS, HIDDEN, NETWORK_ROWS, NETWORK_BATCH = 8, 50, 1_000, 100
 CHAINS = 8
+
+
+def logistic(h: Host, x: Any, y: Any, batch: int | None = None) -> None:
+    """Logistic regression whose rows are looked up, all of them without ``batch``."""
+    weights = h.sample("w", h.dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with h.plate("rows", len(x), subsample_size=batch) as rows:
+        h.sample("y", h.dist.Bernoulli(logits=x[rows] @ weights), obs=y[rows])
+
+
+def two_modes(h: Host, distance: float, weight: float = 0.5) -> Callable[[], None]:
+    """Two of unit variance, at plus the distance with this weight and at minus the distance."""
+    odds = math.log(weight / (1.0 - weight))
+
+    def model() -> None:
+        z = h.sample("z", h.dist.Normal(0.0, 100.0).mask(False))
+        modes = odds - 0.5 * (z - distance) ** 2, -0.5 * (z + distance) ** 2
+        h.factor("modes", h.xp.logaddexp(*modes))
+
+    return model
 
 
 def logistic_rows() -> tuple[Array, Array]:

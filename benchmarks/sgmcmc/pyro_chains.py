@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,29 +14,12 @@ from pyro.nn import PyroModule, PyroSample
 from torch import Tensor, nn
 
 import pyro_ext as px
+from benchmarks.hosts import host_of
 from benchmarks.sgmcmc import problems
 
 Chains = dict[str, np.ndarray]
-
-
-def logistic(x: Tensor, y: Tensor, batch: int | None = None) -> None:
-    """Logistic regression whose rows are looked up, all of them without ``batch``."""
-    size = x.shape[1]
-    weights = pyro.sample("w", dist.Normal(0.0, 1.0).expand([size]).to_event(1))
-    with pyro.plate("rows", len(x), subsample_size=batch) as chosen:
-        pyro.sample("y", dist.Bernoulli(logits=x[chosen] @ weights), obs=y[chosen])
-
-
-def two_modes(distance: float, weight: float = 0.5) -> Callable[[], None]:
-    """Two of unit variance, at plus the distance with this weight and at minus the distance."""
-    odds = math.log(weight / (1.0 - weight))
-
-    def model() -> None:
-        z = pyro.sample("z", dist.Normal(0.0, 100.0).mask(False))
-        modes = odds - 0.5 * (z - distance) ** 2, -0.5 * (z + distance) ** 2
-        pyro.factor("modes", torch.logaddexp(*modes))
-
-    return model
+logistic = partial(problems.logistic, host_of("pyro"))
+two_modes = partial(problems.two_modes, host_of("pyro"))
 
 
 def draw(

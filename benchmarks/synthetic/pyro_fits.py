@@ -11,10 +11,11 @@ import pyro.distributions as dist
 import torch
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, init_to_value
-from pyro.optim import Adam, CosineAnnealingLR
+from pyro.optim import Adam
 from torch import Tensor
 
 import pyro_ext as px
+from benchmarks.hosts import falling_adam
 from benchmarks.synthetic.experiments import Case, Method, engine_options, iterations_to_look_at
 from benchmarks.synthetic.fits import Diverged, Fitter, Look, show
 from benchmarks.synthetic.targets import Mixture
@@ -89,22 +90,7 @@ def program(
     level: Tensor | None = None,
     seed: Tensor | None = None,
 ) -> None:
-    """A mixture of Normals as a program: one latent vector under a flat prior, and a factor.
-
-    Parameters
-    ----------
-    log_factors : tensor (K,)
-        Logarithms of weight / sqrt(det(2 pi covariance)).
-    means : tensor (K, D)
-    whitening : tensor (K, D, D)
-        Inverses of the covariances' Cholesky factors.
-    level : tensor, optional
-        Noise level beta of the paper's equation 19: the score s of the program becomes
-        s + beta |s|_inf N(0, I), whoever differentiates it. Values and second derivatives stay
-        exact.
-    seed : tensor, optional
-        Seed of the noise.
-    """
+    """A mixture of Normals as a program; see the NumPyro module."""
     flat = dist.Normal(0.0, 1.0).expand([means.shape[1]]).to_event(1).mask(False)
     theta = pyro.sample("theta", flat)
     standard = torch.einsum("kij,kj->ki", whitening, theta - means)
@@ -166,12 +152,6 @@ def _mixed_seed(seed: int) -> int:
     return int(np.random.SeedSequence([3, seed]).generate_state(1)[0])
 
 
-def make_adam(rate: float, steps: int) -> CosineAnnealingLR:
-    """Adam whose rate falls from ``rate`` to 0 along a cosine over the run."""
-    settings = {"optimizer": torch.optim.Adam, "optim_args": {"lr": rate}, "T_max": max(1, steps)}
-    return CosineAnnealingLR(settings)
-
-
 class EngineFitter:
     """A method of this project; ``rate`` is Adam's first, None for the engine's own optimizer."""
 
@@ -185,7 +165,7 @@ class EngineFitter:
         optim: Any = None
         if self._rate is not None:
             samples = dict(self._method.options)["num_samples"]
-            optim = make_adam(self._rate, case.budget // samples)
+            optim = falling_adam("pyro", self._rate, max(1, case.budget // samples))
         elif self._method.constant_rate is not None:
             optim = Adam({"lr": self._method.constant_rate})
         options = engine_options(self._method, optim)
@@ -218,7 +198,7 @@ class HostFitter:
         guide = make_guide(case, self._method, args, seed)
         show(look, 0, to_mixture(guide))
         pyro.set_rng_seed(_mixed_seed(seed + 1))
-        optim = make_adam(self._rate, case.budget)
+        optim = falling_adam("pyro", self._rate, case.budget)
         svi = SVI(program, guide, optim, Trace_ELBO())
         wanted = set(iterations_to_look_at(case.budget, 1, case.points))
         for iteration in range(1, max(wanted) + 1):

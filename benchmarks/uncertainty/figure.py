@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from benchmarks import records
 from benchmarks.datasets import shipped
 from benchmarks.study import save, subplots
+from benchmarks.uncertainty import networks
 
 Floats = NDArray[np.float64]
 
@@ -46,24 +48,25 @@ def digits() -> dict[str, tuple[Floats, NDArray[np.int64]]]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit both networks, write `uncertainty.jsonl`, `uncertainty.md` and `uncertainty.png`."""
-    fits = importlib.import_module(f"benchmarks.uncertainty.{arguments.backend}_network")
+    fit = partial(networks.fit, arguments.backend)
+    predict = partial(networks.predict, arguments.backend)
     package = importlib.import_module(f"{arguments.backend}_ext")
     path = arguments.out / "uncertainty.jsonl"
     records.moved_aside(path)
 
     x, y = curve_data()
     grid = np.linspace(-5.0, 5.0, 200)[:, None]
-    curve = fits.fit("curve", ENGINES[0], x, y, arguments.steps)
-    band = fits.predict("curve", curve, grid)
+    curve = fit("curve", ENGINES[0], x, y, arguments.steps)
+    band = predict("curve", curve, grid)
 
     rows = digits()
     tested, scores = {}, {}
     for engine in ENGINES:
         settings = {"steps": arguments.steps, "training rows": TRAINING_ROWS}
         record = records.Record("uncertainty", engine, arguments.backend, "digits", 0, settings)
-        draws = fits.fit("digits", engine, *rows["train"], arguments.steps)
-        tested[engine] = fits.predict("digits", draws, *rows["test"])
-        unseen = fits.predict("digits", draws, rows["unseen"][0])
+        draws = fit("digits", engine, *rows["train"], arguments.steps)
+        tested[engine] = predict("digits", draws, *rows["test"])
+        unseen = predict("digits", draws, rows["unseen"][0])
         scores[engine] = package.out_of_distribution_score(tested[engine], unseen)
         record.figures = _figures(package, tested[engine], scores[engine])
         records.append(path, record)

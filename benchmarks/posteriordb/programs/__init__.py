@@ -17,13 +17,11 @@ from benchmarks.hosts import host_of
 from benchmarks.posteriordb.programs import gaussian_processes_sites, hierarchical_sites
 from benchmarks.posteriordb.programs.sites import SiteMap
 
-#: Modules of programs that are written once, and take a :class:`~benchmarks.hosts.Host` first.
-SHARED = ("regressions", "hierarchical", "mixtures")
-#: Modules of programs, of the same names in `programs/numpyro` and `programs/pyro`.
+#: Modules of programs, which take a :class:`~benchmarks.hosts.Host` first. What differs more than
+#: the hosts' words is in modules of the same names in `programs/numpyro` and `programs/pyro`.
 FAMILIES = (
-    "time_series",
-    "gaussian_processes",
-    "differential_equations",
+    *("regressions", "hierarchical", "mixtures"),
+    *("time_series", "gaussian_processes", "differential_equations"),
 )
 
 Program = Callable[..., Any]
@@ -51,11 +49,9 @@ def programs(backend: str) -> dict[str, Program]:
     if backend not in ("numpyro", "pyro"):
         raise ValueError(f"backend must be 'numpyro' or 'pyro'; found {backend!r}.")
     found: dict[str, Program] = {}
-    for family in SHARED:
+    for family in FAMILIES:
         written = importlib.import_module(f"{__name__}.{family}").PROGRAMS
         found |= {name: partial(program, host_of(backend)) for name, program in written.items()}
-    for family in FAMILIES:
-        found |= importlib.import_module(f"{__name__}.{backend}.{family}").PROGRAMS
     return found | OWN[backend]
 
 
