@@ -446,7 +446,7 @@ def _record(
         (place,) = target.unconstrain(one_draw(around), data)
         centre, moves = np.asarray(place), np.asarray(target.unconstrain(values, data) - place)
     # Chunks of one size, for which one program is compiled: the last is filled up.
-    size = -(-num_draws // -(-num_draws // draw_chunk)) if recorder.per_draw else 1
+    size = -(-num_draws // -(-num_draws // draw_chunk)) if recorder.at_draws else 1
     observed = tuple(site.name for site in recorder.observed_sites)
     priors = tuple(site.name for site in recorder.computed_sites)
     deterministic = tuple(site.name for site in recorder.deterministic_sites)
@@ -469,7 +469,7 @@ def _record(
     )
     for chunk, (_, rows) in enumerate(target.sweep(data_chunk)):
         places_of_rows = {name: np.asarray(places) for name, places in rows.items()}
-        for start in range(0, num_draws if recorder.per_draw else 1, size):
+        for start in range(0, num_draws if recorder.at_draws else 1, size):
             # The last draw fills the last chunk up; what is found of it there is left out.
             places = np.minimum(np.arange(start, start + size), num_draws - 1)
             some = {name: value[places] for name, value in values.items()}
