@@ -180,8 +180,7 @@ def of_guide(
     try:
         if not isinstance(guide, AutoContinuous):
             options = {"sample_shape": (DRAWS,), **data.kwargs}
-            drawn = guide.sample_posterior(rng_key, params, *data.args, **options)
-            return dict(drawn)
+            return dict(guide.sample_posterior(rng_key, params, *data.args, **options))
         # A copy: the guide's own set-up stays as it is.
         density = flat_density(
             copy.copy(guide), rng_key, data.args, data.kwargs, layout=target.layout
@@ -193,11 +192,9 @@ def of_guide(
             f"({type(error).__name__}: {error}). Pass SVI.get_params(state), or what SVI.run "
             "returned."
         ) from error
-    found = density.as_start(parameters)
-    if found is not None:
-        return found
-    drawn = density.sample(parameters, rng_key, DRAWS)
-    return target.constrain(drawn, data)
+    return density.as_start(parameters) or target.constrain(
+        density.sample(parameters, rng_key, DRAWS), data
+    )
 
 
 def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None) -> Joined:

@@ -53,8 +53,7 @@ def whitened_outputs(
     """
     point = target.outputs(z, data, indices)
     names = [name for name in point if sites is None or name in sites]
-    keys = random.split(rng_key, max(1, len(point)))
-    pairs = zip(point.items(), keys, strict=False)
+    pairs = zip(point.items(), random.split(rng_key, max(1, len(point))), strict=False)
     roots = {name: partial(fisher_root, each, rng_key=key) for (name, each), key in pairs}
 
     def whitened(position: Array) -> Array:

@@ -128,8 +128,7 @@ def one_value_each(values: Mapping[str, Array]) -> Callable[[Site], Array | None
         if site["type"] != "sample" or site["name"] not in values:
             return None
         value, shape = values[site["name"]], site["fn"].shape()
-        step = site["infer"].get("_scan_current_index")
-        if step is not None:
+        if (step := site["infer"].get("_scan_current_index")) is not None:
             value = value[step]
         check_places(values, site["name"], value.shape, shape)
         value = value.reshape(value.shape[value.ndim - len(shape) :])
@@ -535,8 +534,7 @@ def _contracted(
         if not dims and all(size == 1 for size in log_prob.shape):
             log_prob = log_prob.squeeze()
         factor = funsor.to_funsor(log_prob, output=funsor.Real, dim_to_name=OrderedDict(dims))
-        times = [(dim, name) for dim, name in dims.items() if name.startswith(_TIME)]
-        if times:
+        if times := [(dim, name) for dim, name in dims.items() if name.startswith(_TIME)]:
             dim, name = times[0]
             time = funsor.Variable(name, funsor.Bint[log_prob.shape[dim]])
             history = max(history, *(_get_shift(each) for each in dims.values()))

@@ -586,8 +586,7 @@ def _compiled_chunk(
             site = trace[name]
             together = any(name in terms.sites for terms in marginals.values())
             if "log_likelihood" in groups and not together:
-                log_prob = site["fn"].log_prob(site["value"])
-                computed["log_likelihood"][name] = log_prob
+                computed["log_likelihood"][name] = site["fn"].log_prob(site["value"])
         # New values of an observed site change what the model computes after it, of one in a scan
         # in later steps.
         in_scan = any(trace[name].get("_control_flow_done", False) for name in observed)

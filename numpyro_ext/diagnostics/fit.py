@@ -40,9 +40,9 @@ from ppl_ext.diagnostics import fit as shared
 from ppl_ext.diagnostics.fit import (
     HOST_DRAWS,
     Evaluate,
-    check_arguments,
     check_fits_a_guide,
     check_model,
+    checked_arguments,
     chunk_sizes,
     sites_of_guide,
     target_of_engine,
@@ -143,8 +143,7 @@ def fitted_guide(
         passes=passes,
     )
     density = _density(fit, target, data)
-    missing = sorted(set(density.parameter_names) - set(params))
-    if missing:
+    if missing := sorted(set(density.parameter_names) - set(params)):
         raise ArgumentError(
             f"Expected the parameters of {type(fit).__name__}, as svi.get_params(state) gives "
             f"them, found none of the name {missing} among {sorted(params)}."
@@ -196,8 +195,7 @@ def target_of_model(
 
     Arguments that hold only some rows of a plate are refused where it has to be ``all_rows``.
     """
-    check_arguments(args, kwargs)
-    args, kwargs = args or (), dict(kwargs or {})
+    args, kwargs = checked_arguments(args, kwargs)
     with swapped(warnings.catch_warnings(record=True)) as caught:
         warnings.simplefilter("always")
         target = LogDensity(
@@ -293,8 +291,7 @@ class HostFit(shared.HostFit):
                 return target.constrain(theta, data)
 
             # One program, where JAX would compile each operation of the draws by itself.
-            program = Program(draw, rarely=True)
-            return program(self.fitted.parameters, key, self._data)
+            return Program(draw, rarely=True)(self.fitted.parameters, key, self._data)
         predictive = Predictive(self.guide, params=dict(params), num_samples=num_samples)
         drawn = predictive(key, *self._data.args, **self._data.kwargs)
         return sites_of_guide(self.target.layout.names, drawn)

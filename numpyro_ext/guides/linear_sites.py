@@ -327,8 +327,7 @@ class _Rewriting(WeightUses):
         if len(weights) == 1:
             if name in _LAYOUT and len(inputs) == 1:
                 return [weights[0].laid_out(eqn)]
-            use = _linear_use(eqn, inputs)
-            if use is not None:
+            if (use := _linear_use(eqn, inputs)) is not None:
                 return [self._linear(weights[0], use)]
         values = [self.plain(value, name) for value in inputs]
         bound = eqn.primitive.get_bind_params(eqn.params)

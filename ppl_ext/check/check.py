@@ -319,8 +319,7 @@ def _heard(
         if positions is None:
             positions = program.unconstrain(source.draws)
         finite = np.isfinite(positions).all(1)
-        outside = _outside(program, source, positions)
-        if outside:
+        if outside := _outside(program, source, positions):
             hearing.against.append(outside)
             return hearing.verdict(sites)
         # The witnesses of the density take draws for independent ones, so that no more are taken

@@ -223,8 +223,7 @@ def inference_data(
     if int(arviz.__version__.split(".")[0]) < 1:
         standard: Any = {name: value for name, value in datasets.items() if name not in _CUSTOM}
         result = arviz.InferenceData(attrs=dict(attributes), **standard)
-        custom = {name: value for name, value in datasets.items() if name in _CUSTOM}
-        if custom:
+        if custom := {name: value for name, value in datasets.items() if name in _CUSTOM}:
             result.add_groups(custom, warn_on_custom_groups=False)
         return result
     tree = xarray.DataTree.from_dict({f"/{name}": value for name, value in datasets.items()})
@@ -292,8 +291,7 @@ def named_groups(
     wanted_coords = {
         axis_of.get(name, name): listed("coords", name, axis) for name, axis in coords.items()
     }
-    unknown = [name for name in dims if name not in every_name and name not in sites]
-    if unknown:
+    if unknown := [name for name in dims if name not in every_name and name not in sites]:
         raise ArgumentError(
             f"dims names {unknown}, which are no variables. Expected some of "
             f"{sorted({*every_name, *sites})}."
@@ -323,8 +321,7 @@ def named_groups(
                         f"{lengths[axis]} and, of '{label}', {length}. Give axes of different "
                         "lengths different names, by dims= or in the model."
                     )
-        shared = sorted(set(lengths).intersection(arrays))
-        if shared:
+        if shared := sorted(set(lengths).intersection(arrays)):
             raise ArgumentError(
                 f"Expected dimensions with names that no variable of group {group} has, found "
                 f"{shared}. Give them other names by dims=."

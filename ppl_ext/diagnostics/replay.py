@@ -441,8 +441,7 @@ def check_draws(names: Sequence[str], draws: Mapping[str, Any]) -> None:
     ArgumentError
         A site has none, or another number.
     """
-    missing = [name for name in names if name not in draws]
-    if missing:
+    if missing := [name for name in names if name not in draws]:
         raise ArgumentError(
             f"Expected draws for every latent site, found none for {missing}. Pass the dict that "
             "get_samples returns."

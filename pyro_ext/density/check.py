@@ -97,8 +97,7 @@ def check_model(
             f"{_name(model)} found no latent variables. Expected at least one sample site without "
             "obs= that has entries; check that sites are not observed or hidden by poutine.block."
         )
-    repeated = [name for name, number in control.met.items() if number > 1]
-    if repeated:
+    if repeated := [name for name, number in control.met.items() if number > 1]:
         raise repeated_plates_error(repeated)
     for name, site in handler.sites.items():
         for frame in site["cond_indep_stack"]:

@@ -11,7 +11,7 @@ import itertools
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -199,11 +199,9 @@ def _is_outside(site: Mapping[str, Any]) -> Tensor:
     value, support = site["value"], site["fn"].support
     finite = torch.isfinite(value)
     inside = finite.all() & support.check(value).all()
-    try:
+    with suppress(RuntimeError):  # at many draws at once, of which there is no one truth
         if bool(inside):
             return ~inside
-    except RuntimeError:  # at many draws at once, of which there is no one truth
-        pass
     transform = transform_to_support(site)
     return is_outside(
         value, finite, support.check, lambda value: transform(transform.inv(value)), torch
@@ -219,8 +217,7 @@ def _run(
     chosen: Mapping[str, Tensor] | None = None,
 ) -> dict[str, dict[str, Any]]:
     handler = _ReplayHandler(values, indices, resample, chosen=chosen)
-    arguments = (data.args, data.kwargs, dict(indices))
-    target.bound.run(handler, arguments, enumerated=False)
+    target.bound.run(handler, (data.args, data.kwargs, dict(indices)), enumerated=False)
     return handler.sites
 
 

@@ -228,7 +228,6 @@ def _sample_statistics(
         for part in positions.split(together)
     ]
     statistics = {"log_p": torch.cat(log_p)}
-    hook = getattr(engine, "sample_statistics", None)
-    if hook is not None:
+    if (hook := getattr(engine, "sample_statistics", None)) is not None:
         statistics.update(hook(positions))
     return {name: Variable(value.detach().cpu().numpy()) for name, value in statistics.items()}

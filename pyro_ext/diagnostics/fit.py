@@ -24,9 +24,9 @@ from ppl_ext.diagnostics import fit as shared
 from ppl_ext.diagnostics.fit import (
     HOST_DRAWS,
     Evaluate,
-    check_arguments,
     check_fits_a_guide,
     check_model,
+    checked_arguments,
     chunk_sizes,
     sites_of_guide,
     target_of_engine,
@@ -138,8 +138,7 @@ def target_of_model(
 
     Arguments that hold only some rows of a plate are refused where it has to be ``all_rows``.
     """
-    check_arguments(args, kwargs)
-    args, kwargs = args or (), dict(kwargs or {})
+    args, kwargs = checked_arguments(args, kwargs)
     with swapped(warnings.catch_warnings()):
         # Parameters that SVI has fitted beside the guide are meant to be where they are.
         warnings.simplefilter("ignore", HeldParameterWarning)

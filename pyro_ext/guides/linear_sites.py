@@ -227,8 +227,7 @@ class _LinearOperations(TorchFunctionMode, WeightUses):
 
     def _note(self, values: Iterable[Tensor], func: Any) -> None:
         for value in values:
-            site = self._weights.find(value)
-            if site is not None:
+            if (site := self._weights.find(value)) is not None:
                 self._note_plain(site.site, getattr(func, "__name__", str(func)))
 
     def _linear(self, weight: _Weight, call: _Call) -> Tensor:

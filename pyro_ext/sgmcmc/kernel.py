@@ -357,8 +357,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         """Step size, and steps that were not finite, for the progress bar."""
         state = self.state
         shown = OrderedDict([("step size", f"{state.step_size:.2e}")])
-        broken = int(state.num_diverging.sum())
-        if broken:
+        if broken := int(state.num_diverging.sum()):
             shown["steps not finite"] = str(broken)
         return shown
 
