@@ -40,34 +40,7 @@ from numpyro_ext.density.log_density import LogDensity
 from numpyro_ext.density.prediction import prediction_of
 from numpyro_ext.draws import key_or
 from numpyro_ext.programs import Program
-from ppl_ext.diagnostics.replay import (
-    DATA_CHUNK,
-    DISCRETE,
-    DRAW_CHUNK,
-    GROUPS,
-    PASS_ALL_ROWS,
-    CannotBeDrawnError,
-    ComputedEntries,
-    Recorder,
-    Replay,
-    SiteDescription,
-    SiteShapes,
-    cannot_be_drawn,
-    check_draw_shape,
-    check_draw_shapes,
-    check_draws,
-    check_room,
-    computed_entries,
-    describe_sites,
-    distribution_of,
-    is_outside,
-    names_of_computed,
-    nearby,
-    one_draw,
-    plates_of_axes,
-    sum_out,
-    value_shape,
-)
+from ppl_ext.diagnostics import replay as shared
 from ppl_ext.options import check_choice
 from ppl_ext.target.discrete import RowTerms
 
@@ -135,11 +108,11 @@ class _Resample(Messenger):
 
 def _new_observation(site: Site, rng_key: jax.Array) -> jax.Array:
     """A draw from the distribution of an observed site, in the shape of the observations."""
-    fn = distribution_of(site)
+    fn = shared.distribution_of(site)
     try:
         value: jax.Array = fn.sample(rng_key)
     except (NotImplementedError, ValueError) as error:
-        raise cannot_be_drawn(site["name"], error) from error
+        raise shared.cannot_be_drawn(site["name"], error) from error
     return value
 
 
@@ -167,7 +140,7 @@ def _setting(
         # With all values of a discrete site a distribution has more dimensions than its site.
         if step is None and not enumerated:
             own = (*site["kwargs"].get("sample_shape", ()), *fn.shape())
-            check_draw_shape(site["name"], jnp.shape(value), own)
+            shared.check_draw_shape(site["name"], jnp.shape(value), own)
         return value
 
     return substitute
@@ -179,7 +152,7 @@ def _is_outside(site: Site) -> jax.Array:
     if site.get("_control_flow_done", False) or is_real(site["fn"].support):
         return ~finite.all()
     transform = transform_of(site)
-    return is_outside(
+    return shared.is_outside(
         value,
         finite,
         site["fn"].support,
@@ -257,13 +230,13 @@ def _shapes(
     values: Mapping[str, Any],
     indices: dict[str, Any],
     missing: Collection[str] = (),
-) -> tuple[dict[str, SiteShapes], dict[str, int], bool]:
+) -> tuple[dict[str, shared.SiteShapes], dict[str, int], bool]:
     """Shapes of every site for these rows, and the sizes of plates; nothing is computed.
 
     And whether the value of an observed site, none of the ``missing``, may be computed from latent
     ones.
     """
-    found: dict[str, SiteShapes] = {}
+    found: dict[str, shared.SiteShapes] = {}
     plates: dict[str, int] = {}
 
     def look(values: Mapping[str, jax.Array], data: Data) -> list[jax.Array]:
@@ -277,20 +250,20 @@ def _shapes(
                 continue
             if kind == "observed" and name not in missing:
                 observed.append(site["value"])
-            shape = value_shape(site, is_observed=kind == "observed")
+            shape = shared.value_shape(site, is_observed=kind == "observed")
             frames = site["cond_indep_stack"]
             for frame in frames:
                 # Plates inside scan are not in the trace.
                 plates.setdefault(frame.name, frame.size)
             event_dim = site["fn"].event_dim if site["type"] == "sample" else None
-            shapes = SiteShapes(kind, shape, plates_of_axes(shape, event_dim, frames))
+            shapes = shared.SiteShapes(kind, shape, shared.plates_of_axes(shape, event_dim, frames))
             if kind in ("observed", "latent"):
                 log_prob = site["fn"].log_prob(site["value"])
                 shapes.add_density(tuple(jnp.shape(log_prob)), frames, site["infer"])
             found[name] = shapes
         if target.bound.enumerated:
             trace = _run_enumerated(target, data, values, indices)
-            sum_out(found, log_likelihood_of_rows(trace))
+            shared.sum_out(found, log_likelihood_of_rows(trace))
         return observed
 
     # The same trace tells the shapes, and whether observed values depend on latent ones.
@@ -300,7 +273,7 @@ def _shapes(
 
 def _describe(
     target: LogDensity, data: Data, values: Mapping[str, Any], missing: Collection[str]
-) -> tuple[dict[str, SiteDescription], dict[str, int]]:
+) -> tuple[dict[str, shared.SiteDescription], dict[str, int]]:
     """Shapes and plates of every site, and the sizes of plates, on all rows."""
     owned = target.plates
     first = {name: np.arange(plate.subsample_size) for name, plate in owned.items()}
@@ -310,18 +283,18 @@ def _describe(
         name: {**first, name: np.arange(plate.subsample_size + 1)} for name, plate in owned.items()
     }
     probes = {name: _shapes(target, data, values, rows)[0] for name, rows in more.items()}
-    computed = _computed_of(target, data, one_draw(values)) if reads else {}
-    return describe_sites(sites, probes, owned, computed, missing), sizes
+    computed = _computed_of(target, data, shared.one_draw(values)) if reads else {}
+    return shared.describe_sites(sites, probes, owned, computed, missing), sizes
 
 
 def computed_sites(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> frozenset[str]:
     """Observed sites whose values are computed from latent sites, so that they act as priors."""
-    return names_of_computed(_computed_of(target, data, draws))
+    return shared.names_of_computed(_computed_of(target, data, draws))
 
 
 def _computed_of(
     target: LogDensity, data: Data, draws: Mapping[str, Any]
-) -> dict[str, ComputedEntries]:
+) -> dict[str, shared.ComputedEntries]:
     """What of observed sites is computed from latent ones, from runs at a draw and nearby."""
     first = {name: np.arange(plate.subsample_size) for name, plate in target.plates.items()}
 
@@ -332,11 +305,11 @@ def _computed_of(
     one: Any = {name: np.asarray(draws[name])[:1] for name in target.layout.names}
     values = {name: value[0] for name, value in one.items()}
     # Moved in unconstrained space, so that all values stay in their supports.
-    other: Any = nearby(np.asarray(target.unconstrain(one, data)))
+    other: Any = shared.nearby(np.asarray(target.unconstrain(one, data)))
     found = {name: value[0] for name, value in target.constrain(other, data).items()}
     program = Program(observed, rarely=True)
     runs = ({n: np.asarray(v) for n, v in program(each, data).items()} for each in (values, found))
-    return computed_entries(*runs)
+    return shared.computed_entries(*runs)
 
 
 def replay(
@@ -344,7 +317,7 @@ def replay(
     draws: Mapping[str, Any],
     data: Data,
     *,
-    groups: Collection[str] = GROUPS,
+    groups: Collection[str] = shared.GROUPS,
     discrete: str = "sample",
     missing: Collection[str] = (),
     finite: Collection[str] = (),
@@ -354,7 +327,7 @@ def replay(
     num_chains: int = 1,
     around: Mapping[str, Any] | None = None,
     rng_key: jax.Array | None = None,
-) -> Replay:
+) -> shared.Replay:
     """Run the model at every draw, on all rows of its data.
 
     Parameters
@@ -402,21 +375,21 @@ def replay(
         A draw is missing for a latent site or does not have its shape, or the arguments hold only
         some rows of a plate.
     """
-    check_draws(target.layout.names, draws)
-    check_choice("discrete", discrete, DISCRETE)
+    shared.check_draws(target.layout.names, draws)
+    check_choice("discrete", discrete, shared.DISCRETE)
     # The draws leave the device once, and go back in chunks of one size.
     values = {name: np.asarray(draws[name]) for name in target.layout.names}
     one = {name: value[0] for name, value in values.items()}
     if groups and all_rows:
-        target.require_all_rows(data, PASS_ALL_ROWS)
+        target.require_all_rows(data, shared.PASS_ALL_ROWS)
     described, sizes = _describe(target, data, one, missing)
-    check_draw_shapes(one, around or {}, described)
+    shared.check_draw_shapes(one, around or {}, described)
     num_draws = len(next(iter(values.values())))
-    check_room(described, groups, num_draws, jnp.dtype(target.dtype).itemsize, num_chains)
-    recorder = Recorder(described, groups, num_draws, target.plates, missing, finite)
+    shared.check_room(described, groups, num_draws, jnp.dtype(target.dtype).itemsize, num_chains)
+    recorder = shared.Recorder(described, groups, num_draws, target.plates, missing, finite)
     if groups:
         key = key_or(rng_key)
-        rows = data_chunk or target.data_chunk or DATA_CHUNK
+        rows = data_chunk or target.data_chunk or shared.DATA_CHUNK
         most = discrete == "most probable"
         size = draw_chunk or recorder.draws_together()
 
@@ -424,12 +397,12 @@ def replay(
             _record(recorder, target, form, values, size, rows, key, most, around)
 
         # Draws may need what a density does not, such as the largest count of a Multinomial.
-        data.tried(record, (CannotBeDrawnError,))
+        data.tried(record, (shared.CannotBeDrawnError,))
     return recorder.replayed(sizes)
 
 
 def _record(
-    recorder: Recorder,
+    recorder: shared.Recorder,
     target: LogDensity,
     data: Data,
     values: Mapping[str, Any],
@@ -443,7 +416,7 @@ def _record(
     centre, moves = np.zeros(0), np.zeros((num_draws, 0))
     if around is not None:
         # A position (D,) of constrained values, and the ways (S, D) from there to draws.
-        (place,) = target.unconstrain(one_draw(around), data)
+        (place,) = target.unconstrain(shared.one_draw(around), data)
         centre, moves = np.asarray(place), np.asarray(target.unconstrain(values, data) - place)
     # Chunks of one size, for which one program is compiled: the last is filled up.
     size = -(-num_draws // -(-num_draws // draw_chunk)) if recorder.at_draws else 1
@@ -465,7 +438,7 @@ def _record(
         recorder.missing,
         tuple(recorder.without_kept(observed)),
         around is not None,
-        size < min(num_draws, DRAW_CHUNK) and target.sharding is None,
+        size < min(num_draws, shared.DRAW_CHUNK) and target.sharding is None,
     )
     for chunk, (_, rows) in enumerate(target.sweep(data_chunk)):
         places_of_rows = {name: np.asarray(places) for name, places in rows.items()}

@@ -25,33 +25,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from ppl_ext.diagnostics.replay import (
-    DISCRETE,
-    GROUPS,
-    PASS_ALL_ROWS,
-    TERMS,
-    Array,
-    ComputedEntries,
-    Recorder,
-    Replay,
-    SiteDescription,
-    SiteShapes,
-    cannot_be_drawn,
-    check_draw_shape,
-    check_draw_shapes,
-    check_draws,
-    check_room,
-    computed_entries,
-    describe_sites,
-    distribution_of,
-    is_outside,
-    names_of_computed,
-    nearby,
-    one_draw,
-    plates_of_axes,
-    sum_out,
-    value_shape,
-)
+from ppl_ext.diagnostics import replay as shared
 from ppl_ext.errors import ArgumentError, EvaluationWarning
 from ppl_ext.options import check_choice
 from ppl_ext.target.discrete import RowTerms
@@ -131,7 +105,7 @@ class _ReplayHandler(Messenger):
                     value = value.index_select(axis, self.indices[frame.name])
             if not self.enumerated:
                 # With all values of a discrete site a distribution has more dimensions.
-                check_draw_shape(msg["name"], tuple(value.shape), tuple(msg["fn"].shape()))
+                shared.check_draw_shape(msg["name"], tuple(value.shape), tuple(msg["fn"].shape()))
             msg["value"] = value
         elif msg["name"] in self.resample:
             msg["value"] = _new_observation(msg)
@@ -183,11 +157,11 @@ def _adds_density(site: Mapping[str, Any]) -> bool:
 
 def _new_observation(site: Mapping[str, Any]) -> Tensor:
     """A draw from the distribution of an observed site, in the shape of the observations."""
-    fn = distribution_of(site)
+    fn = shared.distribution_of(site)
     try:
         return sampled(fn)
     except NotImplementedError as error:
-        raise cannot_be_drawn(site["name"], error) from error
+        raise shared.cannot_be_drawn(site["name"], error) from error
 
 
 def _log_prob(site: Mapping[str, Any]) -> Tensor:
@@ -203,7 +177,7 @@ def _is_outside(site: Mapping[str, Any]) -> Tensor:
         if bool(inside):
             return ~inside
     transform = transform_to_support(site)
-    return is_outside(
+    return shared.is_outside(
         value, finite, support.check, lambda value: transform(transform.inv(value)), torch
     )
 
@@ -232,23 +206,25 @@ def _run_enumerated(
 
 def _look(
     target: LogDensity, data: Data, values: Mapping[str, Tensor], indices: Indices
-) -> tuple[dict[str, dict[str, Any]], dict[str, SiteShapes]]:
+) -> tuple[dict[str, dict[str, Any]], dict[str, shared.SiteShapes]]:
     """Sites of a run, and their shapes."""
     sites = _run(target, data, values, indices)
     found = _shapes(sites)
     if target.bound.enumerated:
         handler = _run_enumerated(target, data, values, indices)
-        sum_out(found, log_likelihood_of_rows(handler.factors))
+        shared.sum_out(found, log_likelihood_of_rows(handler.factors))
     return sites, found
 
 
-def _shapes(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, SiteShapes]:
+def _shapes(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, shared.SiteShapes]:
     found = {}
     for name, site in sites.items():
         kind, frames = _kind(site), plate_frames(site)
-        shape = value_shape(site, is_observed=kind == "observed")
+        shape = shared.value_shape(site, is_observed=kind == "observed")
         event_dim = None if kind == "deterministic" else site["fn"].event_dim
-        found[name] = SiteShapes(kind, shape, plates_of_axes(shape, event_dim, frames))
+        found[name] = shared.SiteShapes(
+            kind, shape, shared.plates_of_axes(shape, event_dim, frames)
+        )
         if kind in ("observed", "latent") or _adds_density(site):
             found[name].add_density(tuple(_log_prob(site).shape), frames, site["infer"])
     return found
@@ -256,7 +232,7 @@ def _shapes(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, SiteShapes]:
 
 def _describe(
     target: LogDensity, data: Data, values: Mapping[str, Tensor], missing: Collection[str]
-) -> tuple[dict[str, SiteDescription], dict[str, int], list[str]]:
+) -> tuple[dict[str, shared.SiteDescription], dict[str, int], list[str]]:
     """Shapes and plates of every site, the sizes of plates, on all rows, and sites that record.
 
     The last are those that have a density all the same.
@@ -280,7 +256,7 @@ def _describe(
         probes[name] = _look(target, data, values, {**first, name: rows})[1]
     computed = _computed_of(target, data, values, sites)
     recording = [name for name, site in sites.items() if _adds_density(site)]
-    return describe_sites(shapes, probes, owned, computed, missing), sizes, recording
+    return shared.describe_sites(shapes, probes, owned, computed, missing), sizes, recording
 
 
 def _computed_of(
@@ -288,22 +264,22 @@ def _computed_of(
     data: Data,
     values: Mapping[str, Tensor],
     sites: Mapping[str, Mapping[str, Any]],
-) -> dict[str, ComputedEntries]:
+) -> dict[str, shared.ComputedEntries]:
     """What of observed sites is computed from latent ones, from a run at these values."""
 
-    def observed(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Array]:
+    def observed(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, shared.Array]:
         return {n: _host(each["value"]) for n, each in sites.items() if _kind(each) == "observed"}
 
     if not observed(sites):
         return {}
-    layout, flat = check_values(target.bound, one_draw(values))
+    layout, flat = check_values(target.bound, shared.one_draw(values))
     arguments = as_arguments(data.args, data.kwargs, target.bound.rows_for_values())
     position = unconstrain(target.bound, flat[0], (layout, arguments))
     # Moved in unconstrained space, so that all values stay in their supports.
-    other = torch.as_tensor(nearby(_host(position))).to(position)
+    other = torch.as_tensor(shared.nearby(_host(position))).to(position)
     found = constrain(target.bound, other, arguments)
     again = _run(target, data, found, target.first_rows())
-    return computed_entries(observed(sites), observed(again))
+    return shared.computed_entries(observed(sites), observed(again))
 
 
 def computed_sites(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> frozenset[str]:
@@ -314,10 +290,10 @@ def computed_sites(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> 
     }
     with torch.no_grad(), without_host_checks(), global_generator(0):
         sites = _run(target, data, values, target.first_rows())
-        return names_of_computed(_computed_of(target, data, values, sites))
+        return shared.names_of_computed(_computed_of(target, data, values, sites))
 
 
-def _host(value: Tensor) -> Array:
+def _host(value: Tensor) -> shared.Array:
     return value.detach().cpu().numpy()
 
 
@@ -326,7 +302,7 @@ def replay(
     draws: Mapping[str, Any],
     data: Data,
     *,
-    groups: Collection[str] = GROUPS,
+    groups: Collection[str] = shared.GROUPS,
     discrete: str = "sample",
     missing: Collection[str] = (),
     finite: Collection[str] = (),
@@ -337,7 +313,7 @@ def replay(
     around: Mapping[str, Any] | None = None,
     seed: int = 0,
     sharding: Sharding | None = None,
-) -> Replay:
+) -> shared.Replay:
     """Run the model at every draw, on all rows of its data.
 
     Parameters
@@ -386,8 +362,8 @@ def replay(
         A draw is missing for a latent site or does not have its shape, or the arguments hold only
         some rows of a plate.
     """
-    check_draws(target.layout.names, draws)
-    check_choice("discrete", discrete, DISCRETE)
+    shared.check_draws(target.layout.names, draws)
+    check_choice("discrete", discrete, shared.DISCRETE)
     values = {
         name: torch.as_tensor(draws[name], dtype=target.dtype, device=target.device)
         for name in target.layout.names
@@ -395,19 +371,19 @@ def replay(
     with torch.no_grad(), without_host_checks(), global_generator(seed):
         one = {name: value[0] for name, value in values.items()}
         described, sizes, with_density = _describe(target, data, one, missing)
-        check_draw_shapes(one, around or {}, described)
+        shared.check_draw_shapes(one, around or {}, described)
         num_draws = len(next(iter(values.values())))
-        check_room(described, groups, num_draws, target.dtype.itemsize, num_chains)
+        shared.check_room(described, groups, num_draws, target.dtype.itemsize, num_chains)
         places = list(range(num_draws))
         of_all = values
         if sharding is not None:
             places = sharding.own_draws(num_draws)
             values = {name: value[places] for name, value in values.items()}
         of_sites = target.plates, missing, finite, with_density
-        recorder = Recorder(described, groups, len(places), *of_sites)
+        recorder = shared.Recorder(described, groups, len(places), *of_sites)
         if groups:
             if all_rows:
-                target.require_all_rows(data, PASS_ALL_ROWS)
+                target.require_all_rows(data, shared.PASS_ALL_ROWS)
             most = discrete == "most probable"
             seeds = [[seed % 2**64, place] for place in places]
             chunks = data_chunk, draw_chunk
@@ -446,7 +422,7 @@ Found = tuple[dict[tuple[str, str], Tensor], dict[str, Tensor]]
 class _Rows:
     """What is computed of a model on a chunk of rows, at one draw."""
 
-    recorder: Recorder
+    recorder: shared.Recorder
     target: LogDensity
     data: Data
     indices: Indices
@@ -515,7 +491,7 @@ class _Rows:
 
 
 def _record(
-    recorder: Recorder,
+    recorder: shared.Recorder,
     target: LogDensity,
     data: Data,
     values: Mapping[str, Tensor],
@@ -528,7 +504,7 @@ def _record(
 ) -> None:
     num_draws = len(next(iter(values.values())))
     if around is not None:
-        (centre,) = _positions(target, data, one_draw(around))
+        (centre,) = _positions(target, data, shared.one_draw(around))
         moves = _positions(target, data, values) - centre
     size = draw_chunk or recorder.draws_together()
     for chunk, (_, indices) in enumerate(target.sweep(data_chunk)):
@@ -544,7 +520,7 @@ def _record(
             draws: slice,
             lead: bool,
             chunk: int = chunk,
-            rows: dict[str, Array] = rows,
+            rows: dict[str, shared.Array] = rows,
         ) -> None:
             computed, outside = found
             for (group, name), value in computed.items():
@@ -688,7 +664,7 @@ def _is_same(
     together = every({name: value[places] for name, value in values.items()})
     drawn = {"predictive", "discrete"}
     if at_draw.target.bound.enumerated:
-        drawn |= {"deterministic", "alongside", *TERMS}
+        drawn |= {"deterministic", "alongside", *shared.TERMS}
     if at_draw.recorder.missing or ("predictive" in groups and at_draw.recorder.apart):
         drawn |= {"alongside"}
     for number, place in enumerate(places):
