@@ -30,13 +30,7 @@ from ppl_ext.errors import ArgumentError, EvaluationWarning
 from ppl_ext.options import check_choice
 from ppl_ext.target.discrete import RowTerms
 from ppl_ext.target.families import innermost
-from pyro_ext.density.enumeration import (
-    Factor,
-    factor_of,
-    is_enumerated,
-    log_likelihood_of_rows,
-    posterior_values,
-)
+from pyro_ext.density import enumeration
 from pyro_ext.density.handlers import (
     global_generator,
     has_density,
@@ -81,8 +75,8 @@ class _ReplayHandler(Messenger):
         self.resample = resample
         self.sites: dict[str, dict[str, Any]] = {}
         # Of sites with dimensions of discrete ones: without scales, and with them.
-        self.factors: list[Factor] = []
-        self.scaled: list[Factor] = []
+        self.factors: list[enumeration.Factor] = []
+        self.scaled: list[enumeration.Factor] = []
 
     def _pyro_sample(self, msg: Any) -> None:
         if site_is_subsample(msg):
@@ -90,7 +84,7 @@ class _ReplayHandler(Messenger):
         # Values outside of a support are noted draw by draw. An error would end all at the first of
         # them.
         msg["fn"] = without_validation(msg["fn"])
-        if is_enumerated(msg):
+        if enumeration.is_enumerated(msg):
             # Of these rows already; without a value it is drawn from its prior.
             msg["value"] = self.chosen.get(msg["name"], msg["value"])
             return
@@ -115,7 +109,10 @@ class _ReplayHandler(Messenger):
             self.sites[msg["name"]] = msg
         if self.enumerated and not site_is_subsample(msg) and not is_deterministic(msg):
             log_prob = msg["fn"].log_prob(msg["value"])
-            factor, scaled = factor_of(msg, log_prob, False), factor_of(msg, log_prob)
+            factor, scaled = (
+                enumeration.factor_of(msg, log_prob, False),
+                enumeration.factor_of(msg, log_prob),
+            )
             if factor is not None and scaled is not None:
                 self.factors.append(factor)
                 self.scaled.append(scaled)
@@ -141,7 +138,7 @@ def _kind(site: Mapping[str, Any]) -> str:
         return "deterministic"
     if site["is_observed"]:
         return "observed"
-    return "discrete" if is_enumerated(site) else "latent"
+    return "discrete" if enumeration.is_enumerated(site) else "latent"
 
 
 def _adds_density(site: Mapping[str, Any]) -> bool:
@@ -212,7 +209,7 @@ def _look(
     found = _shapes(sites)
     if target.bound.enumerated:
         handler = _run_enumerated(target, data, values, indices)
-        shared.sum_out(found, log_likelihood_of_rows(handler.factors))
+        shared.sum_out(found, enumeration.log_likelihood_of_rows(handler.factors))
     return sites, found
 
 
@@ -446,12 +443,12 @@ class _Rows:
         if names and {*groups} & {"log_likelihood", "log_prior", "discrete", "deterministic"}:
             every = _run_enumerated(target, data, one, indices)
         if names and "log_likelihood" in groups:
-            marginals = log_likelihood_of_rows(every.factors)
+            marginals = enumeration.log_likelihood_of_rows(every.factors)
         if names and ("discrete" in groups or deterministic):
             shapes = {name: tuple(sites[name]["value"].shape) for name in names}
             fns = {name: sites[name]["fn"] for name in names}
             seen = [factor for factor in every.scaled if factor.site not in recorder.missing]
-            chosen = posterior_values(seen, fns, shapes, self.most)
+            chosen = enumeration.posterior_values(seen, fns, shapes, self.most)
             # A second run: what the model computes of the discrete sites has to be of the values
             # chosen.
             given = _run(target, data, one, indices, chosen=chosen)
