@@ -19,7 +19,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.curvature.program_curvature import NO_STRUCTURE, RepeatedComponent, RowStructure
-from pyro_ext.curvature import fisher
+from pyro_ext.curvature.fisher import (
+    drawn_at_each,
+    drawn_values,
+    fisher_root,
+    needs_draws,
+    whitened_parts,
+)
 from pyro_ext.curvature.row_structure import rows_of, with_row
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.layout import Indices
@@ -53,15 +59,15 @@ def whitened_outputs(
     point = target.outputs(z, data, indices)
     names = [name for name in point if sites is None or name in sites]
     if drawn is None:
-        drawn = {n: fisher.drawn_values(point[n]) for n in names if fisher.needs_draws(point[n])}
+        drawn = {n: drawn_values(point[n]) for n in names if needs_draws(point[n])}
     # The roots are those at z, also for outputs elsewhere: so the Jacobian of the whitened outputs
     # has the Fisher information at z as its square.
-    roots = {n: partial(fisher.fisher_root, each, values=drawn.get(n)) for n, each in point.items()}
+    roots = {n: partial(fisher_root, each, values=drawn.get(n)) for n, each in point.items()}
 
     def whitened(position: Position) -> Tensor:
         outputs = target.outputs(position, data, indices)
         temperature = target.likelihood_temperature
-        parts = fisher.whitened_parts(point, outputs, names, temperature, roots, repeated, merge)
+        parts = whitened_parts(point, outputs, names, temperature, roots, repeated, merge)
         return torch.cat(parts) if parts else z[:0]
 
     return whitened
@@ -77,14 +83,12 @@ def drawn_at(outputs: Mapping[str, Output], parameters: Parameters) -> Drawn:
     parameters : dict of str to dict of str to tensor
         What :func:`drawn_from` has found at the positions, with a leading axis of P.
     """
-    return {name: fisher.drawn_at_each(outputs[name], found) for name, found in parameters.items()}
+    return {name: drawn_at_each(outputs[name], found) for name, found in parameters.items()}
 
 
 def drawn_from(outputs: Mapping[str, Output]) -> Parameters:
     """The parameters of the sites without a known Fisher information."""
-    return {
-        name: output.parameters for name, output in outputs.items() if fisher.needs_draws(output)
-    }
+    return {name: output.parameters for name, output in outputs.items() if needs_draws(output)}
 
 
 def jacobian_rows(

@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pyro_ext.graphs import repeats
+from pyro_ext.graphs.repeats import (
+    by_entry,
+    computed,
+    inserted,
+    see_in_place,
+    see_single_pieces,
+    without_repeats,
+)
 
 _ATEN: Any = torch.ops.aten
 
@@ -58,15 +65,15 @@ _OPPOSITE = dict(zip((*_ADD, *_SUBTRACT), (*_SUBTRACT, *_ADD), strict=True))
 def simplify(module: GraphModule) -> None:
     """Fold constants, take equal operations together and drop those that change nothing."""
     graph: Any = module.graph
-    repeats.see_in_place(graph)
+    see_in_place(graph)
     changed = _changed_memory(graph)
     if any(node.op != "call_function" for node in changed):
         return  # memory from outside, which the graph may have under several names
     constants: dict[Any, Tensor] = {}
     # Each pass leaves constants and equal operations that were none before it, hence the folds.
-    repeats.see_single_pieces(graph, lambda node: _touches(node, changed))
+    see_single_pieces(graph, lambda node: _touches(node, changed))
     _fold(module, constants, changed)
-    repeats.without_repeats(graph, constants, lambda node: _touches(node, changed))
+    without_repeats(graph, constants, lambda node: _touches(node, changed))
     _fold(module, constants, changed)
     _carry_signs(graph, changed)
     _drop_unused(graph, constants)
@@ -223,10 +230,10 @@ def _alike_for_all(kept: Any, node: Any) -> bool:
     if not isinstance(one, Tensor) or (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
     for user in node.users:
-        if not repeats.by_entry(user):
+        if not by_entry(user):
             return False
         args = tuple(kept if each is node else each for each in user.args)
-        found = repeats.computed(user.target, args, user.kwargs)
+        found = computed(user.target, args, user.kwargs)
         if found is None or _form(found) != _form(user.meta["val"]):
             return False
     return True
@@ -300,9 +307,9 @@ def _carry_signs(graph: Any, changed: set[Any]) -> None:
                     continue
                 operation, args, signed = found
                 place, form = user.next, user.meta["val"]
-                taken = repeats.inserted(place, operation, args, form) if operation else value
+                taken = inserted(place, operation, args, form) if operation else value
                 if signed:
-                    taken = repeats.inserted(place, node.target, (taken,), form)
+                    taken = inserted(place, node.target, (taken,), form)
                 user.replace_all_uses_with(taken)
                 graph.erase_node(user)
         node = node.next
@@ -349,9 +356,7 @@ def _carry_numbers(graph: Any, constants: dict[Any, Tensor], changed: set[Any]) 
             found = _multiplied(node.args[0], node, changed)
             if found is not None:
                 value, operation, factor = found
-                total = repeats.inserted(
-                    node, node.target, (value, *node.args[1:]), node.meta["val"]
-                )
+                total = inserted(node, node.target, (value, *node.args[1:]), node.meta["val"])
                 node.target, node.args = operation, (total, factor)
         elif node.target in _MULTIPLY and not node.kwargs:
             inner, number = node.args
@@ -370,7 +375,7 @@ def _carry_numbers(graph: Any, constants: dict[Any, Tensor], changed: set[Any]) 
                 fewer = small in constants or one.numel() < other.numel()
                 if not fewer or one.dtype != other.dtype or one.dim() == 0:
                     continue
-                scaled = repeats.inserted(node, operation, (small, factor), operation(one, factor))
+                scaled = inserted(node, operation, (small, factor), operation(one, factor))
                 if small in constants:
                     constants[scaled] = operation(constants[small], factor)
                 node.args = (scaled, value) if place == 0 else (value, scaled)
@@ -398,7 +403,7 @@ def _add_to_few(node: Any, constants: dict[Any, Tensor], changed: set[Any]) -> N
         return
     turned = inner.target is _ATEN.sub.Tensor
     operation = _OPPOSITE[node.target] if turned else node.target
-    found = repeats.inserted(inner, operation, (few, number), one)
+    found = inserted(inner, operation, (few, number), one)
     if few in constants:
         constants[found] = operation(constants[few], number)
     inner.args = (large, found)
@@ -435,7 +440,7 @@ def _write_constants(module: GraphModule, constants: dict[Any, Tensor]) -> None:
         if root_of(result) in constants:
             # A caller may write into what it gets, and the constant would be another at the next
             # call.
-            copy = repeats.inserted(output, _ATEN.clone.default, (result,), result.meta["val"])
+            copy = inserted(output, _ATEN.clone.default, (result,), result.meta["val"])
             output.replace_input_with(result, copy)
     for number, (node, value) in enumerate(constants.items()):
         if node.users:
