@@ -29,8 +29,7 @@ def other_version(path: Iterable[str] | None = None) -> str | None:
 
 def warn_on_clash(path: Iterable[str] | None = None) -> None:
     """Warn when `numpyro-ext` is installed where this package is imported."""
-    version = other_version(path)
-    if version is not None:
+    if (version := other_version(path)) is not None:
         warnings.warn(
             f"expected {OWN_DISTRIBUTION} alone to provide the package numpyro_ext, found "
             f"{OTHER_DISTRIBUTION} {version} installed as well: both install files under that "

@@ -19,11 +19,6 @@ from numpyro_ext.draws import check_key
 from numpyro_ext.fit import seed_of, ways_of
 from numpyro_ext.sharding import entry
 from ppl_ext.calibrate import calibrate as shared
-from ppl_ext.calibrate.calibrate import (
-    DATA_SETS,
-    DRAWS,
-    Host,
-)
 from ppl_ext.calibrate.calibration import Calibration
 from ppl_ext.check.source import Source
 from ppl_ext.diagnostics.replay import Replay
@@ -37,8 +32,8 @@ def calibrate(
     model: Callable[..., Any],
     *args: Any,
     fit_function: Callable[..., Any] | None = None,
-    num_data_sets: int = DATA_SETS,
-    num_draws: int = DRAWS,
+    num_data_sets: int = shared.DATA_SETS,
+    num_draws: int = shared.DRAWS,
     observed: Mapping[str, str] | None = None,
     progress_bar: bool = True,
     **kwargs: Any,
@@ -154,7 +149,7 @@ def calibrate(
     def source(found: Any, number: int, args: Any, kwargs: Any) -> Source | None:
         return of_host(found, model, args, kwargs, random.fold_in(keys[4], number))
 
-    host = Host(
+    host = shared.Host(
         run=partial(one_run, model, keys[0]),
         target=partial(LogDensity, model, keys[0], engine="calibrate"),
         simulated=simulated,

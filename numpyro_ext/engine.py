@@ -627,8 +627,7 @@ class Engine(EngineShell, ABC):
         """State of an estimator that begins anew in the midst of a run."""
         # With JAX's default setting ``fold_in(key, 1)`` is ``split(key)[1]``: no small number does.
         key = random.fold_in(state.rng_key, 2**31 - 5)
-        number = self._num_positions(plan)
-        fresh = plan.estimator.init(plan.target, data, key, number)
+        fresh = plan.estimator.init(plan.target, data, key, self._num_positions(plan))
         return self._laid(plan, jax.tree.map(_strong, fresh))
 
     # -- one step -----------------------------------------------------------------------------

@@ -28,7 +28,6 @@ from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.sharding import Sharding, entry, entry_on_own_axes
 from numpyro_ext.start import pieces_of
 from ppl_ext.arguments import columns_as_arrays
-from ppl_ext.batches.passes import passes_of
 from ppl_ext.fit import load, many
 from ppl_ext.fit.doors import Asked, Named, fit_program
 from ppl_ext.fit.fit import TARGET_ESS, Fit
@@ -37,7 +36,6 @@ from ppl_ext.fit.many import Fits, calls_of
 from ppl_ext.fit.problem import ways as shared_ways
 from ppl_ext.fit.problem.engine import check_own_engine
 from ppl_ext.fit.problem.problem import Problem
-from ppl_ext.fit.problem.views import axis_names
 from ppl_ext.fit.problem.ways import Host, HostMaps
 from ppl_ext.running.settling import Settling
 from ppl_ext.running.sharding import check_sharding
@@ -180,19 +178,17 @@ def fit(
     generator = np.random.default_rng(np.asarray(random.bits(keys[0], (4,))))
     seed = seed_of(keys[1])
 
-    asked = Asked(budget, seconds, target_ess, exact, progress_bar)
-    asked = asked._replace(target_sd_error=target_sd_error, judge=judge, held_out=held_out)
+    how = target_sd_error, judge, held_out
+    asked = Asked(budget, seconds, target_ess, exact, progress_bar, *how)
 
     def made(program: Callable[..., Any], guide: Any, epoch: int | None) -> Engine:
         estimator = None if epoch is None else SVRG(epoch)
         rows = None if sharding is None else sharding.of_rows_alone()
         return ProximalScoreVI(program, guide, estimator=estimator, sharding=rows)
 
-    passes, names = passes_of(batches, args), axis_names(dims, coords)
     ways, named = partial(ways_of, model), Named(given, guide, autoguide, made)
-    call = args, kwargs
-    numbers = generator, seed
-    return fit_program(ways, call, numbers, asked, named, passes, names, replay, sharding)
+    call, numbers, names = (args, kwargs), (generator, seed), (dims, coords)
+    return fit_program(ways, call, numbers, asked, named, batches, names, replay, sharding)
 
 
 @entry
@@ -326,9 +322,8 @@ def load_fit(
     >>> print(nx.load_fit(path, model, y).has_program)
     True
     """
-    passes, names = passes_of(batches, args), axis_names(dims, coords)
     ways = None if model is None else partial(ways_of, model)
-    return load.load_fit(path, ways, args, kwargs, passes, names, replay)
+    return load.load_fit(path, ways, (args, kwargs), batches, (dims, coords), replay)
 
 
 def seed_of(rng_key: Array) -> int:

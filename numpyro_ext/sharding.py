@@ -484,8 +484,7 @@ def _again(grid: Any, *options: Any) -> Sharding:
     ids, shape, axes, kinds = grid
     devices = {device.id: device for device in jax.devices()}
     # A device is known by its number, which another machine may not have.
-    missing = [each for each in ids if each not in devices]
-    if missing:
+    if missing := [each for each in ids if each not in devices]:
         raise ArgumentError(
             f"Expected the devices {ids} of a pickled Sharding, found none of the numbers "
             f"{missing}. Load it where these devices are, or pickle the engine without sharding."

@@ -24,16 +24,8 @@ from numpyro_ext.guides.flat_density import flat_density
 from numpyro_ext.programs import Loop
 from numpyro_ext.sharding import entry
 from ppl_ext.errors import ArgumentError
+from ppl_ext.start import search
 from ppl_ext.start.given import DRAWS, HOST, SEARCH, Started
-from ppl_ext.start.search import (
-    WIDTH,
-    Joined,
-    begin,
-    pieces_together,
-    rows_of,
-    space_of,
-    starts_by_host,
-)
 from ppl_ext.start.start import Start
 from ppl_ext.target.on_host import as_float64
 
@@ -119,7 +111,7 @@ def started(
     usual: str = HOST,
 ) -> Started | None:
     """Where a run of a target starts; see :func:`ppl_ext.start.search.begin`."""
-    if starts_by_host(given, usual, target.dim):
+    if search.starts_by_host(given, usual, target.dim):
         return None
     # A search branches on what it finds, and would end elsewhere where sums are taken in another
     # order. It evaluates few positions, for which one device is enough.
@@ -130,7 +122,7 @@ def started(
         place = sharding.on_first_device
     # JAX would compile a program for each thing done to a key.
     generator = np.random.default_rng(numbers_of_key(rng_key))
-    piece = piece_of(target, data, rows_of(target.plates, generator))
+    piece = piece_of(target, data, search.rows_of(target.plates, generator))
 
     def evaluated(z: np.ndarray, before: int) -> tuple[Any, Any]:
         with place():
@@ -140,9 +132,11 @@ def started(
         return as_float64(target.initial_positions(number, rng_key, data))
 
     of_host = partial(of_guide, target=target, rng_key=rng_key, data=data)
-    space = space_of(target, data, of_host, Joined(evaluated, piece.together), moved_values)
+    space = search.space_of(
+        target, data, of_host, search.Joined(evaluated, piece.together), moved_values
+    )
     with place():
-        return begin(given, space, generator, by_strategy, has_strategy=has_strategy)
+        return search.begin(given, space, generator, by_strategy, has_strategy=has_strategy)
 
 
 def is_guide(given: Any) -> bool:
@@ -180,8 +174,7 @@ def of_guide(
     try:
         if not isinstance(guide, AutoContinuous):
             options = {"sample_shape": (DRAWS,), **data.kwargs}
-            drawn = guide.sample_posterior(rng_key, params, *data.args, **options)
-            return dict(drawn)
+            return dict(guide.sample_posterior(rng_key, params, *data.args, **options))
         # A copy: the guide's own set-up stays as it is.
         density = flat_density(
             copy.copy(guide), rng_key, data.args, data.kwargs, layout=target.layout
@@ -193,19 +186,17 @@ def of_guide(
             f"({type(error).__name__}: {error}). Pass SVI.get_params(state), or what SVI.run "
             "returned."
         ) from error
-    found = density.as_start(parameters)
-    if found is not None:
-        return found
-    drawn = density.sample(parameters, rng_key, DRAWS)
-    return target.constrain(drawn, data)
+    return density.as_start(parameters) or target.constrain(
+        density.sample(parameters, rng_key, DRAWS), data
+    )
 
 
-def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None) -> Joined:
+def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None) -> search.Joined:
     """Log densities and scores of a target, of these rows or of all."""
     return pieces_of(target)(data, rows)
 
 
-def pieces_of(target: LogDensity) -> Callable[[Data, dict[str, np.ndarray] | None], Joined]:
+def pieces_of(target: LogDensity) -> Callable[[Data, dict[str, np.ndarray] | None], search.Joined]:
     """The same of any arguments and rows, which a target traces once for all of one form."""
 
     def of_piece(z: Array, data: Data, indices: Any) -> tuple[Array, Array]:
@@ -225,14 +216,14 @@ def pieces_of(target: LogDensity) -> Callable[[Data, dict[str, np.ndarray] | Non
 
     program = target.remembered("pieces", lambda: Loop(evaluate, CALLS))
 
-    def bound(data: Data, rows: dict[str, np.ndarray] | None) -> Joined:
+    def bound(data: Data, rows: dict[str, np.ndarray] | None) -> search.Joined:
         evaluated, indices = target.arguments.as_evaluated(data), rows or {}
-        together = pieces_together(target.dim, sum(array.size for array in data.arrays))
+        together = search.pieces_together(target.dim, sum(array.size for array in data.arrays))
         if target.passes is not None:
             together = 1
 
         def piece(z: np.ndarray, before: int) -> tuple[Any, Any]:
-            width = WIDTH if together > 1 else len(z)
+            width = search.WIDTH if together > 1 else len(z)
             number = len(z) // width
             # The program has one shape. What is not asked for is left at zero, and the loop ends
             # before it.
@@ -245,6 +236,6 @@ def pieces_of(target: LogDensity) -> Callable[[Data, dict[str, np.ndarray] | Non
                 np.asarray(scores).reshape(-1, target.dim)[:many],
             )
 
-        return Joined(piece, together)
+        return search.Joined(piece, together)
 
     return bound

@@ -188,8 +188,7 @@ def _meet(
             program = own.model.holding(chosen.data.kwargs)
             own = LogDensity(program, rng_key, args, kwargs, check=False, engine="warm_chains")
         return own, warm.of_fit(source)
-    transport = _transport(source, target)
-    if transport is not None:
+    if (transport := _transport(source, target)) is not None:
         moved = transport.reparam(model)
         own = LogDensity(moved, rng_key, args, kwargs, check=False, engine="warm_chains")
         return own, warm.standard(own.dim)

@@ -261,8 +261,7 @@ def check_array(
         return
     if not isinstance(array, np.ndarray | np.generic) or kept is None:
         if fraction is not None and (anew or not _is_known(array, fraction)):
-            whole = _whole_numbers(array)
-            if whole is not None:
+            if (whole := _whole_numbers(array)) is not None:
                 _warn_of_whole(name, whole, fraction)
                 _remember(array, fraction)
         return
@@ -663,8 +662,7 @@ def _by_name(
     model: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """A model's arguments by its own names, where it takes them."""
-    signature = _signature(model)
-    if signature is not None:
+    if (signature := _signature(model)) is not None:
         try:
             return signature.bind(*args, **kwargs).arguments
         except TypeError:

@@ -220,8 +220,7 @@ def describe(value: Any) -> str:
         pairs = sorted(f"{describe(key)}: {describe(item)}" for key, item in value.items())
         return f"{{{', '.join(pairs)}}}"
     if hasattr(value, "__array__"):
-        detached = value.detach().cpu() if hasattr(value, "detach") else value
-        array = np.asarray(detached)
+        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
         if array.size <= _SHOWN:
             return str(array.tolist())
         digest = hashlib.blake2b(array.tobytes(), digest_size=8).hexdigest()

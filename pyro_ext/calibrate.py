@@ -12,11 +12,6 @@ from torch import Tensor
 
 from ppl_ext.arguments import entry
 from ppl_ext.calibrate import calibrate as shared
-from ppl_ext.calibrate.calibrate import (
-    DATA_SETS,
-    DRAWS,
-    Host,
-)
 from ppl_ext.calibrate.calibration import Calibration
 from ppl_ext.diagnostics.replay import Replay
 from ppl_ext.fit.many import fit_one
@@ -34,8 +29,8 @@ def calibrate(
     model: Callable[..., Any],
     *args: Any,
     fit_function: Callable[..., Any] | None = None,
-    num_data_sets: int = DATA_SETS,
-    num_draws: int = DRAWS,
+    num_data_sets: int = shared.DATA_SETS,
+    num_draws: int = shared.DRAWS,
     observed: Mapping[str, str] | None = None,
     seed: int = 0,
     progress_bar: bool = True,
@@ -143,7 +138,7 @@ def calibrate(
             return fit_one(partial(ways_of, model), call, fits[number], programs)
         return fit_function(*call[0], **call[1])
 
-    host = Host(
+    host = shared.Host(
         run=partial(one_run, model, run),
         target=partial(LogDensity, model),
         simulated=simulated,

@@ -178,8 +178,7 @@ def of_host(
         name = type(found.kernel).__name__
         return Source(name, "Markov chains", draws, chains.num_chains, divergent)
     if isinstance(found, Engine):
-        drawn = of_engine(found, found.get_samples)
-        if drawn is not None:
+        if (drawn := of_engine(found, found.get_samples)) is not None:
             return drawn
         fitted = fitted_guide(found, None, args, kwargs, seed, passes)
         return _of_guide(type(found).__name__, fitted)

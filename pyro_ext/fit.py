@@ -14,7 +14,6 @@ from pyro.optim import Adam
 from torch import Tensor
 
 from ppl_ext.arguments import columns_as_arrays, entry
-from ppl_ext.batches.passes import passes_of
 from ppl_ext.fit import load, many
 from ppl_ext.fit.doors import Asked, Named, fit_program
 from ppl_ext.fit.fit import TARGET_ESS, Fit
@@ -23,7 +22,6 @@ from ppl_ext.fit.many import Fits, calls_of
 from ppl_ext.fit.problem import ways as shared_ways
 from ppl_ext.fit.problem.engine import check_own_engine
 from ppl_ext.fit.problem.problem import Problem
-from ppl_ext.fit.problem.views import axis_names
 from ppl_ext.fit.problem.ways import Host, HostMaps
 from ppl_ext.options import describe
 from ppl_ext.running.settling import Settling
@@ -174,8 +172,7 @@ def fit(
     check_sharding(sharding, Sharding)
     # One bar for all processes.
     shown = progress_bar and (sharding is None or sharding.writes)
-    asked = Asked(budget, seconds, target_ess, exact, shown)
-    asked = asked._replace(target_sd_error=target_sd_error, judge=judge, held_out=held_out)
+    asked = Asked(budget, seconds, target_ess, exact, shown, target_sd_error, judge, held_out)
     if sharding is not None:
         # Processes with other options would take other ways through the fit, and wait for each
         # other for ever.
@@ -192,11 +189,9 @@ def fit(
         estimator = None if epoch is None else SVRG(epoch)
         return ProximalScoreVI(program, guide, estimator=estimator, seed=seed, sharding=sharding)
 
-    passes, names = passes_of(batches, args), axis_names(dims, coords)
     ways, named = partial(ways_of, model), Named(given, guide, autoguide, made)
-    call = args, kwargs
-    random = generator, seed
-    return fit_program(ways, call, random, asked, named, passes, names, replay, sharding)
+    call, random, names = (args, kwargs), (generator, seed), (dims, coords)
+    return fit_program(ways, call, random, asked, named, batches, names, replay, sharding)
 
 
 @entry
@@ -330,9 +325,8 @@ def load_fit(
     >>> print(px.load_fit(path, model, y).has_program)
     True
     """
-    passes, names = passes_of(batches, args), axis_names(dims, coords)
     ways = None if model is None else partial(ways_of, model)
-    return load.load_fit(path, ways, args, kwargs, passes, names, replay)
+    return load.load_fit(path, ways, (args, kwargs), batches, (dims, coords), replay)
 
 
 def ways_of(

@@ -484,8 +484,7 @@ def _divide(
         }
         tensors = {name: parameters[name].detach()[index] for name, index in indices.items()}
         parts.append(Part(where, tensors, indices, patterns.index(pattern)))
-    rest = [name for name in parameters if name not in coordinates.axes]
-    if rest:
+    if rest := [name for name in parameters if name not in coordinates.axes]:
         if REST not in patterns:
             raise ArgumentError(
                 f"Expected an optimizer for the guide's parameters {rest}, which belong to no "

@@ -148,10 +148,9 @@ def of_guide(
         return {name: torch.stack([each[name] for each in drawn]) for name in drawn[0]}
     density = flat_density(given, data.args, data.kwargs, layout=target.layout)
     parameters = density.initial_parameters()
-    found = density.as_start(parameters)
-    if found is not None:
-        return found
-    return target.constrain(density.sample(parameters, rng, DRAWS).to(target.dtype), data)
+    return density.as_start(parameters) or target.constrain(
+        density.sample(parameters, rng, DRAWS).to(target.dtype), data
+    )
 
 
 def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None) -> Piece:

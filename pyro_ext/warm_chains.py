@@ -265,8 +265,7 @@ class _Met(NamedTuple):
     ) -> _Met:
         """Of a start, a fit, draws, a guide or an engine."""
         check_start(source, is_guide, GUIDE_FORM)
-        ways = ways_of(model, args, kwargs, seed, generator)
-        target, chosen = warm.met(ways, source)
+        target, chosen = warm.met(ways_of(model, args, kwargs, seed, generator), source)
         data = target.bind(*args, **kwargs)
         if chosen is not None:
             own: LogDensity = chosen.own
@@ -276,8 +275,7 @@ class _Met(NamedTuple):
                 return {**own.constrain(z, own_data), **chosen.values(z.numpy())}
 
             return cls(own, piece_of(own, own_data, None), both, warm.of_fit(source))
-        transport = _transport(source, target)
-        if transport is not None:
+        if (transport := _transport(source, target)) is not None:
             return cls(
                 target,
                 _through(transport, target, data),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -66,10 +67,8 @@ def fisher_root(
     draws : int
         Values drawn for these.
     """
-    known = _FISHER.known_root(output, tangents)
-    if known is not None:
-        return known
-    return _monte_carlo_root(output, tangents, rng_key, draws)
+    estimated = partial(_monte_carlo_root, output, tangents, rng_key, draws)
+    return _FISHER.known_root(output, tangents, estimated)
 
 
 def drawn_values(output: Output, rng_key: Array, draws: int) -> Array:

@@ -24,12 +24,7 @@ from numpyro_ext.curvature.fisher import fisher_root, whitened_parts
 from numpyro_ext.curvature.row_structure import rows_of, with_row
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
-from ppl_ext.curvature.program_curvature import (
-    NO_STRUCTURE,
-    RepeatedComponent,
-    RowStructure,
-    factored_sides,
-)
+from ppl_ext.curvature import program_curvature as shared
 
 #: Values of latent sites, or rows of their coordinates, by name.
 BySite = dict[str, Array]
@@ -42,7 +37,7 @@ def whitened_outputs(
     indices: Indices,
     rng_key: Array,
     sites: Collection[str] | None = None,
-    repeated: Mapping[str, tuple[RepeatedComponent, ...]] = MappingProxyType({}),
+    repeated: Mapping[str, tuple[shared.RepeatedComponent, ...]] = MappingProxyType({}),
     merge: bool = True,
 ) -> Callable[[Float[Array, " D"]], Float[Array, " R"]]:
     """The map w of a position (D,) to whitened outputs (R,), whitened at ``z`` (D,).
@@ -53,8 +48,7 @@ def whitened_outputs(
     """
     point = target.outputs(z, data, indices)
     names = [name for name in point if sites is None or name in sites]
-    keys = random.split(rng_key, max(1, len(point)))
-    pairs = zip(point.items(), keys, strict=False)
+    pairs = zip(point.items(), random.split(rng_key, max(1, len(point))), strict=False)
     roots = {name: partial(fisher_root, each, rng_key=key) for (name, each), key in pairs}
 
     def whitened(position: Array) -> Array:
@@ -72,7 +66,7 @@ def jacobian_rows(
     data: Data,
     indices: Indices,
     rng_key: Array,
-    structure: RowStructure = NO_STRUCTURE,
+    structure: shared.RowStructure = shared.NO_STRUCTURE,
     latents: Collection[str] | None = None,
 ) -> Float[Array, "P R D"]:
     """Jacobians J_w at positions z (P, D), shape (P, R, D): G = J_w^T J_w for each position.
@@ -117,7 +111,7 @@ def jacobian_rows(
         }
 
     shapes = {name: target.layout.shapes[name] for name in where.slices}
-    found = _apart(of_all, z) if factored_sides(where.slices, shapes) else of_all()
+    found = _apart(of_all, z) if shared.factored_sides(where.slices, shapes) else of_all()
     flat = [found[name].reshape(*found[name].shape[:2], math.prod(shapes[name])) for name in shapes]
     return jnp.concatenate(flat, axis=-1)
 
@@ -157,7 +151,7 @@ def _row_by_row(
     data: Data,
     indices: Indices,
     rng_key: Array,
-    structure: RowStructure,
+    structure: shared.RowStructure,
 ) -> BySite:
     def rows_at(number: Any) -> tuple[Data, Indices]:
         if structure.arguments:

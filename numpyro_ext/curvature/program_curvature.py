@@ -28,29 +28,22 @@ from numpyro_ext.density.layout import Indices
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import is_tracing
 from ppl_ext.batches.passes import total_rows
+from ppl_ext.curvature import program_curvature as shared
 from ppl_ext.curvature.curvature import Rows, Sums
 from ppl_ext.curvature.outer_products import kronecker_factors
-from ppl_ext.curvature.program_curvature import (
-    LARGEST_JACOBIANS,
-    ROWS_UP_TO,
-    GaussNewton,
-    ProgramCurvatureShell,
-    check_no_factors,
-    sites_with_curvature,
-)
 
 #: Jacobians (P, R, D') at positions (P, D) of a batch of rows, with a key for what is drawn.
 Jacobian = Callable[[Array, Data, Indices, Array], Array]
 
 
-class ProgramCurvature(ProgramCurvatureShell):
+class ProgramCurvature(shared.ProgramCurvatureShell):
     kind = Curvature
     factors = staticmethod(partial(kronecker_factors, OUTER_PRODUCTS))
 
     def __init__(
-        self, target: LogDensity, data: Data, options: GaussNewton, *, often: bool = True
+        self, target: LogDensity, data: Data, options: shared.GaussNewton, *, often: bool = True
     ) -> None:
-        sites = sites_with_curvature(options, target.layout.names)
+        sites = shared.sites_with_curvature(options, target.layout.names)
         super().__init__(options, Coordinates(target, sites), target.layout.shapes)
         # Anywhere will do: these positions show the structure, and are not started from.
         drawn = np.random.default_rng(0).uniform(-1.0, 1.0, (2, target.dim)).astype(target.dtype)
@@ -78,14 +71,14 @@ class ProgramCurvature(ProgramCurvatureShell):
                     drawn.append(name)
 
         jax.eval_shape(look, position, data.on_device(), target.first_rows())
-        check_no_factors(factors, "numpyro")
+        shared.check_no_factors(factors, "numpyro")
         return tuple(drawn)
 
     def _rank_one(self, target: LogDensity, positions: Array, data: Data) -> frozenset[str]:
         """Sites whose rows have rank one as matrices."""
         data, indices = data.on_device(), target.first_rows()
         count = _num_rows(self._jacobian(target), positions, data, indices)
-        if len(positions) * count * len(self.coordinates) > LARGEST_JACOBIANS:
+        if len(positions) * count * len(self.coordinates) > shared.LARGEST_JACOBIANS:
             return frozenset()
 
         def look(positions: Array, data: Data, indices: Indices, key: Array) -> Sums:
@@ -128,7 +121,7 @@ class ProgramCurvature(ProgramCurvatureShell):
         data, jacobian = data.on_device(), self._jacobian(target)
         chunks = target.sweep() if target.passes is None else []
         rows = _Rows(jacobian, target, position[None], data, rng_key, chunks)
-        return self._summed(rows, ROWS_UP_TO)
+        return self._summed(rows, shared.ROWS_UP_TO)
 
     def _jacobian(self, target: LogDensity) -> Jacobian:
         """A function for the Jacobian rows of a batch.
@@ -158,7 +151,7 @@ class ProgramCurvature(ProgramCurvatureShell):
         if (
             self.options.structure == "full"
             or len(z) * _num_rows(jacobian, z, data, indices) * len(self.coordinates)
-            <= LARGEST_JACOBIANS
+            <= shared.LARGEST_JACOBIANS
         ):
             return function(z, rng_key)
         one_by_one = jax.lax.map(

@@ -25,19 +25,13 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.density.outputs import Output
 from numpyro_ext.programs import Program
-from ppl_ext.curvature.program_curvature import (
-    RepeatedComponent,
-    RowStructure,
-    change_of_rows,
-    repeated_components,
-    structure_of_rows,
-)
+from ppl_ext.curvature import program_curvature as shared
 from ppl_ext.curvature.rows_alone import Alone, apart
 
 
 def row_structure(
     target: LogDensity, z: Float[Array, " D"], data: Data, indices: Indices
-) -> RowStructure:
+) -> shared.RowStructure:
     """The structure of a batch's rows. Look once, before compiling: values are compared.
 
     A site's rows can be differentiated one by one if the parameters of the batch, at a position
@@ -64,7 +58,7 @@ def row_structure(
 
     together, alone, depends = Program(look, rarely=True)(z, data, indices)
     repeated = {name: _repeated(output, depends[name]) for name, output in together.items()}
-    return structure_of_rows(
+    return shared.structure_of_rows(
         indices,
         together,
         repeated,
@@ -121,7 +115,7 @@ def _changed(data: Data, arguments: tuple[int, ...]) -> Data:
     arrays = list(data.arrays)
     for number in arguments:
         if not jnp.issubdtype(arrays[number].dtype, jax.dtypes.prng_key):
-            arrays[number] = change_of_rows(np.asarray(arrays[number]), number)
+            arrays[number] = shared.change_of_rows(np.asarray(arrays[number]), number)
     return data.with_arrays(tuple(arrays)).on_device()
 
 
@@ -154,7 +148,7 @@ def _floating(output: Output) -> list[str]:
     ]
 
 
-def _repeated(output: Output, depends: Mapping[str, Array]) -> tuple[RepeatedComponent, ...]:
+def _repeated(output: Output, depends: Mapping[str, Array]) -> tuple[shared.RepeatedComponent, ...]:
     seen = {name: np.asarray(components).tolist() for name, components in depends.items()}
     shapes = {name: value.shape for name, value in output.parameters.items()}
-    return repeated_components(seen, shapes, output.batch, dict(output.repeated))
+    return shared.repeated_components(seen, shapes, output.batch, dict(output.repeated))

@@ -293,8 +293,7 @@ class Arguments:
             raise
         # A plate that has all its rows leaves no choice of them.
         fresh = {name: sizes for name, sizes in recorder.requested.items() if sizes[0] != sizes[1]}
-        used = self._looks_up(data, fresh)
-        if used:
+        if used := self._looks_up(data, fresh):
             name = min(used)
             raise ArgumentError(
                 f"With these arguments the model subsamples plate '{name}' (size "

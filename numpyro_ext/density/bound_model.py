@@ -81,8 +81,7 @@ class BoundModel(BoundModelShell[Array]):
         substitution = unconstraining(values, indices, seen, self.observed_sites)
         model = handlers.substitute(self.controlled(indices, sizes), substitute_fn=substitution)
         trace = self.run(model, data)
-        missing = [name for name in self.layout.names if name not in seen]
-        if missing:
+        if missing := [name for name in self.layout.names if name not in seen]:
             raise ModelCheckError(
                 f"Latent sample site '{missing[0]}' was there when the model was first run, but "
                 "not now: its structure changes between runs. Give the model the same latent "

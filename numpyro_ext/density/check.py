@@ -55,17 +55,7 @@ from numpyro_ext.programs import Program
 from ppl_ext.arguments import nonfinite_arguments
 from ppl_ext.errors import ArgumentError, EvaluationWarning, ModelCheckError
 from ppl_ext.process import swapped
-from ppl_ext.target.discrete import (
-    MOST_COMPARED,
-    VALUES_COMPARED,
-    SiteTerms,
-    check_one_value_each,
-    check_plated,
-    infinite_support_error,
-    joint_values_error,
-    only_discrete_error,
-    values_error,
-)
+from ppl_ext.target import discrete
 from ppl_ext.target.families import innermost, is_made_of
 from ppl_ext.target.scores import check_not_empty
 
@@ -150,7 +140,7 @@ def structure_of_model(
             check_not_empty({name: jnp.size(value) for name, value in observed.items()})
         if checked and not structure.layout.dim:
             if structure.enumerated:
-                raise only_discrete_error(engine, structure.enumerated)
+                raise discrete.only_discrete_error(engine, structure.enumerated)
             raise ModelCheckError(
                 f"{engine} found no latent variables; every sample site is observed or has no "
                 "entries. Add a latent numpyro.sample site, for example a prior over a parameter "
@@ -403,7 +393,7 @@ def _check_support(site: dict[str, Any]) -> None:
             "this value to the trace instead."
         )
     if fn.support is not None and fn.support.is_discrete:
-        raise infinite_support_error(name, type(base).__name__)
+        raise discrete.infinite_support_error(name, type(base).__name__)
     try:
         transform_of(site)
     except ValueError as error:
@@ -424,8 +414,8 @@ def _check_values(site: dict[str, Any]) -> None:
         values_of(site["fn"])
     except NotImplementedError as error:
         if is_made_of(site["fn"], dist.Independent):
-            raise joint_values_error(site["name"]) from error
-        raise values_error([site["name"]], str(error)) from error
+            raise discrete.joint_values_error(site["name"]) from error
+        raise discrete.values_error([site["name"]], str(error)) from error
 
 
 def _check_supports(run: FirstRun) -> None:
@@ -436,7 +426,9 @@ def _check_supports(run: FirstRun) -> None:
             check_funsor(site["name"])
             _check_values(site)
             if not site.get("_control_flow_done", False):
-                check_plated(site["name"], site["fn"].batch_shape, site["cond_indep_stack"])
+                discrete.check_plated(
+                    site["name"], site["fn"].batch_shape, site["cond_indep_stack"]
+                )
 
 
 def _check_scans(run: FirstRun) -> None:
@@ -578,7 +570,7 @@ def check_enumeration(bound: BoundModel, data: Data) -> None:
     ModelCheckError
         It is another.
     """
-    if not bound.enumerated or len(bound.enumerated) > MOST_COMPARED:
+    if not bound.enumerated or len(bound.enumerated) > discrete.MOST_COMPARED:
         return
     rows = bound.first_rows()
 
@@ -603,10 +595,10 @@ def check_enumeration(bound: BoundModel, data: Data) -> None:
     # Another number for each coordinate, the same in every run.
     position = 0.1 * jnp.cos(jnp.arange(bound.layout.dim)).astype(bound.dtype)
     program, epsilon = Program(compared, rarely=True), float(jnp.finfo(bound.dtype).eps)
-    for seed in range(VALUES_COMPARED):
+    for seed in range(discrete.VALUES_COMPARED):
         found = program(position, data, random.key(seed))
         if found is None:
             return
         together = {name: float(total) for name, total in found[0].items()}
-        each = {name: SiteTerms(*map(float, terms)) for name, terms in found[1].items()}
-        check_one_value_each(bound.enumerated, together, each, epsilon)
+        each = {name: discrete.SiteTerms(*map(float, terms)) for name, terms in found[1].items()}
+        discrete.check_one_value_each(bound.enumerated, together, each, epsilon)

@@ -31,16 +31,7 @@ from numpyro_ext.density.handlers import (
     is_observation,
 )
 from ppl_ext.errors import ModelCheckError
-from ppl_ext.target.discrete import (
-    STANDS_IN,
-    RowTerms,
-    check_places,
-    groups_of,
-    joined_name,
-    new_site_error,
-    shared_rows_error,
-    support_error,
-)
+from ppl_ext.target import discrete as shared
 
 #: Log probability of values that are not allowed.
 _IMPOSSIBLE = -1e9
@@ -81,7 +72,7 @@ class NoneNew(Messenger):
     def process_message(self, msg: Site) -> None:
         """Refuse a site."""
         if msg["type"] == "sample" and msg["value"] is None and is_enumerated(msg):
-            raise new_site_error(msg["name"])
+            raise shared.new_site_error(msg["name"])
 
 
 class _InParallel(Messenger):
@@ -128,10 +119,9 @@ def one_value_each(values: Mapping[str, Array]) -> Callable[[Site], Array | None
         if site["type"] != "sample" or site["name"] not in values:
             return None
         value, shape = values[site["name"]], site["fn"].shape()
-        step = site["infer"].get("_scan_current_index")
-        if step is not None:
+        if (step := site["infer"].get("_scan_current_index")) is not None:
             value = value[step]
-        check_places(values, site["name"], value.shape, shape)
+        shared.check_places(values, site["name"], value.shape, shape)
         value = value.reshape(value.shape[value.ndim - len(shape) :])
         return jnp.broadcast_to(value, shape)
 
@@ -191,7 +181,7 @@ def log_marginal(summed: Mapping[str, Site]) -> Float[Array, ""]:
     owners: dict[str, frozenset[tuple[str, float]]] = {}
     for site in summed.values():
         if LOG_DETERMINANT in site["infer"]:
-            raise support_error(site["infer"][LOG_DETERMINANT])
+            raise shared.support_error(site["infer"][LOG_DETERMINANT])
         plates = frozenset(_scales(site).items())
         # A scale multiplies the logarithm of a sum, and so all factors in it must have the same.
         groups[plates].append(site)
@@ -200,7 +190,7 @@ def log_marginal(summed: Mapping[str, Site]) -> Float[Array, ""]:
             if name not in summed or owners.setdefault(name, plates) == plates:
                 continue
             batched = sorted(each for each, _ in plates ^ owners[name])
-            raise shared_rows_error([name], batched)
+            raise shared.shared_rows_error([name], batched)
     total = jnp.zeros(())
     for plates, sites in groups.items():
         scale = math.prod(each for _, each in plates)
@@ -209,7 +199,7 @@ def log_marginal(summed: Mapping[str, Site]) -> Float[Array, ""]:
 
 
 @alone
-def log_likelihood_of_rows(trace: Trace) -> dict[str, RowTerms]:
+def log_likelihood_of_rows(trace: Trace) -> dict[str, shared.RowTerms]:
     """Log likelihood of what is observed with discrete sites, these summed out.
 
     Observed sites that share discrete sites have one. Scales are left out.
@@ -239,8 +229,8 @@ def log_likelihood_of_rows(trace: Trace) -> dict[str, RowTerms]:
         array = array.reshape(
             tuple(n if p in inside else 1 for p, n in zip(rows, shape, strict=True))
         )
-        terms = RowTerms(jnp.broadcast_to(array, shape), axes, tuple(names))
-        found[joined_name(terms.sites)] = terms
+        terms = shared.RowTerms(jnp.broadcast_to(array, shape), axes, tuple(names))
+        found[shared.joined_name(terms.sites)] = terms
     return found
 
 
@@ -361,7 +351,7 @@ def at_one_value_each(
         for observations.
     """
     names = [name for name, site in trace.items() if is_enumerated(site)]
-    stands_in = any(STANDS_IN in site.get("infer", ()) for site in trace.values())
+    stands_in = any(shared.STANDS_IN in site.get("infer", ()) for site in trace.values())
     if stands_in or not names:
         return None
     parts = {}
@@ -415,7 +405,7 @@ def _at_numbers(site: Site, parts: Mapping[str, Array], in_steps: Mapping[str, A
         else:
             continue
         sites = dict.fromkeys(map(_written, parts))
-        check_places(sites, site["name"], number.shape, log_prob.shape, grows=True)
+        shared.check_places(sites, site["name"], number.shape, log_prob.shape, grows=True)
         values = jnp.arange(log_prob.shape[dim]).reshape((-1,) + (1,) * (-dim - 1))
         # Chosen by a sum, since numbers may have axes that the factor has not.
         log_prob = jnp.where(number == values, log_prob, 0.0).sum(dim, keepdims=True)
@@ -462,7 +452,7 @@ def _components(summed: Mapping[str, Site]) -> list[list[Site]]:
         own |= {_written(name)} if name.startswith(BEFORE) else set()
         dims.append(own)
     sites = list(summed.values())
-    return [[sites[place] for place in places] for places in groups_of(dims)]
+    return [[sites[place] for place in places] for places in shared.groups_of(dims)]
 
 
 def _shared_plates(sites: list[Site]) -> dict[str, int]:
@@ -535,8 +525,7 @@ def _contracted(
         if not dims and all(size == 1 for size in log_prob.shape):
             log_prob = log_prob.squeeze()
         factor = funsor.to_funsor(log_prob, output=funsor.Real, dim_to_name=OrderedDict(dims))
-        times = [(dim, name) for dim, name in dims.items() if name.startswith(_TIME)]
-        if times:
+        if times := [(dim, name) for dim, name in dims.items() if name.startswith(_TIME)]:
             dim, name = times[0]
             time = funsor.Variable(name, funsor.Bint[log_prob.shape[dim]])
             history = max(history, *(_get_shift(each) for each in dims.values()))

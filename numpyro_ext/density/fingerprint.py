@@ -110,8 +110,7 @@ def check_repeatable(
     if first is None or first == fingerprint(bound, data):
         return first
     # Number by number: what is drawn while a program is traced stands in it once and for all.
-    position = 0.1 * np.cos(np.arange(bound.layout.dim))
-    start = jnp.asarray(position, bound.dtype)
+    start = jnp.asarray(0.1 * np.cos(np.arange(bound.layout.dim)), bound.dtype)
     one, two = (_found(bound.trace(start, data, bound.first_rows())) for _ in range(2))
     check_repeats(one, two)
     return None

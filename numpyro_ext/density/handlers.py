@@ -319,8 +319,7 @@ def unconstraining(
         seen.add(name)
         support, position = site["fn"].support, values[name]
         transform = transform_of(site)
-        step = site["infer"].get("_scan_current_index")
-        if step is not None:
+        if (step := site["infer"].get("_scan_current_index")) is not None:
             # Inside scan a site sees one time step; its unconstrained values carry them all.
             shift = transform.codomain.event_dim - transform.domain.event_dim
             own = len(site["fn"].shape()) - shift

@@ -86,8 +86,7 @@ def output_of(site: Site) -> Output:
             for prefix, (values, axes) in of_parts.items():
                 parameters |= {f"{prefix}{name}": value for name, value in values.items()}
                 for name, ones in axes.items():
-                    own = tuple(axis for axis in ones if axis < len(batch))
-                    if own:
+                    if own := tuple(axis for axis in ones if axis < len(batch)):
                         repeated[f"{prefix}{name}"] = own
     inner = getattr(fn, "base_dist", None)
     if isinstance(fn, ZeroInflatedProbs) and isinstance(inner, Distribution):

@@ -53,13 +53,11 @@ class ObserveMissing(Missing, Messenger):
         """
         if msg["type"] == "control_flow":
             stack = msg["kwargs"]["substitute_stack"]
-            given = [values for _, values in stack if isinstance(values, Mapping)]
-            if given:  # Seen before the values are, which the host does not take then.
+            if given := [values for _, values in stack if isinstance(values, Mapping)]:
                 stack.insert(0, ("condition", partial(_goes_on, given, _steps(*msg["args"]))))
             stack.append(("condition", self._stand_in))
             return
-        value = self._stand_in(msg)
-        if value is not None:
+        if (value := self._stand_in(msg)) is not None:
             msg["value"], msg["is_observed"] = value, True
 
     def _stand_in(self, msg: Site) -> Array | None:

@@ -29,15 +29,7 @@ from numpyro_ext.density.index_use import outputs_from
 from numpyro_ext.density.layout import Data
 from numpyro_ext.density.log_density import LogDensity
 from numpyro_ext.programs import Program
-from ppl_ext.target.noncentred import (
-    Forms,
-    Movable,
-    Moves,
-    Noncentred,
-    Standardised,
-    Vectors,
-    moves_among,
-)
+from ppl_ext.target import noncentred as shared
 
 
 def _as_vectors(fn: Distribution) -> Distribution:
@@ -48,13 +40,13 @@ def _as_vectors(fn: Distribution) -> Distribution:
     return MultivariateNormal(scale_tril=jnp.asarray(fn.scale)[..., None, None] * sums)
 
 
-_VECTORS = Vectors(MultivariateNormal, jnp, jnp.linalg.cholesky, jnp.linalg.solve)
-_FORMS = Forms(
+_VECTORS = shared.Vectors(MultivariateNormal, jnp, jnp.linalg.cholesky, jnp.linalg.solve)
+_FORMS = shared.Forms(
     (Independent, ExpandedDistribution), TransformedDistribution, transforms, _VECTORS, _as_vectors
 )
 
 
-class StandardisedReparam(Standardised, Reparam):
+class StandardisedReparam(shared.Standardised, Reparam):
     """A site whose entries are standardised given their data."""
 
     def __call__(self, name: str, fn: Any, obs: Any) -> tuple[None, Array]:
@@ -81,13 +73,13 @@ def _reparam(model: Callable[..., Any], config: dict[str, Any]) -> Callable[...,
 
 
 def noncentred(
-    model: Callable[..., Any], moves: Moves | None = None, names: Sequence[str] = ()
-) -> Noncentred:
+    model: Callable[..., Any], moves: shared.Moves | None = None, names: Sequence[str] = ()
+) -> shared.Noncentred:
     """A program with sites non-centred, or that may be; ``names`` are its sites as written."""
-    return Noncentred(model, _reparam, moves, names)
+    return shared.Noncentred(model, _reparam, moves, names)
 
 
-def moves_of(target: LogDensity, data: Data) -> Moves:
+def moves_of(target: LogDensity, data: Data) -> shared.Moves:
     """What of a target's model is to be written non-centred: sites of latent scale.
 
     Only where the hosts' handlers take the site's distribution as it is. Sites that ``mask`` or
@@ -95,7 +87,7 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
     and so are those inside a subsampled plate.
     """
     bound = target.bound
-    kinds = dict[str, Movable]()
+    kinds = dict[str, shared.Movable]()
     shifted = set[str]()
 
     def scales(position: Array, data: Data) -> dict[str, Array]:
@@ -110,11 +102,11 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
             base, is_monotone = _FORMS.base_of(site["fn"])
             names = set(getattr(base, "arg_constraints", ()))
             if length := _FORMS.length_of(base):
-                kinds[name] = Movable(name, is_monotone, (), length)
+                kinds[name] = shared.Movable(name, is_monotone, (), length)
                 found[name] = base.scale_tril
             elif {"loc", "scale"} <= names and base.support is constraints.real:
                 others = tuple(sorted(names - {"loc", "scale"}))
-                kinds[name] = Movable(name, is_monotone, others, 0)
+                kinds[name] = shared.Movable(name, is_monotone, others, 0)
                 found[name] = base.scale
         return found
 
@@ -125,7 +117,7 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
     found = zip(sorted(kinds), outputs_from(program, 1), strict=True)
     sites = [kinds[name] for name, is_latent in found if is_latent]
     own = LocScaleReparam, TransformReparam, StandardisedReparam
-    return moves_among(sites, *own, frozenset(shifted))
+    return shared.moves_among(sites, *own, frozenset(shifted))
 
 
 def moved_values(target: LogDensity, data: Data, values: Mapping[str, Array]) -> dict[str, Array]:

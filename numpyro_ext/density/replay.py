@@ -41,35 +41,7 @@ from numpyro_ext.density.outputs import HOST
 from numpyro_ext.density.prediction import prediction_of
 from numpyro_ext.draws import key_or
 from numpyro_ext.programs import Program
-from ppl_ext.diagnostics.replay import (
-    DATA_CHUNK,
-    DISCRETE,
-    DRAW_CHUNK,
-    GROUPS,
-    PASS_ALL_ROWS,
-    CannotBeDrawnError,
-    ComputedEntries,
-    Recorder,
-    Replay,
-    SiteDescription,
-    SiteShapes,
-    cannot_be_drawn,
-    check_draw_shape,
-    check_draw_shapes,
-    check_draws,
-    check_room,
-    computed_entries,
-    describe_sites,
-    distribution_of,
-    is_outside,
-    names_of_computed,
-    nearby,
-    one_draw,
-    plates_of_axes,
-    shared_discrete,
-    sum_out,
-    value_shape,
-)
+from ppl_ext.diagnostics import replay as shared
 from ppl_ext.options import check_choice
 from ppl_ext.target.bounds import out_of_bounds
 from ppl_ext.target.discrete import RowTerms
@@ -138,11 +110,11 @@ class _Resample(Messenger):
 
 def _new_observation(site: Site, rng_key: jax.Array) -> jax.Array:
     """A draw from the distribution of an observed site, in the shape of the observations."""
-    fn = distribution_of(site)
+    fn = shared.distribution_of(site)
     try:
         value: jax.Array = fn.sample(rng_key)
     except (NotImplementedError, ValueError) as error:
-        raise cannot_be_drawn(site["name"], error) from error
+        raise shared.cannot_be_drawn(site["name"], error) from error
     return value
 
 
@@ -170,7 +142,7 @@ def _setting(
         # With all values of a discrete site a distribution has more dimensions than its site.
         if step is None and not enumerated:
             own = (*site["kwargs"].get("sample_shape", ()), *fn.shape())
-            check_draw_shape(site["name"], jnp.shape(value), own)
+            shared.check_draw_shape(site["name"], jnp.shape(value), own)
         return value
 
     return substitute
@@ -182,7 +154,7 @@ def _is_outside(site: Site) -> jax.Array:
     if site.get("_control_flow_done", False) or is_real(site["fn"].support):
         return ~finite.all()
     transform = transform_of(site)
-    return is_outside(
+    return shared.is_outside(
         value,
         finite,
         site["fn"].support,
@@ -260,13 +232,13 @@ def _shapes(
     values: Mapping[str, Any],
     indices: dict[str, Any],
     missing: Collection[str] = (),
-) -> tuple[dict[str, SiteShapes], dict[str, int], bool]:
+) -> tuple[dict[str, shared.SiteShapes], dict[str, int], bool]:
     """Shapes of every site for these rows, and the sizes of plates; nothing is computed.
 
     And whether the value of an observed site, none of the ``missing``, may be computed from latent
     ones.
     """
-    found: dict[str, SiteShapes] = {}
+    found: dict[str, shared.SiteShapes] = {}
     plates: dict[str, int] = {}
 
     def look(values: Mapping[str, jax.Array], data: Data) -> list[jax.Array]:
@@ -280,20 +252,20 @@ def _shapes(
                 continue
             if kind == "observed" and name not in missing:
                 observed.append(site["value"])
-            shape = value_shape(site, is_observed=kind == "observed")
+            shape = shared.value_shape(site, is_observed=kind == "observed")
             frames = site["cond_indep_stack"]
             for frame in frames:
                 # Plates inside scan are not in the trace.
                 plates.setdefault(frame.name, frame.size)
             event_dim = site["fn"].event_dim if site["type"] == "sample" else None
-            shapes = SiteShapes(kind, shape, plates_of_axes(shape, event_dim, frames))
+            shapes = shared.SiteShapes(kind, shape, shared.plates_of_axes(shape, event_dim, frames))
             if kind in ("observed", "latent"):
                 log_prob = site["fn"].log_prob(site["value"])
                 shapes.add_density(tuple(jnp.shape(log_prob)), frames, site["infer"])
             found[name] = shapes
         if target.bound.enumerated:
             trace = _run_enumerated(target, data, values, indices)
-            sum_out(found, log_likelihood_of_rows(trace))
+            shared.sum_out(found, log_likelihood_of_rows(trace))
         return observed
 
     # The same trace tells the shapes, and whether observed values depend on latent ones.
@@ -303,7 +275,7 @@ def _shapes(
 
 def _describe(
     target: LogDensity, data: Data, values: Mapping[str, Any], missing: Collection[str]
-) -> tuple[dict[str, SiteDescription], dict[str, int]]:
+) -> tuple[dict[str, shared.SiteDescription], dict[str, int]]:
     """Shapes and plates of every site, and the sizes of plates, on all rows."""
     owned = target.plates
     first = {name: np.arange(plate.subsample_size) for name, plate in owned.items()}
@@ -313,18 +285,18 @@ def _describe(
         name: {**first, name: np.arange(plate.subsample_size + 1)} for name, plate in owned.items()
     }
     probes = {name: _shapes(target, data, values, rows)[0] for name, rows in more.items()}
-    computed = _computed_of(target, data, one_draw(values)) if reads else {}
-    return describe_sites(sites, probes, owned, computed, missing), sizes
+    computed = _computed_of(target, data, shared.one_draw(values)) if reads else {}
+    return shared.describe_sites(sites, probes, owned, computed, missing), sizes
 
 
 def computed_sites(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> frozenset[str]:
     """Observed sites whose values are computed from latent sites, so that they act as priors."""
-    return names_of_computed(_computed_of(target, data, draws))
+    return shared.names_of_computed(_computed_of(target, data, draws))
 
 
 def _computed_of(
     target: LogDensity, data: Data, draws: Mapping[str, Any]
-) -> dict[str, ComputedEntries]:
+) -> dict[str, shared.ComputedEntries]:
     """What of observed sites is computed from latent ones, from runs at a draw and nearby."""
     first = {name: np.arange(plate.subsample_size) for name, plate in target.plates.items()}
 
@@ -335,11 +307,11 @@ def _computed_of(
     one: Any = {name: np.asarray(draws[name])[:1] for name in target.layout.names}
     values = {name: value[0] for name, value in one.items()}
     # Moved in unconstrained space, so that all values stay in their supports.
-    other: Any = nearby(np.asarray(target.unconstrain(one, data)))
+    other: Any = shared.nearby(np.asarray(target.unconstrain(one, data)))
     found = {name: value[0] for name, value in target.constrain(other, data).items()}
     program = Program(observed, rarely=True)
     runs = ({n: np.asarray(v) for n, v in program(each, data).items()} for each in (values, found))
-    return computed_entries(*runs)
+    return shared.computed_entries(*runs)
 
 
 def replay(
@@ -347,7 +319,7 @@ def replay(
     draws: Mapping[str, Any],
     data: Data,
     *,
-    groups: Collection[str] = GROUPS,
+    groups: Collection[str] = shared.GROUPS,
     discrete: str = "sample",
     missing: Collection[str] = (),
     finite: Collection[str] = (),
@@ -357,7 +329,7 @@ def replay(
     num_chains: int = 1,
     around: Mapping[str, Any] | None = None,
     rng_key: jax.Array | None = None,
-) -> Replay:
+) -> shared.Replay:
     """Run the model at every draw, on all rows of its data.
 
     Parameters
@@ -406,21 +378,21 @@ def replay(
         A draw is missing for a latent site or does not have its shape, or the arguments hold only
         some rows of a plate.
     """
-    check_draws(target.layout.names, draws)
-    check_choice("discrete", discrete, DISCRETE)
+    shared.check_draws(target.layout.names, draws)
+    check_choice("discrete", discrete, shared.DISCRETE)
     # The draws leave the device once, and go back in chunks of one size.
     values = {name: np.asarray(draws[name]) for name in target.layout.names}
     one = {name: value[0] for name, value in values.items()}
     if groups and all_rows:
-        target.require_all_rows(data, PASS_ALL_ROWS)
+        target.require_all_rows(data, shared.PASS_ALL_ROWS)
     described, sizes = _describe(target, data, one, missing)
-    check_draw_shapes(one, around or {}, described)
+    shared.check_draw_shapes(one, around or {}, described)
     num_draws = len(next(iter(values.values())))
-    check_room(described, groups, num_draws, jnp.dtype(target.dtype).itemsize, num_chains)
-    recorder = Recorder(described, groups, num_draws, target.plates, missing, finite)
-    shared = shared_discrete(described, target.plates, groups, missing)
+    shared.check_room(described, groups, num_draws, jnp.dtype(target.dtype).itemsize, num_chains)
+    recorder = shared.Recorder(described, groups, num_draws, target.plates, missing, finite)
+    labels = shared.shared_discrete(described, target.plates, groups, missing)
     given = {name: np.asarray(draws[name]) for name in target.bound.enumerated if name in draws}
-    if not given.keys() >= {*shared}:
+    if not given.keys() >= {*labels}:
         # Numbers of their own: predictions are to be independent of how these were drawn.
         options: dict[str, Any] = {
             "data_chunk": data_chunk,
@@ -430,13 +402,13 @@ def replay(
         options |= {"missing": missing, "finite": finite}
         own = random.fold_in(key_or(rng_key), 1)
         found = replay(target, draws, data, groups=("discrete",), rng_key=own, **options).discrete
-        given = {**{name: found[name] for name in shared}, **given}
+        given = {**{name: found[name] for name in labels}, **given}
     for name, value in given.items():
-        check_draw_shape(name, value.shape[1:], described[name].shape)
+        shared.check_draw_shape(name, value.shape[1:], described[name].shape)
         values[name] = value
     if groups:
         key = key_or(rng_key)
-        rows = data_chunk or target.data_chunk or DATA_CHUNK
+        rows = data_chunk or target.data_chunk or shared.DATA_CHUNK
         most = discrete == "most probable"
         size = draw_chunk or recorder.draws_together()
 
@@ -444,12 +416,12 @@ def replay(
             _record(recorder, target, form, values, size, rows, key, most, around)
 
         # Draws may need what a density does not, such as the largest count of a Multinomial.
-        data.tried(record, (CannotBeDrawnError,))
+        data.tried(record, (shared.CannotBeDrawnError,))
     return recorder.replayed(sizes)
 
 
 def _record(
-    recorder: Recorder,
+    recorder: shared.Recorder,
     target: LogDensity,
     data: Data,
     values: Mapping[str, Any],
@@ -463,10 +435,10 @@ def _record(
     centre, moves = np.zeros(0), np.zeros((num_draws, 0))
     if around is not None:
         # A position (D,) of constrained values, and the ways (S, D) from there to draws.
-        (place,) = target.unconstrain(one_draw(around), data)
+        (place,) = target.unconstrain(shared.one_draw(around), data)
         centre, moves = np.asarray(place), np.asarray(target.unconstrain(values, data) - place)
     # Chunks of one size, for which one program is compiled: the last is filled up.
-    size = -(-num_draws // -(-num_draws // draw_chunk)) if recorder.per_draw else 1
+    size = -(-num_draws // -(-num_draws // draw_chunk)) if recorder.at_draws else 1
     observed = tuple(site.name for site in recorder.observed_sites)
     priors = tuple(site.name for site in recorder.computed_sites)
     deterministic = tuple(site.name for site in recorder.deterministic_sites)
@@ -485,11 +457,11 @@ def _record(
         recorder.missing,
         tuple(recorder.without_kept(observed)),
         around is not None,
-        size < min(num_draws, DRAW_CHUNK) and target.sharding is None,
+        size < min(num_draws, shared.DRAW_CHUNK) and target.sharding is None,
     )
     for chunk, (_, rows) in enumerate(target.sweep(data_chunk)):
         places_of_rows = {name: np.asarray(places) for name, places in rows.items()}
-        for start in range(0, num_draws if recorder.per_draw else 1, size):
+        for start in range(0, num_draws if recorder.at_draws else 1, size):
             # The last draw fills the last chunk up; what is found of it there is left out.
             places = np.minimum(np.arange(start, start + size), num_draws - 1)
             some = {name: value[places] for name, value in values.items()}
@@ -648,8 +620,7 @@ def _compiled_chunk(
             site = trace[name]
             together = any(name in terms.sites for terms in marginals.values())
             if "log_likelihood" in groups and not together:
-                log_prob = site["fn"].log_prob(site["value"])
-                computed["log_likelihood"][name] = log_prob
+                computed["log_likelihood"][name] = site["fn"].log_prob(site["value"])
         # New values of an observed site change what the model computes after it, of one in a scan
         # in later steps.
         in_scan = any(trace[name].get("_control_flow_done", False) for name in observed)

@@ -35,15 +35,8 @@ from numpyro_ext.draws import key_or
 from numpyro_ext.engine import Engine, RunResult
 from numpyro_ext.programs import Program
 from numpyro_ext.sharding import Sharding, entry_on_own_axes
+from ppl_ext.diagnostics import fit_groups
 from ppl_ext.diagnostics.fit import asked_of
-from ppl_ext.diagnostics.fit_groups import (
-    Group,
-    Host,
-    Wanted,
-    arviz_of,
-    check_fit,
-    rows_to_show,
-)
 from ppl_ext.diagnostics.inference_data import Variable
 from ppl_ext.diagnostics.replay import Replay
 from ppl_ext.errors import ArgumentError
@@ -201,8 +194,8 @@ def to_arviz(
     if isinstance(engine, Engine) and isinstance(state, RunResult):
         result = state if result is None else result
         engine, state = engine.of_run(state)
-    args, kwargs, passes = rows_to_show(engine, model, args, kwargs, batches, place)
-    check_fit(engine, model, "to_arviz(engine, result, *args)")
+    args, kwargs, passes = fit_groups.rows_to_show(engine, model, args, kwargs, batches, place)
+    fit_groups.check_fit(engine, model, "to_arviz(engine, result, *args)")
     if model is not None:
         # The host's result has the losses of its run.
         losses = getattr(state, "losses", None) if losses is None else losses
@@ -222,7 +215,7 @@ def to_arviz(
     given = engine.get_samples(state, rng_key=key, **asked_of(engine, num_samples))
     draws = {name: np.asarray(given[name]) for name in target.layout.names if name in given}
     included = posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats
-    wanted = Wanted(*included, constant_data, discrete, losses, draw_chunk, data_chunk)
+    wanted = fit_groups.Wanted(*included, constant_data, discrete, losses, draw_chunk, data_chunk)
     wanted = wanted._replace(dims=dims, coords=coords, may_thin=all_draws)
 
     def seeded(*given: Any, number: int | None, **options: Any) -> Replay:
@@ -230,12 +223,12 @@ def to_arviz(
         own = key if number is None else jax.random.fold_in(key, number)
         return replay(*given, rng_key=own, **options)
 
-    def statistics(target: LogDensity, together: int) -> Group:
+    def statistics(target: LogDensity, together: int) -> fit_groups.Group:
         return _sample_statistics(engine, target, state, draws, data, together)
 
-    host = Host(("numpyro_ext", "numpyro", "numpyro"), seeded, array_or_none, place)
+    host = fit_groups.Host(("numpyro_ext", "numpyro", "numpyro"), seeded, array_or_none, place)
     call = args, kwargs, passes
-    return arviz_of(host, engine, target, draws, data, wanted, call, traces, statistics)
+    return fit_groups.arviz_of(host, engine, target, draws, data, wanted, call, traces, statistics)
 
 
 def _sample_statistics(
@@ -245,7 +238,7 @@ def _sample_statistics(
     draws: Mapping[str, Any],
     data: Data,
     together: int,
-) -> Group:
+) -> fit_groups.Group:
     """Log densities of the model and, where the engine knows it, of the fit.
 
     At most ``together`` draws are evaluated at once.

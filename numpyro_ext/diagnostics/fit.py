@@ -37,16 +37,6 @@ from numpyro_ext.programs import Program
 from numpyro_ext.sharding import Sharding
 from ppl_ext.batches.passes import Passes
 from ppl_ext.diagnostics import fit as shared
-from ppl_ext.diagnostics.fit import (
-    HOST_DRAWS,
-    Evaluate,
-    check_arguments,
-    check_fits_a_guide,
-    check_model,
-    chunk_sizes,
-    sites_of_guide,
-    target_of_engine,
-)
 from ppl_ext.errors import ArgumentError, DataWarning, HeldParameterWarning
 from ppl_ext.process import swapped
 
@@ -63,14 +53,14 @@ class FittedGuide(shared.FittedGuide):
     rng_key: Array
 
     def at_draws(
-        self, num_samples: int, draw_chunk: int | None, evaluate: Evaluate
+        self, num_samples: int, draw_chunk: int | None, evaluate: shared.Evaluate
     ) -> tuple[Float[np.ndarray, "S ..."], ...]:
         """What a function finds at draws of the guide, chunk by chunk, in host memory.
 
         It is compiled once for all chunks: the last one draws as many as the others, and those
         that are too many are left out.
         """
-        sizes = chunk_sizes(num_samples, self.target.dim, draw_chunk)
+        sizes = shared.chunk_sizes(num_samples, self.target.dim, draw_chunk)
         rarely = is_quick(num_samples, self.target, self.data)
         chunk = _compiled_chunk(self.density, self.target, evaluate, sizes[0], rarely)
         pieces = [
@@ -115,10 +105,10 @@ def fitted_guide(
         the arguments hold only some rows of a plate.
     """
     if hasattr(fit, "target"):
-        check_fits_a_guide(fit)
+        shared.check_fits_a_guide(fit)
         fit, state = fit.of_run(state)
         state = state_of_engine(fit, state)
-        target, data = target_of_engine(fit, model, args, kwargs, passes)
+        target, data = shared.target_of_engine(fit, model, args, kwargs, passes)
         key = key_or(rng_key, state.rng_key)
         if hasattr(fit, "approximation"):
             density, parameters = fit.approximation(state)
@@ -131,7 +121,7 @@ def fitted_guide(
             f"Expected the parameters of {type(fit).__name__}, as svi.get_params(state) gives "
             f"them, found {type(state).__name__}."
         )
-    check_model(fit, model)
+    shared.check_model(fit, model)
     assert model is not None
     target, data = target_of_model(
         model,
@@ -143,8 +133,7 @@ def fitted_guide(
         passes=passes,
     )
     density = _density(fit, target, data)
-    missing = sorted(set(density.parameter_names) - set(params))
-    if missing:
+    if missing := sorted(set(density.parameter_names) - set(params)):
         raise ArgumentError(
             f"Expected the parameters of {type(fit).__name__}, as svi.get_params(state) gives "
             f"them, found none of the name {missing} among {sorted(params)}."
@@ -196,8 +185,7 @@ def target_of_model(
 
     Arguments that hold only some rows of a plate are refused where it has to be ``all_rows``.
     """
-    check_arguments(args, kwargs)
-    args, kwargs = args or (), dict(kwargs or {})
+    args, kwargs = shared.checked_arguments(args, kwargs)
     with swapped(warnings.catch_warnings(record=True)) as caught:
         warnings.simplefilter("always")
         target = LogDensity(
@@ -225,7 +213,7 @@ def target_of_model(
 # A few programs are kept, so that a diagnostic of the same fit is not compiled again.
 @lru_cache(maxsize=8)
 def _compiled_chunk(
-    density: FlatDensity, target: LogDensity, evaluate: Evaluate, num: int, rarely: bool
+    density: FlatDensity, target: LogDensity, evaluate: shared.Evaluate, num: int, rarely: bool
 ) -> Program:
     def chunk(parameters: Parameters, data: Data, rng_key: Array, part: int) -> tuple[Array, ...]:
         key = random.fold_in(random.fold_in(rng_key, _STREAM), part)
@@ -281,7 +269,10 @@ class HostFit(shared.HostFit):
         self.target, self._data = target_of_model(model, args, kwargs, held=params, passes=passes)
 
     def get_samples(
-        self, params: Mapping[str, Any], rng_key: Array | None = None, num_samples: int = HOST_DRAWS
+        self,
+        params: Mapping[str, Any],
+        rng_key: Array | None = None,
+        num_samples: int = shared.HOST_DRAWS,
     ) -> dict[str, Array]:
         """Draws of the latent sites, leading dimension = draws."""
         key = key_or(rng_key)
@@ -293,11 +284,10 @@ class HostFit(shared.HostFit):
                 return target.constrain(theta, data)
 
             # One program, where JAX would compile each operation of the draws by itself.
-            program = Program(draw, rarely=True)
-            return program(self.fitted.parameters, key, self._data)
+            return Program(draw, rarely=True)(self.fitted.parameters, key, self._data)
         predictive = Predictive(self.guide, params=dict(params), num_samples=num_samples)
         drawn = predictive(key, *self._data.args, **self._data.kwargs)
-        return sites_of_guide(self.target.layout.names, drawn)
+        return shared.sites_of_guide(self.target.layout.names, drawn)
 
     def sample_statistics(
         self, params: Mapping[str, Any], positions: Float[Array, "S D"]

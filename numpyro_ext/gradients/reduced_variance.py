@@ -13,11 +13,10 @@ from numpyro_ext.gradients.estimator import (
     EstimatorState,
     GradientEstimator,
     ScoreEstimate,
-    corrected,
 )
 from numpyro_ext.gradients.minibatch import BatchArguments, Minibatch
 from ppl_ext.gradients import reduced_variance
-from ppl_ext.gradients.reduced_variance import table_shape
+from ppl_ext.gradients.reduced_variance import changes_of_table, table_shape
 from ppl_ext.target.scores import tempered
 
 
@@ -51,16 +50,9 @@ class SVRG(reduced_variance.SVRG, GradientEstimator):
             lambda: (z, self._score_of_all_rows(target, z, data)),
             lambda: (state["anchor"], state["exact"]),
         )
-        indices, minibatch = None, state["minibatch"]
-        if self.full_data is None:
-            indices, minibatch = self._minibatch().draw(target, minibatch, len(z))
-        here = target.score(z, data, indices)
-        there = target.score(anchor, data, indices)
-        # s_B(z) - s_B(a) + s(a): the same rows at both positions, so that their noise cancels near
-        # the anchor.
-        score = corrected(here, there, exact, indices)
+        score, rows = self._by_differences(target, state["minibatch"], z, anchor, exact, data)
         age = jnp.where(due, 1, state["anchor_age"] + 1)
-        following = {"minibatch": minibatch, "anchor": anchor, "exact": exact, "anchor_age": age}
+        following = {"minibatch": rows, "anchor": anchor, "exact": exact, "anchor_age": age}
         return score, following
 
 
@@ -104,14 +96,9 @@ class SAGA(reduced_variance.SAGA, GradientEstimator):
         indices, minibatch = self._minibatch().draw(target, state["minibatch"], len(z))
         rows = indices[name]
         parts = jax.vmap(row)(rows)
-        change = parts.likelihood - table[rows]
-        # (N / |B|) sum_B (g_n - t_n) + sum_n t_n, with the table as it was before this step.
-        likelihood = number * change.mean(0) + total
-        # A step that is not finite is skipped, and the next ones need the sum: it would never be
-        # finite again with such a gradient in it. The row keeps its entry.
-        sound = jnp.isfinite(parts.likelihood)
-        gradient = jnp.where(sound, parts.likelihood, table[rows])
-        change = jnp.where(sound, change, 0.0)
+        likelihood, gradient, change = changes_of_table(
+            jnp, parts.likelihood, table[rows], total, number
+        )
         # A row that was drawn twice changes the table once.
         again = (rows[:, None] == rows[None]) & jnp.tri(len(rows), k=-1, dtype=bool)
         first = ~again.any(1)

@@ -29,18 +29,7 @@ from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_ext.density.handlers import is_real
 from ppl_ext.errors import ArgumentError
-from ppl_ext.guides.row_noise import (
-    LinearUse,
-    NormalDraw,
-    RowNoise,
-    RowNoiseShell,
-    WeightUses,
-    base_distribution,
-    check_drawn,
-    check_latent,
-    kind_of,
-    row_shape,
-)
+from ppl_ext.guides import row_noise
 
 # Calls whose body is looked into, and operations that only lay a weight out otherwise.
 _CALLS = frozenset({"jit", "pjit", "closed_call"})
@@ -49,7 +38,7 @@ _LAYOUT = frozenset(
 )
 
 
-class KeyedNoise(RowNoise):
+class KeyedNoise(row_noise.RowNoise):
     """Noise by row from a random key."""
 
     def __init__(self, rng_key: Array) -> None:
@@ -61,13 +50,13 @@ class KeyedNoise(RowNoise):
         return key
 
 
-class RowNoiseELBO(RowNoiseShell, ELBO):
+class RowNoiseELBO(row_noise.RowNoiseShell, ELBO):
     objectives = (Trace_ELBO, TraceMeanField_ELBO, TraceGraph_ELBO)
 
     def __init__(
         self,
         elbo: ELBO,
-        noise: Callable[[Array], RowNoise],
+        noise: Callable[[Array], row_noise.RowNoise],
         sites: Collection[str] | None = None,
     ) -> None:
         several = " with multi_sample_guide" if getattr(elbo, "multi_sample_guide", False) else ""
@@ -112,7 +101,7 @@ class Drawn(NamedTuple):
     a word on what it is."""
 
     value: Array
-    normal: NormalDraw | None
+    normal: row_noise.NormalDraw | None
     kind: str
 
 
@@ -130,7 +119,7 @@ def _drawn(guide: Any, sites: Mapping[str, Any]) -> dict[str, Drawn]:
     drawn = {}
     for name, site in sites.items():
         value = site["value"]
-        drawn[name] = Drawn(value, _normal_draw(site["fn"], value), kind_of(site["fn"]))
+        drawn[name] = Drawn(value, _normal_draw(site["fn"], value), row_noise.kind_of(site["fn"]))
     for flat in _flat_guides(guide):
         latent = drawn.get(f"_{flat.prefix}_latent")
         if latent is None:
@@ -143,7 +132,9 @@ def _drawn(guide: Any, sites: Mapping[str, Any]) -> dict[str, Drawn]:
         for name, site in flat.prototype_trace.items():
             if name not in drawn or not is_real(getattr(site["fn"], "support", None)):
                 continue
-            normal = None if parts is None else NormalDraw(*(part[name] for part in parts))
+            normal = (
+                None if parts is None else row_noise.NormalDraw(*(part[name] for part in parts))
+            )
             drawn[name] = Drawn(drawn[name].value, normal, latent.kind)
     return drawn
 
@@ -157,12 +148,14 @@ def _flat_guides(guide: Any) -> Iterator[Any]:
             yield from _flat_guides(part)
 
 
-def _normal_draw(fn: Any, value: Array) -> NormalDraw | None:
-    base = base_distribution(fn)
+def _normal_draw(fn: Any, value: Array) -> row_noise.NormalDraw | None:
+    base = row_noise.base_distribution(fn)
     if not isinstance(base, dist.Normal):
         return None
     shape = jnp.shape(value)
-    return NormalDraw(value, jnp.broadcast_to(base.loc, shape), jnp.broadcast_to(base.scale, shape))
+    return row_noise.NormalDraw(
+        value, jnp.broadcast_to(base.loc, shape), jnp.broadcast_to(base.scale, shape)
+    )
 
 
 # -- the model -------------------------------------------------------------------------------------
@@ -208,17 +201,17 @@ def _run(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     drawn: Mapping[str, Drawn],
-    noise: RowNoise,
+    noise: row_noise.RowNoise,
     sites: frozenset[str] | None,
 ) -> Any:
     first = _Boundary()
     with first:
         result = model(*args, **kwargs)
-    check_latent(noise.name, sites, first.latent)
+    row_noise.check_latent(noise.name, sites, first.latent)
     weights = {}
     for name in first.latent:
         if name in drawn and (sites is None or name in sites):
-            check_drawn(noise.name, name, drawn[name].value, first.values[name])
+            row_noise.check_drawn(noise.name, name, drawn[name].value, first.values[name])
             weights[name] = _Weight.of_site(name, drawn[name])
 
     structure: list[Any] = []
@@ -264,7 +257,7 @@ class _Weight:
 
     site: str
     kind: str
-    draw: NormalDraw
+    draw: row_noise.NormalDraw
     labels: tuple[Any, ...]
     is_normal: bool
 
@@ -272,11 +265,13 @@ class _Weight:
     def of_site(name: str, drawn: Drawn) -> _Weight:
         value = jnp.asarray(drawn.value)
         # A stand-in, so that the weight is followed to where its use is refused.
-        draw = NormalDraw(value, value, value) if drawn.normal is None else drawn.normal
+        draw = row_noise.NormalDraw(value, value, value) if drawn.normal is None else drawn.normal
         return _Weight(name, drawn.kind, draw, tuple(range(value.ndim)), drawn.normal is not None)
 
     def laid_out(self, eqn: JaxprEqn) -> _Weight:
-        draw = NormalDraw(*(eqn.primitive.bind(value, **eqn.params) for value in self.draw))
+        draw = row_noise.NormalDraw(
+            *(eqn.primitive.bind(value, **eqn.params) for value in self.draw)
+        )
         name = eqn.primitive.name
         if name == "transpose":
             labels = tuple(self.labels[axis] for axis in eqn.params["permutation"])
@@ -296,7 +291,7 @@ class _Weight:
         return replace(self, draw=draw, labels=labels)
 
 
-class _Rewriting(WeightUses):
+class _Rewriting(row_noise.WeightUses):
     """Evaluates a jaxpr with other results for linear operations on weights."""
 
     def plain(self, value: Any, use: str) -> Any:
@@ -327,8 +322,7 @@ class _Rewriting(WeightUses):
         if len(weights) == 1:
             if name in _LAYOUT and len(inputs) == 1:
                 return [weights[0].laid_out(eqn)]
-            use = _linear_use(eqn, inputs)
-            if use is not None:
+            if (use := _linear_use(eqn, inputs)) is not None:
                 return [self._linear(weights[0], use)]
         values = [self.plain(value, name) for value in inputs]
         bound = eqn.primitive.get_bind_params(eqn.params)
@@ -337,7 +331,7 @@ class _Rewriting(WeightUses):
         outputs = eqn.primitive.bind(*functions, *values, **params)
         return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
-    def _linear(self, weight: _Weight, use: LinearUse) -> Array:
+    def _linear(self, weight: _Weight, use: row_noise.LinearUse) -> Array:
         if not weight.is_normal:
             raise self._no_normal(weight.site, weight.kind)
         return self._replace(use)
@@ -349,7 +343,7 @@ class _Rewriting(WeightUses):
         distributions: Mapping[str, Any],
     ) -> None:
         """See that what was asked for has happened, and that it was sound."""
-        self._check(weights, sites, map(row_shape, distributions.values()))
+        self._check(weights, sites, map(row_noise.row_shape, distributions.values()))
 
 
 def _needed(jaxpr: Jaxpr) -> list[JaxprEqn]:
@@ -363,7 +357,7 @@ def _needed(jaxpr: Jaxpr) -> list[JaxprEqn]:
     return kept[::-1]
 
 
-def _linear_use(eqn: JaxprEqn, inputs: Sequence[Any]) -> LinearUse | None:
+def _linear_use(eqn: JaxprEqn, inputs: Sequence[Any]) -> row_noise.LinearUse | None:
     """The use of a weight in an equation, if it is one in which rows can be told."""
     if eqn.primitive.name == "dot_general":
         return _product(eqn, inputs)
@@ -372,7 +366,7 @@ def _linear_use(eqn: JaxprEqn, inputs: Sequence[Any]) -> LinearUse | None:
     return None
 
 
-def _product(eqn: JaxprEqn, inputs: Sequence[Any]) -> LinearUse | None:
+def _product(eqn: JaxprEqn, inputs: Sequence[Any]) -> row_noise.LinearUse | None:
     contracted, batch = eqn.params["dimension_numbers"]
     place = 0 if isinstance(inputs[0], _Weight) else 1
     weight, x = inputs[place], jnp.asarray(inputs[1 - place])
@@ -388,7 +382,7 @@ def _product(eqn: JaxprEqn, inputs: Sequence[Any]) -> LinearUse | None:
     def apply(x: Array, w: Array) -> Array:
         return eqn.primitive.bind(*((w, x) if place == 0 else (x, w)), **eqn.params)
 
-    return LinearUse(
+    return row_noise.LinearUse(
         weight.site,
         x,
         weight.draw,
@@ -404,7 +398,7 @@ def _product(eqn: JaxprEqn, inputs: Sequence[Any]) -> LinearUse | None:
     )
 
 
-def _convolution(eqn: JaxprEqn, inputs: Sequence[Any]) -> LinearUse | None:
+def _convolution(eqn: JaxprEqn, inputs: Sequence[Any]) -> row_noise.LinearUse | None:
     numbers = eqn.params["dimension_numbers"]
     x, weight = inputs
     if not isinstance(weight, _Weight) or eqn.params["batch_group_count"] != 1:
@@ -416,7 +410,7 @@ def _convolution(eqn: JaxprEqn, inputs: Sequence[Any]) -> LinearUse | None:
 
     shape = jax.eval_shape(apply, x, weight.draw.value).shape
 
-    return LinearUse(
+    return row_noise.LinearUse(
         weight.site,
         x,
         weight.draw,

@@ -151,18 +151,11 @@ class SteinDiscrepancyVI(Shell, Engine):
 
     def _plan(self, target: LogDensity, rng_key: Array, data: Data) -> SamplerPlan:
         found = super()._plan(target, rng_key, data)
-        networks = tuple(_apart(module) for module in self.sampler.modules)
-        plan = SamplerPlan(
-            target,
-            found.estimator,
-            networks,
-            self.optim,
-            self.num_samples,
-            LEARNING_RATE,
-            self.clip_norm,
-        )
-        self._check_estimator(plan, data)
-        return plan
+        modules = self.sampler.modules
+        networks = tuple(Network.of(*take_apart(module, None, None)) for module in modules)
+        options = self.num_samples, LEARNING_RATE, self.clip_norm
+        plan = SamplerPlan(target, found.estimator, networks, self.optim, *options)
+        return self._checked(plan, data)
 
     def _start(self, plan: SamplerPlan, rng_key: Array, data: Data) -> tuple[Any, Normals]:
         target, sampler = plan.target, self.sampler
@@ -264,8 +257,3 @@ def _noise(rng_key: Array, shapes: Mapping[str, tuple[int, ...]], dtype: Any) ->
         name: standard_normal(key, shape, dtype)
         for key, (name, shape) in zip(keys, shapes.items(), strict=False)
     }
-
-
-def _apart(module: Any) -> Network:
-    parameters, with_values = take_apart(module, None, None)
-    return Network({name: each.value for name, each in parameters.items()}, with_values)

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax, random
 from jaxtyping import Bool, Float
 
-from numpyro_ext.curvature import Curvature, GaussNewton, PriorStructure, ProgramCurvature
+from numpyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature
 from numpyro_ext.curvature.coordinates import Coordinates
 from numpyro_ext.curvature.prior import prior_curvature_of_one
 from numpyro_ext.density import Data, LogDensity
@@ -33,8 +33,6 @@ from ppl_ext.laplace.laplace_ggn import (
     PosteriorShell,
     added,
     as_numpy,
-    check_known_fisher,
-    curvature_of_gaussian,
 )
 
 #: From a position (D,) and the data to the curvature of the prior.
@@ -299,6 +297,9 @@ class _Posterior(PosteriorShell):
     precision: Callable[[Array, Data], _Factorised]
     draws: Callable[[Precision, Array, Array, int], Array]
 
+    _coordinates, _program, _algebra = Coordinates, ProgramCurvature, Algebra
+    _prior_of_one = staticmethod(prior_curvature_of_one)
+
     @classmethod
     def of(
         cls,
@@ -313,14 +314,8 @@ class _Posterior(PosteriorShell):
                 lambda z, data: target.outputs(z, data, target.first_rows()), position, data
             )
 
-        given = options, hyperparameters
-        curvature = curvature_of_gaussian(target, *given, Coordinates, outputs)
-        # Once for a mode: rows of rank one are not looked for.
-        likelihood = ProgramCurvature(target, data, curvature, often=False)
-        if hyperparameters:
-            check_known_fisher(likelihood.drawn)
-        coordinates = likelihood.where
-        prior = partial(_prior_at, target, likelihood.prior)
+        parts = cls._parts(target, data, options, hyperparameters, outputs)
+        coordinates, prior, likelihood, _ = parts
 
         def draws(precision: Precision, mode: Array, key: Array, number: int) -> Array:
             noise = standard_normal(key, (number, len(coordinates)), mode.dtype)
@@ -328,10 +323,7 @@ class _Posterior(PosteriorShell):
 
         return cls(
             target,
-            coordinates,
-            prior,
-            likelihood,
-            Coordinates(target, hyperparameters).numbers,
+            *parts,
             Program(partial(_factorised, target, prior, likelihood)),
             jax.jit(draws, static_argnums=3),
         )
@@ -392,11 +384,3 @@ def _curvature(
     # One key, so that the curvature of a state is the same whenever it is taken.
     of_likelihood = likelihood.of_all_rows(target, position, data, random.PRNGKey(0))
     return added(prior(position, data), of_likelihood)
-
-
-def _prior_at(
-    target: LogDensity, structure: PriorStructure, position: Array, data: Data
-) -> Curvature:
-    """Curvature of the log prior at a position (D,), without what is negative."""
-    found = prior_curvature_of_one(target, structure, position, data)
-    return Curvature.of_prior(Algebra.without_negative(found)[None])

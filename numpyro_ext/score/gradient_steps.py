@@ -151,8 +151,7 @@ class GradientSolver(GradientExecutor):
 
 def _with_reused(reused: Reused, theta: Array, score: Array) -> tuple[Array, Array]:
     """The present draws and scores (S, D) with the earlier ones; present ones where these lack."""
-    number = len(reused.theta)
-    there = (jnp.arange(number) < reused.written)[:, None, None]
+    there = (jnp.arange(len(reused.theta)) < reused.written)[:, None, None]
 
     def joined(earlier: Array, present: Array) -> Array:
         earlier = jnp.where(there, earlier, present)

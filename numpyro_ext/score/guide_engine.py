@@ -158,8 +158,7 @@ class GuideEngine(GuideShell, Engine):
         rng_key: Array | None,
         num_samples: int | None,
     ) -> Array:
-        number = draws_asked(num_samples)
-        draw = _compiled_draws(plan.density, number, rng_key is None)
+        draw = _compiled_draws(plan.density, draws_asked(num_samples), rng_key is None)
         return draw(state, key_or(rng_key, state.rng_key))
 
     def _to_judge(self, plan: GuidePlan, state: EngineState, number: int) -> Drawn:

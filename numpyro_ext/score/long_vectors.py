@@ -135,8 +135,7 @@ def steps_by_part(
         start, fresh, after, figures = stepped(index, vectors, taken, figures)
 
         def put(vector: Array, part: Array) -> Array:
-            before = lax.dynamic_slice_in_dim(vector, start, PART)
-            part = jnp.where(fresh, part, before)
+            part = jnp.where(fresh, part, lax.dynamic_slice_in_dim(vector, start, PART))
             return lax.dynamic_update_slice_in_dim(vector, part, start, 0)
 
         return jax.tree.map(put, vectors, after), figures

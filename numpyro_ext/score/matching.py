@@ -20,16 +20,7 @@ from numpyro_ext.gradients import Full
 from numpyro_ext.guides.flat_density import Moments, Parameters
 from numpyro_ext.score.guide_engine import GuideEngine, GuidePlan
 from numpyro_ext.score.overflow import judged
-from ppl_ext.score_matching.matching import (
-    RECENT,
-    MatchingShell,
-    Regularization,
-    bam_moments,
-    checked_regularization,
-    gsm_moments,
-    pull,
-    regularization_at,
-)
+from ppl_ext.score_matching import matching as shared
 from ppl_ext.score_matching.regression.overflow import LENIENCE
 
 
@@ -69,7 +60,7 @@ def step(
     # Of scores in units of the guide, which does not depend on how coordinates are scaled.
     latest = jnp.square(whitened).sum(-1).mean().astype(seen.dtype)
     verdict = judged(seen, latest)
-    after = jnp.where(seen > 0.0, seen + RECENT * (latest - seen), latest)
+    after = jnp.where(seen > 0.0, seen + shared.RECENT * (latest - seen), latest)
     before = seen
     seen = verdict.choose(lambda: LENIENCE * before, lambda: latest, lambda: after)
     moments = engine._matched(moments, theta, score.score, state.step)
@@ -85,7 +76,7 @@ def step(
     info = {
         "log_p": log_p.mean(),
         "log_q": log_q.mean(),
-        "pull": pull(whitened),
+        "pull": shared.pull(whitened),
         "rejected": rejected,
     }
     return state, loss, info
@@ -97,7 +88,7 @@ def gsm_update(moments: Moments, theta: Float[Array, "S D"], score: Float[Array,
     With NaN for a scale when the covariance is not positive definite. That cannot happen in exact
     arithmetic; in floating point the covariance is a difference.
     """
-    mean, covariance = gsm_moments(*moments, theta, score)
+    mean, covariance = shared.gsm_moments(*moments, theta, score)
     # As little as keeps a covariance that is singular to rounding positive definite, in units of
     # each coordinate: scales may differ by orders of magnitude.
     scale = jnp.sqrt(jnp.diagonal(covariance))
@@ -106,7 +97,7 @@ def gsm_update(moments: Moments, theta: Float[Array, "S D"], score: Float[Array,
     return Moments(mean, scale[:, None] * factor)
 
 
-class GSM(MatchingShell, GuideEngine):
+class GSM(shared.MatchingShell, GuideEngine):
     """Gaussian score matching: closed-form updates of a full Normal guide.
 
     Each step draws from the guide q_t and moves it to the Normal q that is nearest to q_t in
@@ -188,7 +179,7 @@ def bam_update(
     ``moments`` are those of the present guide, which drew ``theta``; ``score`` is the target's
     there, and ``weight`` the paper's lambda_t: weight of the scores against the present guide.
     """
-    return Moments(*bam_moments(jnp, _triangular, *moments, theta, score, weight))
+    return Moments(*shared.bam_moments(jnp, _triangular, *moments, theta, score, weight))
 
 
 def _triangular(rows: Float[Array, "n D"]) -> Float[Array, "D D"]:
@@ -198,7 +189,7 @@ def _triangular(rows: Float[Array, "n D"]) -> Float[Array, "D D"]:
     return upper.T * jnp.where(jnp.diagonal(upper) < 0, -1.0, 1.0)
 
 
-class BaM(MatchingShell, GuideEngine):
+class BaM(shared.MatchingShell, GuideEngine):
     """Batch and match: closed-form proximal updates of a full Normal guide.
 
     Each step draws a batch from the guide q_t and takes the Normal q that minimises
@@ -281,14 +272,14 @@ class BaM(MatchingShell, GuideEngine):
         model: Callable[..., Any],
         guide: Any = None,
         num_samples: int = 8,
-        regularization: Regularization = "decaying",
+        regularization: shared.Regularization = "decaying",
         **options: Any,
     ) -> None:
         super().__init__(model, guide, num_samples, **options)
-        self.regularization = checked_regularization(regularization)
+        self.regularization = shared.checked_regularization(regularization)
 
     def _weight(self, size: int, step: Array) -> Array:
-        weight = regularization_at(self.regularization, step, size)
+        weight = shared.regularization_at(self.regularization, step, size)
         return jnp.asarray(weight, jnp.result_type(float))
 
     def _matched(self, moments: Moments, theta: Array, score: Array, step: Array) -> Moments:

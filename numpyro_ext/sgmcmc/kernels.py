@@ -13,20 +13,11 @@ from jax import Array, lax, random
 from numpyro_ext.density import Data
 from numpyro_ext.sgmcmc.dynamics import hamiltonian_step, langevin_step
 from numpyro_ext.sgmcmc.kernel import KernelState, StochasticGradientKernel
-from ppl_ext.sgmcmc.kernels import (
-    Cycles,
-    Exchanges,
-    PSGLDShell,
-    ReplicaExchangeSGLDShell,
-    ScoreMoments,
-    SGHMCShell,
-    SGLDShell,
-    Step,
-)
+from ppl_ext.sgmcmc import kernels as shared
 from ppl_ext.sgmcmc.schedules import check_warmup
 
 
-class SGLD(SGLDShell, StochasticGradientKernel):
+class SGLD(shared.SGLDShell, StochasticGradientKernel):
     """Stochastic gradient Langevin dynamics: gradient ascent on minibatches with Normal noise.
 
         z <- z + α s(z) + sqrt(2 α) ε
@@ -66,11 +57,11 @@ class SGLD(SGLDShell, StochasticGradientKernel):
     2
     """
 
-    def _move(self, dynamics: Any, z: Array, step: Step) -> tuple[Array, Any]:
+    def _move(self, dynamics: Any, z: Array, step: shared.Step) -> tuple[Array, Any]:
         return langevin_step(z, step.score, step.noise, step.size), dynamics
 
 
-class PSGLD(PSGLDShell, StochasticGradientKernel):
+class PSGLD(shared.PSGLDShell, StochasticGradientKernel):
     """SGLD with steps scaled by RMSprop's running mean of squared scores.
 
         G = 1 / (λ + sqrt(v)),   z <- z + α G s(z) + sqrt(2 α G) ε
@@ -157,13 +148,13 @@ class PSGLD(PSGLDShell, StochasticGradientKernel):
 
     def _init_dynamics(self, num_chains: int, dim: int, dtype: Any) -> Any:
         zero, one = jnp.zeros((num_chains, dim), dtype), jnp.zeros((num_chains, 1), dtype)
-        return ScoreMoments(zero, one, zero, zero, one)
+        return shared.ScoreMoments(zero, one, zero, zero, one)
 
-    def _move(self, dynamics: Any, z: Array, step: Step) -> tuple[Array, Any]:
+    def _move(self, dynamics: Any, z: Array, step: shared.Step) -> tuple[Array, Any]:
         adapted = dynamics.with_score(step.score, self.decay)
         if self.adapt == "warmup":
             chosen = partial(jnp.where, step.warmup)
-            adapted = ScoreMoments(*map(chosen, adapted, dynamics))
+            adapted = shared.ScoreMoments(*map(chosen, adapted, dynamics))
         preconditioner = adapted.preconditioner(self.damping)
         moved = langevin_step(z, step.score, step.noise, step.size, preconditioner)
         return moved, adapted
@@ -175,7 +166,7 @@ class _Momentum(NamedTuple):
     momentum: Array
 
 
-class SGHMC(SGHMCShell, StochasticGradientKernel):
+class SGHMC(shared.SGHMCShell, StochasticGradientKernel):
     """Stochastic gradient Hamiltonian Monte Carlo: momentum, friction and the noise to it.
 
         dz = M^-1 r dt,   dr = s(z) dt - γ r dt + sqrt(2 γ M) dW
@@ -236,14 +227,14 @@ class SGHMC(SGHMCShell, StochasticGradientKernel):
         self._mass()
         return _Momentum(jnp.zeros((num_chains, dim), dtype))
 
-    def _move(self, dynamics: Any, z: Array, step: Step) -> tuple[Array, Any]:
+    def _move(self, dynamics: Any, z: Array, step: shared.Step) -> tuple[Array, Any]:
         moved, momentum = hamiltonian_step(
             z, dynamics.momentum, step.score, step.noise, step.size, self.friction, self._mass()
         )
         return moved, _Momentum(momentum)
 
 
-class CyclicalSGLD(Cycles, SGLD):
+class CyclicalSGLD(shared.Cycles, SGLD):
     """SGLD in cycles: long steps that look for other modes, then short ones that draw.
 
     In each cycle of L steps the step size falls from ``step_size`` to nearly zero along a cosine
@@ -301,7 +292,7 @@ class CyclicalSGLD(Cycles, SGLD):
     """
 
 
-class CyclicalSGHMC(Cycles, SGHMC):
+class CyclicalSGHMC(shared.Cycles, SGHMC):
     """SGHMC in cycles: long steps that look for other modes, then short ones that draw.
 
     As ``CyclicalSGLD``, with momentum. The squares of the step sizes fall along the cosine, since
@@ -364,7 +355,7 @@ class CyclicalSGHMC(Cycles, SGHMC):
     _power = 0.5
 
 
-class ReplicaExchangeSGLD(ReplicaExchangeSGLDShell, SGLD):
+class ReplicaExchangeSGLD(shared.ReplicaExchangeSGLDShell, SGLD):
     """Parallel tempering: replicas of every chain at several temperatures, which change places.
 
     Replica r follows ``SGLD`` on the posterior to the power 1 / T_r; that at T_1 = 1 gives the
@@ -441,7 +432,7 @@ class ReplicaExchangeSGLD(ReplicaExchangeSGLDShell, SGLD):
     """
 
     def _init_replicas(self, z: Array, data: Data, key: Array) -> dict[str, Any]:
-        exchanges = Exchanges.none(jnp.zeros((len(z), self.num_replicas), z.dtype), jnp)
+        exchanges = shared.Exchanges.none(jnp.zeros((len(z), self.num_replicas), z.dtype), jnp)
         positions = len(z) * self.num_replicas
         return {
             "z": jnp.repeat(z[:, None], self.num_replicas - 1, 1),
@@ -461,7 +452,7 @@ class ReplicaExchangeSGLD(ReplicaExchangeSGLDShell, SGLD):
             energies.append(energy.reshape(num_chains, -1))
             states.append(jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), after, before))
         both = jax.vmap(random.split)(keys)
-        exchanges = Exchanges(*(kept[name] for name in Exchanges._fields))
+        exchanges = shared.Exchanges(*(kept[name] for name in shared.Exchanges._fields))
         shape = (self.num_replicas - 1,)
         log_uniform = jnp.log(jax.vmap(lambda key: random.uniform(key, shape, z.dtype))(both[:, 1]))
         # Two estimates of each energy by rows of their own: their difference tells the noise, for

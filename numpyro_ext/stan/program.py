@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-import numpyro.distributions as dist
 from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -22,22 +21,15 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from ppl_ext.stan.density import StanDensity
-from ppl_ext.stan.program import LOG_DENSITY, POSITION, StanProgramShell
+from ppl_ext.stan.program import NO_THIRD, StanProgramShell
 
 
 class StanProgram(StanProgramShell[Array]):
+    host, arrays = numpyro, jnp
+
     def __init__(self, density: StanDensity) -> None:
         super().__init__(density)
         self._log_density = _differentiable(density)
-
-    def __call__(self) -> None:
-        """The NumPyro program."""
-        # Masked, a standard normal is a flat prior that hosts can draw starting points from.
-        flat = dist.Normal(jnp.zeros(self.density.dim), 1.0).to_event(1).mask(False)
-        z = numpyro.sample(POSITION, flat)
-        numpyro.factor(LOG_DENSITY, self.log_density(z))
-        for name, value in self.constrain(z).items():
-            numpyro.deterministic(name, value)
 
     def log_density(self, z: ArrayLike) -> Float[Array, "*P"]:
         return self._log_density(jnp.asarray(z))
@@ -148,9 +140,7 @@ def _transposed(cotangent: Array, z: Array, vector: Any, *, density: StanDensity
 
 
 def _no_third_derivative(tangent: Array, z: Array, vector: Array, *, density: StanDensity) -> Any:
-    raise NotImplementedError(
-        "A Stan program has first and second derivatives, and third ones were asked for."
-    )
+    raise NotImplementedError(NO_THIRD)
 
 
 mlir.register_lowering(_product, mlir.lower_fun(_evaluated, multiple_results=False))

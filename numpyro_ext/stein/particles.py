@@ -128,8 +128,7 @@ class ParticleEngine(ParticlePart, Engine):
         particles = self.particles(state)
         target = plan.target
         score, estimator = plan.estimator.estimate(target, state.estimator, particles, data)
-        log_density = score.log_density(target.likelihood_temperature)
-        loss = -log_density.mean()
+        loss = -score.log_density(target.likelihood_temperature).mean()
         seen, scores = self._exchanged((particles, score.score))
         scores = annealed(scores, self.annealing, state.step)
         phi, direction = self._direction(plan, state.algorithm.direction, seen, scores)

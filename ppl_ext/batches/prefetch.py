@@ -95,7 +95,6 @@ def _read(
     except BaseException as error:  # noqa: BLE001 the caller raises it
         put(Failure(error))
     finally:
-        close = getattr(items, "close", None)
-        if close is not None:
+        if (close := getattr(items, "close", None)) is not None:
             with contextlib.suppress(Exception):
                 close()

@@ -110,8 +110,7 @@ class Stream:
     # -- reading -------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        start = self._resumed()
-        items = self._read(*start)
+        items = self._read(*self._resumed())
         # Processes of a DataLoader read ahead by themselves. They must not be forked by a thread
         # while another one computes, whose locks they would hold for ever.
         if not self.order.has_processes:

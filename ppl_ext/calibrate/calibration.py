@@ -142,8 +142,7 @@ class Calibration:
             matplotlib is not installed.
         """
         names = list(self.ranks if sites is None else sites)
-        unknown = [name for name in names if name not in self.ranks]
-        if unknown:
+        if unknown := [name for name in names if name not in self.ranks]:
             raise ArgumentError(f"Expected some of the sites {list(self.ranks)}, found {unknown}.")
         panels = np.atleast_1d(_panels(len(names)) if axes is None else axes).ravel()
         if len(panels) < len(names):

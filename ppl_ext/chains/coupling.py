@@ -11,6 +11,7 @@ starts come to. A part of the posterior that no start and no jump reaches is not
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,8 +66,7 @@ class Coupled:
         last : int
             Transitions that were made.
         """
-        apart = int(np.isinf(times).sum())
-        if apart:
+        if apart := int(np.isinf(times).sum()):
             return cls(len(times), apart, transitions, last)
         bound = upper_bound(times, lag, transitions)
         return cls(len(times), 0, transitions, int(times.max()) - lag, bound)
@@ -194,13 +194,11 @@ class Pairs:
         has_budget : callable
             Whether there may be another transition.
         """
-        try:
+        with suppress(SpentError):
             if self._chains is None:
                 self._begin()
             while len(self._apart) and self._made < 2 * transitions + 1 and has_budget():
                 self._move()
-        except SpentError:
-            pass
         slowest = self._times.max() - 1.0
         return Coupled.of(self._times, 1, int(min(transitions, slowest)), self._made)
 

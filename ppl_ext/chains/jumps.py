@@ -109,8 +109,7 @@ def jumps_from(
         # The few that are slow go on with draws of their own.
         shape = (MOST_TRANSITIONS - made, int(apart.sum()))
         _, ratios = drawn_from(proposal, math.prod(shape), evaluate, generator, symmetry)
-        fresh = ratios.reshape(shape)
-        proposed = np.concatenate([proposed[:, apart], fresh])
+        proposed = np.concatenate([proposed[:, apart], ratios.reshape(shape)])
         further = np.log(generator.uniform(size=shape))
         uniforms = np.concatenate([uniforms[:, apart], further])
         times[apart] = meetings(first[apart], second[apart], proposed, uniforms, LAG)

@@ -581,8 +581,7 @@ def _improve(kernel: Kernel, drawn: Float[np.ndarray, "N M D"]) -> bool:
     nearest = kernel.proposal.nearest(flat)
     modes, fair = list(kernel.proposal.modes), True
     for number in range(len(modes)):
-        own = flat[nearest == number]
-        found = _whitened(kernel.factors[number], own)
+        found = _whitened(kernel.factors[number], flat[nearest == number])
         if found is None:
             continue
         fair = False

@@ -26,16 +26,7 @@ from ppl_ext.fit.ladder.climbed import staged, told_of_bounds
 from ppl_ext.fit.ladder.modes import OF_MODE
 from ppl_ext.fit.problem.observed import Observed
 from ppl_ext.fit.problem.problem import Meter, Positions, Problem, timed
-from ppl_ext.fit.verdict import facts, levels, policy
-from ppl_ext.fit.verdict.comparison import (
-    MORE_DRAWS,
-    Columns,
-    Comparison,
-    column_values,
-    compared,
-    flat_columns,
-    with_further,
-)
+from ppl_ext.fit.verdict import comparison, facts, levels, policy
 from ppl_ext.fit.verdict.verdict import SiteFigures, Stage, Verdict
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.start.paths import Evaluate, SpentError
@@ -319,8 +310,7 @@ def _heard(
         if positions is None:
             positions = program.unconstrain(source.draws)
         finite = np.isfinite(positions).all(1)
-        outside = _outside(program, source, positions)
-        if outside:
+        if outside := _outside(program, source, positions):
             hearing.against.append(outside)
             return hearing.verdict(sites)
         # The witnesses of the density take draws for independent ones, so that no more are taken
@@ -336,7 +326,7 @@ def _heard(
         few = f"The draws are worth {worth:.0f} independent ones, in '{worst}': too few to tell."
         if not is_chain:
             few = f"{len(rows):,} draws are too few to tell: {LEAST_DRAWS} are the least."
-            few = f"{few} {MORE_DRAWS}"
+            few = f"{few} {comparison.MORE_DRAWS}"
         return hearing.verdict(sites, few)
     with hearing.stage("drift"):
         # Identities alone refuse nothing: the density may have jumps, at which right draws break
@@ -426,19 +416,21 @@ def _outside(program: Program, source: Source, positions: Positions) -> str:
     )
 
 
-def _columns(program: Program, source: Source) -> Columns:
-    columns = _varying(program, flat_columns(source.draws, program.shapes(), source.chains))
+def _columns(program: Program, source: Source) -> comparison.Columns:
+    columns = _varying(
+        program, comparison.flat_columns(source.draws, program.shapes(), source.chains)
+    )
     return replace(columns, is_spread=source.kind == "particles")
 
 
 def _fixed_by_supports(program: Program) -> Bool[np.ndarray, " K"]:
     """Entries that are the same wherever the program's positions lie."""
     values = program.written.numbers(points_around(program.written.dim))
-    found = flat_columns(values, program.shapes()).values
+    found = comparison.flat_columns(values, program.shapes()).values
     return (np.abs(found - found[0]) <= SHARE_OFF * OFF).all(0)
 
 
-def _varying(program: Program, columns: Columns) -> Columns:
+def _varying(program: Program, columns: comparison.Columns) -> comparison.Columns:
     """Columns without those that a support fixes."""
     if program.fixed is None:
         return columns
@@ -447,7 +439,7 @@ def _varying(program: Program, columns: Columns) -> Columns:
     return replace(columns, names=names, sites=sites, values=columns.values[:, kept])
 
 
-def _own_chains(columns: Columns, source: Source) -> OwnChains:
+def _own_chains(columns: comparison.Columns, source: Source) -> OwnChains:
     split = in_chains(columns.values, columns.chains)
     return own_chains(split, columns.names, source.divergent, source.energy)
 
@@ -552,12 +544,14 @@ def _rows(finite: Float[np.ndarray, " S"], dim: int, worth: float) -> Float[np.n
     return finite[np.linspace(0, len(finite) - 1, most).astype(int)] if most else finite[:0]
 
 
-def _by_site(columns: Columns, numbers: Float[np.ndarray, " K"]) -> dict[str, SiteFigures]:
+def _by_site(
+    columns: comparison.Columns, numbers: Float[np.ndarray, " K"]
+) -> dict[str, SiteFigures]:
     found = {}
     for site in dict.fromkeys(columns.sites):
         rows = [k for k, name in enumerate(columns.sites) if name == site]
         least = float(min(numbers[rows]))
-        values = column_values(columns, rows, numbers, {})
+        values = comparison.column_values(columns, rows, numbers, {})
         found[site] = SiteFigures(least, least, float("nan"), size=len(rows), values=values)
     return found
 
@@ -700,7 +694,7 @@ def _compared(
     witness: _Witness,
     reference: Fit,
     program: Program,
-) -> tuple[Comparison, Comparison]:
+) -> tuple[comparison.Comparison, comparison.Comparison]:
     """Sites' values and coordinates, and the log density, beside those of the reference.
 
     Labels that can be exchanged are put in order in both.
@@ -714,7 +708,7 @@ def _compared(
     positions = source.positions
     if positions is None or labels is not None:
         positions = program.unconstrain(draws)
-    theirs = _varying(program, flat_columns(reference_draws, program.shapes(), chains))
+    theirs = _varying(program, comparison.flat_columns(reference_draws, program.shapes(), chains))
     of_theirs = program.unconstrain(reference_draws)
     # A coordinate that is a site's value would be compared twice, and take a share of the level.
     new = [
@@ -727,8 +721,8 @@ def _compared(
     rows = [k for k, _ in new]
     names = [f"unconstrained {program.names[k]}" for k in rows]
     sites = [site for _, site in new]
-    own = with_further(columns, names, sites, positions[:, rows])
-    theirs = with_further(theirs, names, sites, of_theirs[:, rows])
+    own = comparison.with_further(columns, names, sites, positions[:, rows])
+    theirs = comparison.with_further(theirs, names, sites, of_theirs[:, rows])
     spread = in_chains(of_theirs, chains)
     step = max(1, len(spread) * chains // SCORES)
     # Every so many draws of each chain, one chain after the other as columns have them.
@@ -738,9 +732,9 @@ def _compared(
     # draw must not end the comparison of the others.
     least = np.min(values, where=np.isfinite(values), initial=np.inf)
     finite = np.isfinite(witness.values)
-    densities = compared(
-        Columns(["log density"], [""], witness.values[finite][:, None]),
-        Columns(
+    densities = comparison.compared(
+        comparison.Columns(["log density"], [""], witness.values[finite][:, None]),
+        comparison.Columns(
             ["log density"],
             [""],
             np.where(np.isfinite(values), values, least)[:, None],
@@ -748,7 +742,7 @@ def _compared(
         ),
         program.written.dim,
     )
-    return compared(own, theirs, program.written.dim), densities
+    return comparison.compared(own, theirs, program.written.dim), densities
 
 
 def _ordered(labels: Symmetry, draws: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -770,7 +764,7 @@ def _sites_of(program: Program) -> list[str]:
 
 
 def _is_written(
-    k: int, site: str, program: Program, columns: Columns, positions: Positions
+    k: int, site: str, program: Program, columns: comparison.Columns, positions: Positions
 ) -> bool:
     """Whether a coordinate is one of the site's values, which are compared anyway."""
     own = [j for j, name in enumerate(columns.sites) if name == site]
@@ -781,7 +775,7 @@ def _is_written(
 
 
 def _agreed(
-    found: tuple[Comparison, Comparison],
+    found: tuple[comparison.Comparison, comparison.Comparison],
     witness: _Witness,
     hearing: _Hearing,
     cost: Sequence[Stage],

@@ -120,8 +120,7 @@ def source_of(found: Any, of_host: Callable[[Any], Source | None]) -> Source:
         engine = found.ran.engine
         # NumPyro's result holds the state, which its engine does not; Pyro's engine holds its own.
         found = (engine, found) if isinstance(found, tuple) else engine
-    known = of_host(found)
-    if known is not None:
+    if (known := of_host(found)) is not None:
         return known
     try:
         draws = found.get_samples()

@@ -224,12 +224,11 @@ class FisherRoots(abc.ABC):
         """The root registered for a class, None when there is none."""
         return self.roots.get(distribution)
 
-    def known_root(self, output: Any, tangents: Parameters) -> Any:
-        """Root of a site's Fisher information, from changes of its parameters; None if unknown."""
-        root = self.root_for(output.distribution)
-        if root is not None:
+    def known_root(self, output: Any, tangents: Parameters, otherwise: Callable[[], Any]) -> Any:
+        """Root of a site's Fisher information, where known, from changes of its parameters."""
+        if (root := self.root_for(output.distribution)) is not None:
             return root(output.parameters, tangents)
-        return None if output.base is None else self.zero_inflated(output, tangents)
+        return otherwise() if output.base is None else self.zero_inflated(output, tangents)
 
     def needs_draws(self, output: Any) -> bool:
         """Whether a site's Fisher information is made of values drawn from its distribution."""

@@ -164,8 +164,7 @@ def sites_with_curvature(options: GaussNewton, sites: Collection[str]) -> tuple[
     """The latent sites that are to have curvature, by default all of them."""
     if options.sites is None:
         return tuple(sites)
-    unknown = [name for name in options.sites if name not in sites]
-    if unknown:
+    if unknown := [name for name in options.sites if name not in sites]:
         raise ArgumentError(
             f"Expected sites among the latent sites {list(sites)}, found {unknown}."
         )

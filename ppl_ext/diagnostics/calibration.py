@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ppl_ext.diagnostics.predictive_data import (
-    draws_first,
-    is_classification,
-    mixture_probabilities,
-    observed_classes,
-    require_observed,
-)
+from ppl_ext.diagnostics import predictive_data
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice, check_count, is_count
 
@@ -84,10 +78,10 @@ def calibration_curve(
     >>> print(curve["confidence"].values[1].round(2))  # what was predicted
     0.73
     """
-    require_observed(predictive, "calibration")
+    predictive_data.require_observed(predictive, "calibration")
     check_count("num_bins", num_bins, 2)
     check_choice("binning", binning, BINNINGS)
-    if not is_classification(predictive):
+    if not predictive_data.is_classification(predictive):
         if label is not None:
             raise ArgumentError("Expected no label for predicted numbers. Leave label out.")
         return _interval_curve(predictive, num_bins)
@@ -118,9 +112,9 @@ def calibration_curve(
 
 def _confidence(predictive: Dataset, label: int | None) -> tuple[Array, Array]:
     """Predicted probability of an event for each row, and whether it happened, as 0 or 1."""
-    probabilities = mixture_probabilities(predictive)
+    probabilities = predictive_data.mixture_probabilities(predictive)
     probabilities = probabilities.reshape(-1, probabilities.shape[-1])
-    classes = observed_classes(predictive).ravel()
+    classes = predictive_data.observed_classes(predictive).ravel()
     if label is None:
         return probabilities.max(1), (probabilities.argmax(1) == classes).astype(np.float64)
     number = probabilities.shape[1]
@@ -139,7 +133,7 @@ def _interval_curve(predictive: Dataset, num_bins: int) -> Dataset:
             "continuous site with one, such as a Normal."
         )
     # The mixture's distribution function is the mean of the draws' own.
-    transform = draws_first(predictive, "cdf").mean(0, dtype=np.float64)
+    transform = predictive_data.draws_first(predictive, "cdf").mean(0, dtype=np.float64)
     levels = np.linspace(0.0, 1.0, num_bins + 1)[1:-1]
     # Inside the central interval of probability p: (1 - p) / 2 <= F(y) <= (1 + p) / 2.
     needed = np.abs(2.0 * transform.ravel() - 1.0)

@@ -63,7 +63,7 @@ def target_of_engine(
 
     With ``passes`` its sweeps pass over a loader.
     """
-    check_arguments(args, kwargs)
+    checked_arguments(args, kwargs)
     if model is not None:
         raise ArgumentError(
             f"Expected no model with {type(engine).__name__}, which has one. Leave model out."
@@ -109,8 +109,8 @@ def chunk_sizes(num: int, dim: int, draw_chunk: int | None) -> list[int]:
     return [size] * whole + [tail] * (tail > 0)
 
 
-def check_arguments(args: Any, kwargs: Any) -> None:
-    """See that the model's arguments come as a tuple and a mapping.
+def checked_arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The model's arguments, seen to come as a tuple and a mapping, or as None for none.
 
     Raises
     ------
@@ -127,6 +127,7 @@ def check_arguments(args: Any, kwargs: Any) -> None:
             f"Expected kwargs to be a mapping from names to arguments, found "
             f"{type(kwargs).__name__}."
         )
+    return tuple(args or ()), dict(kwargs or {})
 
 
 def check_temperature(of_target: float, temperature: float | None) -> float:
@@ -169,8 +170,7 @@ def sites_of_guide(names: Sequence[str], drawn: Mapping[str, Any]) -> dict[str, 
     ArgumentError
         It does not draw all of them.
     """
-    missing = [name for name in names if name not in drawn]
-    if missing:
+    if missing := [name for name in names if name not in drawn]:
         raise ArgumentError(
             f"Expected a guide that draws every latent site of the model, found none of "
             f"{missing} among {sorted(drawn)}. Pass the guide that was fitted with this model."

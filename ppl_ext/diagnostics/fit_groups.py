@@ -90,8 +90,7 @@ def _remembered(
     """The arguments of a model: those that are given, or else those that a fit or engine knows."""
     if args or kwargs or batches is not None:
         return args, kwargs, batches
-    views = getattr(fit, "views", None)
-    if views is not None:
+    if (views := getattr(fit, "views", None)) is not None:
         return views.args, views.kwargs, views.batches
     data = getattr(fit, "data", None)
     return (args, kwargs, None) if data is None else (data.args, data.kwargs, None)
@@ -363,11 +362,9 @@ def fit_attributes(engine: Any, package: str, host: str, distribution: str) -> d
         "engine": type(engine).__name__,
         "sample_kind": kind,
     }
-    hook = getattr(engine, "arviz_attributes", None)
-    if hook is not None:
+    if (hook := getattr(engine, "arviz_attributes", None)) is not None:
         attributes.update(hook())
-    note = _NOTES.get(str(attributes["sample_kind"]))
-    if note is not None:
+    if (note := _NOTES.get(str(attributes["sample_kind"]))) is not None:
         attributes.setdefault("sample_note", note)
     return attributes
 

@@ -9,11 +9,13 @@ groups.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,11 @@ DRAW_GROUPS = (
 #: Groups that ArviZ's schema does not have.
 _CUSTOM = ("optimization", "prior_sbc")
 _CONSTANTS = "constant_data"
+#: Dimensions before those of a variable.
+_LEAD: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(DRAW_GROUPS, ("chain", "draw")),
+    "optimization": ("step",),
+}
 
 _RESERVED = ("chain", "draw", "step")
 
@@ -184,34 +191,17 @@ def inference_data(
     groups: Mapping[str, Mapping[str, Variable]],
     plate_sizes: Mapping[str, int],
     *,
-    dims: Mapping[str, Sequence[str]] | None = None,
-    coords: Mapping[str, Sequence[Any]] | None = None,
     attributes: Mapping[str, Any] | None = None,
-    num_chains: int = 1,
-    sites: Collection[str] = (),
-    draws_of: Mapping[str, Sequence[int] | NDArray[np.int64]] | None = None,
+    **options: Any,
 ) -> Any:
     """Build an ``InferenceData`` (ArviZ 0.23) or a ``DataTree`` (ArviZ 1).
 
     Parameters
     ----------
-    groups : mapping of group to mapping of name to Variable
-        Empty groups are left out.
-    plate_sizes : mapping of str to int
-        Plates that become dimensions.
-    dims : mapping of str to sequence of str, optional
-        Dimension names of a variable, without chain and draw, in place of those found.
-    coords : mapping of str to sequence, optional
-        Labels along a dimension. Default: 0, 1, 2, ... Those of dimensions that are not there are
-        left alone, as ArviZ's own converters do: one mapping serves several models.
+    groups, plate_sizes, **options
+        As in :func:`named_groups`.
     attributes : mapping, optional
         Attributes of the whole and of every group.
-    num_chains : int
-        Chains that the draws are of, one after another.
-    sites : collection of str
-        Of the model, whose names may be among ``dims`` where no group has them.
-    draws_of : mapping of str to sequence of int, optional
-        By group the draws of each chain that it has, where these are not all.
 
     Raises
     ------
@@ -222,15 +212,7 @@ def inference_data(
     import arviz
     import xarray
 
-    named, safe = named_groups(
-        groups,
-        plate_sizes,
-        dims=dims,
-        coords=coords,
-        num_chains=num_chains,
-        sites=sites,
-        draws_of=draws_of,
-    )
+    named, safe = named_groups(groups, plate_sizes, **options)
     attributes = {key: _attribute(value) for key, value in (attributes or {}).items()}
     if safe.changed:
         attributes["renamed"] = json.dumps(safe.changed, sort_keys=True)
@@ -241,8 +223,7 @@ def inference_data(
     if int(arviz.__version__.split(".")[0]) < 1:
         standard: Any = {name: value for name, value in datasets.items() if name not in _CUSTOM}
         result = arviz.InferenceData(attrs=dict(attributes), **standard)
-        custom = {name: value for name, value in datasets.items() if name in _CUSTOM}
-        if custom:
+        if custom := {name: value for name, value in datasets.items() if name in _CUSTOM}:
             result.add_groups(custom, warn_on_custom_groups=False)
         return result
     tree = xarray.DataTree.from_dict({f"/{name}": value for name, value in datasets.items()})
@@ -258,11 +239,27 @@ def named_groups(
     coords: Mapping[str, Sequence[Any]] | None = None,
     num_chains: int = 1,
     sites: Collection[str] = (),
-    draws_of: Mapping[str, Sequence[int] | NDArray[np.int64]] | None = None,
+    draws_of: Mapping[str, Sequence[int] | NDArray[np.int64]] = MappingProxyType({}),
 ) -> tuple[dict[str, NamedGroup], SafeNames]:
     """Arrays of each group with the names of their axes, and the labels along these.
 
-    See :func:`inference_data`.
+    Parameters
+    ----------
+    groups : mapping of group to mapping of name to Variable
+        Empty groups are left out.
+    plate_sizes : mapping of str to int
+        Plates that become dimensions.
+    dims : mapping of str to sequence of str, optional
+        Dimension names of a variable, without chain and draw, in place of those found.
+    coords : mapping of str to sequence, optional
+        Labels along a dimension. Default: 0, 1, 2, ... Those of dimensions that are not there are
+        left alone, as ArviZ's own converters do: one mapping serves several models.
+    num_chains : int
+        Chains that the draws are of, one after another.
+    sites : collection of str
+        Of the model, whose names may be among ``dims`` where no group has them.
+    draws_of : mapping of str to sequence of int, optional
+        By group the draws of each chain that it has, where these are not all.
 
     Raises
     ------
@@ -274,9 +271,7 @@ def named_groups(
     safe = SafeNames()
     every_name = [name for variables in groups.values() for name in variables]
     axes_of = {group: _named_axes(variables) for group, variables in groups.items()}
-    every_axis = list(
-        dict.fromkeys([*plate_sizes, *(n for axes in axes_of.values() for n in axes)])
-    )
+    every_axis = dict.fromkeys([*plate_sizes, *itertools.chain(*axes_of.values())])
     # Before any name is changed, so that a changed one cannot take that of another site.
     safe.reserve([*every_name, *every_axis])
     for name in every_name:
@@ -294,11 +289,9 @@ def named_groups(
     dims, coords = by_name("dims", dims), by_name("coords", coords)
     wanted_dims = {safe(name): listed("dims", name, given) for name, given in dims.items()}
     wanted_coords = {
-        axis_of.get(name, name): listed("coords", name, axis)
-        for name, axis in (coords or {}).items()
+        axis_of.get(name, name): listed("coords", name, axis) for name, axis in coords.items()
     }
-    unknown = [name for name in dims if name not in every_name and name not in sites]
-    if unknown:
+    if unknown := [name for name in dims if name not in every_name and name not in sites]:
         raise ArgumentError(
             f"dims names {unknown}, which are no variables. Expected some of "
             f"{sorted({*every_name, *sites})}."
@@ -310,15 +303,12 @@ def named_groups(
         lengths: dict[str, int] = {}
         for name, variable in variables.items():
             label, values = safe(name), _storable(variable.values)
-            lead: tuple[str, ...]
+            lead = _LEAD.get(group, ())
             if group in DRAW_GROUPS:
-                lead, shape = ("chain", "draw"), values.shape[1:]
                 # Not -1, which is any number where a site is of length zero.
-                values = values.reshape((num_chains, len(values) // num_chains, *shape))
-            elif group == "optimization":
-                lead, shape = ("step",), values.shape[1:]
-            else:
-                lead, shape = (), values.shape
+                each = len(values) // num_chains
+                values = values.reshape((num_chains, each, *values.shape[1:]))
+            shape = values.shape[len(lead) :]
             own = variable.dims
             if group == _CONSTANTS:
                 own = tuple(None if each in variables else each for each in own)
@@ -331,17 +321,15 @@ def named_groups(
                         f"{lengths[axis]} and, of '{label}', {length}. Give axes of different "
                         "lengths different names, by dims= or in the model."
                     )
-        shared = sorted(set(lengths).intersection(arrays))
-        if shared:
+        if shared := sorted(set(lengths).intersection(arrays)):
             raise ArgumentError(
                 f"Expected dimensions with names that no variable of group {group} has, found "
                 f"{shared}. Give them other names by dims=."
             )
-        labels = {}
+        labels = {axis: np.arange(length) for axis, length in lengths.items()}
+        if group in draws_of:
+            labels["draw"] = np.asarray(draws_of[group])
         for axis, length in lengths.items():
-            labels[axis] = np.arange(length)
-            if axis == "draw" and group in (draws_of or {}):
-                labels[axis] = np.asarray((draws_of or {})[group])
             if axis in wanted_coords:
                 labels[axis] = np.asarray(wanted_coords[axis])
                 if len(labels[axis]) != length:

@@ -81,8 +81,7 @@ def table(
     ends = 0.5 * (1.0 - probability), 0.5 * (1.0 + probability)
     values, labels = numbers
     chosen = list(values) if sites is None else [sites] if isinstance(sites, str) else list(sites)
-    unknown = [name for name in chosen if name not in values]
-    if unknown:
+    if unknown := [name for name in chosen if name not in values]:
         raise ArgumentError(f"Expected some of the sites {list(values)}, found {unknown}.")
     names, rows = [], []
     for name in chosen:

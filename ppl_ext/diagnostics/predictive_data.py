@@ -119,8 +119,7 @@ def check_return_sites(names: Collection[str] | None, sites: Collection[str]) ->
             "Expected return_sites as a list of names, found one name. Write "
             f"return_sites=[{names!r}]."
         )
-    unknown = [name for name in names or () if name not in sites]
-    if unknown:
+    if unknown := [name for name in names or () if name not in sites]:
         raise ArgumentError(f"Expected return_sites of {sorted(sites)}, found {unknown}.")
 
 
@@ -352,8 +351,7 @@ def _alongside(
     if return_sites is None:
         others = {*unknown, *NAMES}
         return {n: v for n, v in found.items() if n not in others and is_value(replayed.sites[n])}
-    made = sorted(unknown.intersection(return_sites))
-    if made:
+    if made := sorted(unknown.intersection(return_sites)):
         raise ArgumentError(
             f"Expected return_sites that do not depend on values to be predicted, found {made}. "
             "New values, and what is computed from them, are those of fit.predict(*args)."

@@ -8,15 +8,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
+from ppl_ext.diagnostics import predictive_data
 from ppl_ext.diagnostics.calibration import NUM_BINS, calibration_curve, calibration_error
-from ppl_ext.diagnostics.predictive_data import (
-    is_classification,
-    mixture_log_likelihood,
-    mixture_mean,
-    mixture_probabilities,
-    observed_classes,
-    require_observed,
-)
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -71,13 +64,13 @@ def predictive_metrics(
     """
     import xarray
 
-    classes = is_classification(predictive)
-    require_observed(predictive, "predictive metrics")
-    figures = {"log_likelihood": float(mixture_log_likelihood(predictive).mean())}
+    classes = predictive_data.is_classification(predictive)
+    predictive_data.require_observed(predictive, "predictive metrics")
+    figures = {"log_likelihood": float(predictive_data.mixture_log_likelihood(predictive).mean())}
     if classes:
         figures |= _of_classes(predictive)
     else:
-        error = mixture_mean(predictive) - np.asarray(predictive["observed"].values)
+        error = predictive_data.mixture_mean(predictive) - np.asarray(predictive["observed"].values)
         figures["rmse"] = float(np.sqrt(np.square(error).mean()))
     if classes or "cdf" in predictive:
         curve = calibration_curve(predictive, num_bins=num_bins, binning=binning)
@@ -87,10 +80,10 @@ def predictive_metrics(
 
 
 def _of_classes(predictive: Dataset) -> dict[str, float]:
-    probabilities = mixture_probabilities(predictive)
+    probabilities = predictive_data.mixture_probabilities(predictive)
     number = probabilities.shape[-1]
     probabilities = probabilities.reshape(-1, number)
-    labels = observed_classes(predictive).ravel()
+    labels = predictive_data.observed_classes(predictive).ravel()
     distance = np.square(probabilities - np.eye(number)[labels]).sum(1)
     areas = []
     # Of two classes both areas are the same.

@@ -132,6 +132,21 @@ class SiteDescription:
             )
         return (*self.plates[:first], *names, *self.plates[first + len(names) :])
 
+    def with_rows(self, sizes: Mapping[str, int]) -> SiteDescription:
+        """The same with so many rows of some plates."""
+        marginal = self.marginal_shape
+        return replace(
+            self,
+            shape=with_rows(self.shape, self.plates, sizes),
+            batch_shape=with_rows(self.batch_shape, self.batch_plates, sizes),
+            marginal_shape=marginal and with_rows(marginal, self.marginal_plates, sizes),
+        )
+
+
+def with_rows(shape: Shape, plates: Plates, sizes: Mapping[str, int]) -> Shape:
+    """A shape with so many rows of some plates."""
+    return tuple(sizes.get(name or "", n) for n, name in zip(shape, plates, strict=True))
+
 
 @dataclass(frozen=True)
 class Replay:
@@ -207,20 +222,7 @@ def joined(replays: Sequence[Replay], plates: Mapping[str, int]) -> Replay:
             found[name] = array if axis is None else np.concatenate(parts, axis=lead + axis)
         return found
 
-    def whole(shape: Shape, names: Plates) -> Shape:
-        return tuple(plates.get(name or "", n) for n, name in zip(shape, names, strict=True))
-
-    sites = {
-        name: replace(
-            site,
-            shape=whole(site.shape, site.plates),
-            batch_shape=whole(site.batch_shape, site.batch_plates),
-            marginal_shape=None
-            if site.marginal_shape is None
-            else whole(site.marginal_shape, site.marginal_plates),
-        )
-        for name, site in first.sites.items()
-    }
+    sites = {name: site.with_rows(plates) for name, site in first.sites.items()}
     whole_groups: dict[str, Any] = {group: together(group) for group in (*OF_DRAWS, "observed")}
     sizes = {**first.plate_sizes, **plates}
     return replace(first, sites=sites, plate_sizes=sizes, **whole_groups)
@@ -350,25 +352,18 @@ def describe_sites(
                 sites[name].batch_plates[axis] = plate
 
     sizes = {name: plate.size for name, plate in plates.items()}
-
-    def full(shape: Shape, names: Sequence[str | None]) -> Shape:
-        pairs = zip(shape, names, strict=True)
-        return tuple(length if name is None else sizes.get(name, length) for length, name in pairs)
-
     found = {
         name: SiteDescription(
             name,
             site.kind,
-            full(site.shape, site.plates),
+            site.shape,
             tuple(site.plates),
-            full(site.batch_shape, site.batch_plates),
+            site.batch_shape,
             tuple(site.batch_plates),
-            None
-            if site.marginal_shape is None
-            else full(site.marginal_shape, site.marginal_plates),
+            site.marginal_shape,
             tuple(site.marginal_plates),
             site.event_dims,
-        )
+        ).with_rows(sizes)
         for name, site in sites.items()
     }
     for name, each in computed.items():
@@ -497,8 +492,7 @@ def check_draws(names: Sequence[str], draws: Mapping[str, Any]) -> None:
     ArgumentError
         A site has none, or another number.
     """
-    missing = [name for name in names if name not in draws]
-    if missing:
+    if missing := [name for name in names if name not in draws]:
         raise ArgumentError(
             f"Expected draws for every latent site, found none for {missing}. Pass the dict that "
             "get_samples returns."
@@ -726,8 +720,8 @@ class Recorder:
     apart : bool
         New observations need a run of their own: where several sites are wanted, new values of one
         change what the model computes after it.
-    per_draw : bool
-        Something is wanted that depends on the draws.
+    at_draws : set of str
+        The groups for which the model has to run at every draw.
     uncertain : set of tuple of str
         Group and name of deterministic sites outside the plates that differ between chunks of
         rows: they are right only with all rows.
@@ -754,36 +748,24 @@ class Recorder:
         }
         self.observed_sites = of_kind["observed"]
         self.computed_sites = of_kind["computed"]
+        self.discrete_sites = of_kind["discrete"]
         values = of_kind["deterministic"] + of_kind["computed"]
         self.deterministic_sites = values if "deterministic" in self.groups else []
         self.alongside_sites = values if "alongside" in self.groups else []
-        self.discrete_sites = of_kind["discrete"]
         names = list(sites)
         first = min((names.index(site.name) for site in self.observed_sites), default=len(names))
         self.apart = len(self.observed_sites) > 1 or any(
             names.index(site.name) > first for site in self.alongside_sites
         )
-        at_draws = self.deterministic_sites + self.alongside_sites
-        at_draws += self.discrete_sites if "discrete" in groups else []
-        self.per_draw = bool(at_draws) or bool(
-            self.observed_sites and {"predictive", "log_likelihood", "prediction"} & self.groups
-        )
-        self.per_draw |= "log_prior" in groups
-        self.per_draw |= bool(self.computed_sites) and "log_likelihood" in groups
+        self.at_draws = set(self.groups) & {
+            "log_prior",
+            *(("deterministic", "alongside") if values else ()),
+            *(("discrete",) if self.discrete_sites else ()),
+            *(("predictive", "prediction") if self.observed_sites else ()),
+            *(("log_likelihood",) if self.observed_sites or self.computed_sites else ()),
+        }
         self.uncertain: set[tuple[str, str]] = set()
         self.outside: dict[str, Array] = {}
-
-    @property
-    def at_draws(self) -> set[str]:
-        """The groups for which the model has to run at every draw."""
-        if not self.per_draw:
-            return set()
-        empty = {"observed"}
-        empty |= set() if self.deterministic_sites else {"deterministic"}
-        empty |= set() if self.alongside_sites else {"alongside"}
-        empty |= set() if self.discrete_sites else {"discrete"}
-        empty |= set() if self.observed_sites else {"predictive", "prediction"}
-        return set(self.groups - empty)
 
     def without_kept(self, observed: Iterable[str]) -> list[str]:
         """Of observed sites those that get new values: those without observations, or else all.

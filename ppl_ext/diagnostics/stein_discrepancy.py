@@ -271,8 +271,7 @@ def stein_discrepancy(
     num, dim = positions.shape
     check_options(statistic, metric, scale, block, num, dim, null)
     for name, values in (("positions", positions), ("scores", scores)):
-        broken = num - int(np.isfinite(values).all(1).sum())
-        if broken:
+        if broken := num - int(np.isfinite(values).all(1).sum()):
             raise ArgumentError(
                 f"Expected finite {name}, found {broken} of {num} points where they are not. Look "
                 "for NaN in the fit and in the data."
@@ -281,8 +280,7 @@ def stein_discrepancy(
     positions = positions - positions.mean(0)
     if metric is not None:
         scales = positions.std(0, ddof=1) if isinstance(metric, str) else as_float64(metric)
-        still = int((scales == 0).sum())
-        if still:
+        if still := int((scales == 0).sum()):
             raise ArgumentError(
                 "Expected draws that vary in every coordinate for metric='whitened', found "
                 f"{still} of {dim} coordinates that do not. Pass metric=None, or the scales of the "

@@ -45,17 +45,11 @@ def kept_draws(
         What a replay computes.
     num_draws, num_chains : int
     """
-
-    def numbers(shape: tuple[int, ...], plates: tuple[str | None, ...]) -> int:
-        pairs = zip(shape, plates, strict=False)
-        return math.prod(rows.get(plate or "", length) for length, plate in pairs)
-
-    observed = [site for site in sites.values() if site.kind in ("observed", "marginal")]
+    every = [site.with_rows(rows) for site in sites.values()]
+    observed = [site for site in every if site.kind in ("observed", "marginal")]
     each = {
-        "log_likelihood": sum(numbers(*site.likelihood) for site in observed),
-        "predictive": sum(
-            numbers(site.shape, site.plates) for site in observed if site.kind == "observed"
-        ),
+        "log_likelihood": sum(math.prod(site.likelihood[0]) for site in observed),
+        "predictive": sum(math.prod(site.shape) for site in observed if site.kind == "observed"),
     }
     most = max((each[name] for name in each.keys() & wanted), default=0)
     if not is_much(num_draws, most):

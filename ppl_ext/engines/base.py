@@ -161,8 +161,7 @@ class EngineShell:
 
     def __repr__(self) -> str:
         shown = [f"{name}={describe(value)}" for name, value in options_of(self).items()]
-        bound = getattr(self, "_bound", None)  # not there while options are being checked
-        if bound is not None:
+        if (bound := getattr(self, "_bound", None)) is not None:
             shown.append(f"plan={bound.plan!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
 

@@ -655,8 +655,7 @@ def _by_rows(
     """Stein's identities by a sample of very many rows."""
     sampled = sampled_identities(z, parts, rows.number, run.names, (MEAN, VARIANCE))
     if sampled is None:
-        reason = "Scores at the draws are not finite."
-        return replace(found, reasons=(reason,))
+        return replace(found, reasons=("Scores at the draws are not finite.",))
     found = replace(found, stein=sampled.stein)
     if sampled.is_off:
         return replace(found, reasons=(sampled.told,))

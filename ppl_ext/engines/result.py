@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.diagnostics import posterior
 from ppl_ext.diagnostics.habits import OF_DRAWS, OF_SUMMARY, answers, no_attribute
-from ppl_ext.diagnostics.posterior import (
-    KINDS,
-    POSTERIOR_ALONE,
-    numbers_of,
-    picture,
-    table,
-    variable,
-)
 from ppl_ext.diagnostics.tables import Table, block, listed, paragraph
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_choice
@@ -182,10 +175,10 @@ class Looks:
         def figures(row: str, column: Float[np.ndarray, " S"]) -> Sequence[float]:
             return float(column.mean()), float(column.std()), *_UNKNOWN
 
-        return table(numbers_of(self._posterior()), sites, probability, figures)
+        return posterior.table(posterior.numbers_of(self._posterior()), sites, probability, figures)
 
     def _posterior(self) -> Any:
-        return self.to_arviz(**POSTERIOR_ALONE)["posterior"]
+        return self.to_arviz(**posterior.POSTERIOR_ALONE)["posterior"]
 
     def predict(
         self,
@@ -251,9 +244,9 @@ class Looks:
         -------
         What ArviZ returns, or axes of "history".
         """
-        check_choice("kind", kind, KINDS)
+        check_choice("kind", kind, posterior.KINDS)
         if kind != "history":
-            return picture(kind, self.to_arviz, options)
+            return posterior.picture(kind, self.to_arviz, options)
         from ppl_ext.diagnostics.plots import plt_or_error
 
         axes = options.pop("ax", None)
@@ -267,7 +260,7 @@ class Looks:
         """Draws of a site, latent or deterministic, as NumPy's array; first axis = draws."""
         if isinstance(self, tuple) and not isinstance(name, str):
             return tuple.__getitem__(self, name)
-        return variable(self._posterior(), name)
+        return posterior.variable(self._posterior(), name)
 
     def __getattr__(self, name: str) -> Any:
         sites: Sequence[str] = ()

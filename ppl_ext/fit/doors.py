@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_ext.batches.passes import Passes
+from ppl_ext.batches.passes import passes_of
 from ppl_ext.fit.fit import TARGET_ESS, Fit, fit
 from ppl_ext.fit.problem.engine import epoch_of
 from ppl_ext.fit.problem.naming import Describe, named_ways, with_names
 from ppl_ext.fit.problem.problem import Problem
-from ppl_ext.fit.problem.views import Names
+from ppl_ext.fit.problem.views import axis_names
 from ppl_ext.fit.verdict.policy import guide_for
 
 
@@ -69,17 +69,18 @@ def fit_program(
     random: tuple[np.random.Generator, int],
     asked: Asked,
     named: Named,
-    passes: Passes | None,
-    names: Names,
+    batches: Iterable[Any] | None,
+    names: tuple[Any, Any],
     describe: Describe,
     sharding: Any,
 ) -> Fit:
     """Fit a program with these arguments; see the packages' ``fit``.
 
-    ``random`` are a generator and the seed of what else is drawn, and ``describe`` tells the sites
-    of a program, against which names are held.
+    ``random`` are a generator and the seed of what else is drawn, ``names`` the arguments ``dims``
+    and ``coords``, and ``describe`` tells the sites of a program, against which names are held.
     """
-    own = partial(ways_of, engine_of=named.of_program, sharding=sharding, names=names)
+    passes, axes = passes_of(batches, call[0]), axis_names(*names)
+    own = partial(ways_of, engine_of=named.of_program, sharding=sharding, names=axes)
     ways = with_names(own, describe)
 
     def problems() -> Iterator[Problem]:

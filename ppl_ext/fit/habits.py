@@ -148,8 +148,7 @@ def engine_of(
         for each in parameters
         if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
     ]
-    missing = [name for name in needed if name not in defaults]
-    if missing:
+    if missing := [name for name in needed if name not in defaults]:
         raise ArgumentError(
             f"Expected an engine with its options, found {engine.__name__}, which needs "
             f"{', '.join(missing)}. Write engine={engine.__name__}(model, {missing[0]}=...)."

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from ppl_ext.batches.passes import passes_of
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.after.bound import check_density, way_of
 from ppl_ext.fit.after.saved import from_tree, names_from_tree
 from ppl_ext.fit.fit import Again, Fit
 from ppl_ext.fit.ladder.climbed import Climbed
 from ppl_ext.fit.problem.naming import Describe, named_ways, with_names
-from ppl_ext.fit.problem.views import NO_NAMES, Names
+from ppl_ext.fit.problem.views import axis_names
 from ppl_ext.fit.verdict.verdict import Verdict
 from ppl_ext.running import state_files
 
@@ -27,17 +27,17 @@ GENERATORS = {"PCG64": np.random.PCG64}
 def load_fit(
     path: str | os.PathLike[str],
     ways: Again | None,
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] = MappingProxyType({}),
-    passes: Any = None,
-    names: Names = NO_NAMES,
-    describe: Describe | None = None,
+    call: tuple[tuple[Any, ...], Mapping[str, Any]],
+    batches: Iterable[Any] | None,
+    given_names: tuple[Any, Any],
+    describe: Describe,
 ) -> Fit:
     """See the packages' ``load_fit``; ``ways`` to write the program, or None without one.
 
-    Names of axes are those that were saved where none are given, and ``describe`` is that of
+    Names of axes are those that were saved where none are given; they, and ``describe``, are as in
     :func:`ppl_ext.fit.doors.fit_program`.
     """
+    passes, names = passes_of(batches, call[0]), axis_names(*given_names)
     _, state = state_files.load(path, "fit", lambda array, _: array)
     with state_files.reading(path):
         verdict = Verdict.from_json(state["verdict"])
@@ -64,10 +64,8 @@ def load_fit(
     # own.
     first = np.random.default_rng(0)
     ways = partial(ways, names=names)
-    found = ways(args, kwargs, seed, first, passes=passes)
-    if describe is not None:
-        found = named_ways(found, describe, refuses=True)
-        ways = with_names(ways, describe)
+    found = named_ways(ways(*call, seed, first, passes=passes), describe, refuses=True)
+    ways = with_names(ways, describe)
     problem = way_of(found, *written, draws, entry_data)
     again = ways if passes is None else None
     with state_files.reading(path):

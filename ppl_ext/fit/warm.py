@@ -151,8 +151,7 @@ def met(ways: Iterator[Problem], source: Any) -> tuple[Any, Problem | None]:
     """
     way = next(ways)
     target = way.own
-    plates = {**target.plates, **target.batch_plates}
-    if plates:
+    if plates := {**target.plates, **target.batch_plates}:
         raise ArgumentError(
             f"Expected a model that evaluates all rows, found minibatches of plate "
             f"{', '.join(map(repr, plates))}. Chains are exact on all rows alone: leave "

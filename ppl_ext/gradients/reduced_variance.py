@@ -55,6 +55,20 @@ class _Anchored(ABC):
     def _minibatch(self) -> Any:
         return self._minibatches(self.sampling, self.own_rows)
 
+    def _by_differences(
+        self, target: Any, rows: Any, z: Any, anchor: Any, exact: Any, data: Any, *generator: Any
+    ) -> tuple[Any, Any]:
+        """s_B(z) - s_B(a) + s(a), and what draws the next rows B.
+
+        The rows are the same at both positions, so that their noise cancels near the anchor. Where
+        all rows come as batches, B is the arguments.
+        """
+        indices = None
+        if not self._batches():
+            indices, rows = self._minibatch().draw(target, rows, *generator, len(z))
+        here, there = (target.score(each, data, indices) for each in (z, anchor))
+        return corrected(here, there, Score(*exact), indices), rows
+
     @abstractmethod
     def _batches(self) -> tuple[Batch, ...] | Passes:
         """Arguments that hold all rows; none where the model looks its rows up."""
@@ -205,15 +219,14 @@ class ControlVariate(_Anchored, GradientEstimator):
         self, target: Any, state: Any, z: Any, anchor: Any, data: Any, *generator: Any
     ) -> tuple[Any, Any]:
         """The estimate by the next batch at positions and at the anchor, and the next state."""
-        indices = None
+        rows, exact = state["minibatch"], state["exact"]
         if self.batches is None:
-            indices, rows = self._minibatch().draw(target, state["minibatch"], *generator, len(z))
-            here, there = (target.score(each, data, indices) for each in (z, anchor))
+            score, rows = self._by_differences(target, rows, z, anchor, exact, data, *generator)
         else:
             given = self._given()
-            chosen, rows = given.draw(state["minibatch"], *generator, len(z))
+            chosen, rows = given.draw(rows, *generator, len(z))
             here, there = (given.score(target, chosen, each, data) for each in (z, anchor))
-        score = corrected(here, there, Score(*state["exact"]), indices)
+            score = corrected(here, there, Score(*exact), None)
         return score, {**state, "minibatch": rows}
 
     def _check_finite(self, finite: bool) -> None:
@@ -311,6 +324,22 @@ class SAGA(GradientEstimator):
     def evaluations_per_step(self, target: Any) -> float:
         """That of a minibatch; the first step's sweep is not counted."""
         return share_of_rows(target.plates)
+
+
+def changes_of_table(
+    xp: Any, gradient: Float[Any, "B P D"], known: Float[Any, "B P D"], total: Any, number: int
+) -> tuple[Float[Any, "P D"], Float[Any, "B P D"], Float[Any, "B P D"]]:
+    """Gradient of the log likelihood by rows B, their entries in the table, and how these change.
+
+    It is (N / |B|) sum_B (g_n - t_n) + sum_n t_n, with the ``known`` entries as they were before
+    this step.
+    """
+    change = gradient - known
+    likelihood = number * change.mean(0) + total
+    # A step that is not finite is skipped, and the next ones need the sum: it would never be
+    # finite again with such a gradient in it. The row keeps its entry.
+    sound = xp.isfinite(gradient)
+    return likelihood, xp.where(sound, gradient, known), xp.where(sound, change, 0.0)
 
 
 def table_shape(

@@ -117,8 +117,7 @@ def find_layers(
         ``layers`` names a site that there is not.
     """
     given = dict(layers or {})
-    unknown = sorted(set(given) - set(shapes))
-    if unknown:
+    if unknown := sorted(set(given) - set(shapes)):
         raise ArgumentError(
             f"Expected layers to be a mapping from names of latent sites to names of layers, "
             f"found {unknown} among its sites. The model has {list(shapes)}."

@@ -231,8 +231,7 @@ def check_latent(name: str, sites: Collection[str] | None, latent: Collection[st
     ArgumentError
         They are not.
     """
-    unknown = sorted(set(sites or ()) - set(latent))
-    if unknown:
+    if unknown := sorted(set(sites or ()) - set(latent)):
         raise ArgumentError(
             f"Expected the names of latent sites for {name}, found {unknown}. The model has "
             f"{sorted(latent)}."

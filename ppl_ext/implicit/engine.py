@@ -69,7 +69,7 @@ class SteinDiscrepancyVI(EngineShell):
             **super()._settings(),
         }
 
-    def _check_estimator(self, plan: Any, data: Any) -> None:
+    def _checked(self, plan: Any, data: Any) -> Any:
         """Refuse estimators that have no derivative, and warn of noise that makes a bias."""
         if plan.estimator.memory_of(data) is not None:
             raise ArgumentError(
@@ -77,3 +77,4 @@ class SteinDiscrepancyVI(EngineShell):
                 f"{type(plan.estimator).__name__}, which keeps scores. Use Full() or Minibatch()."
             )
         warn_of_squared_noise(self, plan)
+        return plan

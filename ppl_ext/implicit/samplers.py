@@ -44,6 +44,11 @@ class Network(NamedTuple):
     initial: Mapping[str, Any]
     with_values: Callable[[Mapping[str, Any]], Callable[..., Any]]
 
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any], with_values: Any) -> Network:
+        """What a package takes a module apart into."""
+        return cls({name: each.value for name, each in parameters.items()}, with_values)
+
 
 class Context(NamedTuple):
     """What draws are made of besides parameters and noise.

@@ -7,16 +7,9 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Float
 
+from ppl_ext.kernels import rules
 from ppl_ext.kernels.arrays import KernelArrays, centre
 from ppl_ext.kernels.coordinates import Coordinates
-from ppl_ext.kernels.rules import (
-    MULTIPLES,
-    check_bandwidth,
-    check_bandwidth_shape,
-    check_rule_for_products,
-    full_middle,
-    pair_middle,
-)
 
 
 class ScaledPairs(NamedTuple):
@@ -44,10 +37,10 @@ def bandwidth(arrays: KernelArrays, rule: Any, particles: Float[Any, "P D"]) -> 
         A scalar, or shape (D,) for ``"pyro"`` and for callables that return a vector. Units
         of a squared distance.
     """
-    check_bandwidth(rule)
-    if isinstance(rule, str) and rule in MULTIPLES:
+    rules.check_bandwidth(rule)
+    if isinstance(rule, str) and rule in rules.MULTIPLES:
         # Known without the distances, which take (P, P).
-        return arrays.as_array(MULTIPLES[rule] * arrays.num_coordinates(particles), particles)
+        return arrays.as_array(rules.MULTIPLES[rule] * arrays.num_coordinates(particles), particles)
     # A callable sees what it is given here; distances are taken between centred points.
     points = particles if callable(rule) else centre(particles)
     return scaled_pairs(rule, Coordinates(arrays, points)).bandwidth
@@ -57,17 +50,17 @@ def scaled_pairs(rule: Any, frame: Coordinates) -> ScaledPairs:
     """Squared distances of all pairs in units of the bandwidth, and the bandwidth."""
     arrays, centred = frame.arrays, frame.points
     products = None if frame.weighted is None else frame.inner_products()
-    if isinstance(rule, str) and rule in MULTIPLES:
-        rule = MULTIPLES[rule] * arrays.num_coordinates(centred)
+    if isinstance(rule, str) and rule in rules.MULTIPLES:
+        rule = rules.MULTIPLES[rule] * arrays.num_coordinates(centred)
     if products is not None:
-        check_rule_for_products(rule)
+        rules.check_rule_for_products(rule)
     if isinstance(rule, str) and rule != "pyro":
         squared, num = arrays.squared_distances(centred, products), len(centred)
         # One particle has no pairs, and its ratio is 0 at any bandwidth.
         if num == 1:
             return ScaledPairs(squared, arrays.as_array(1.0, squared))
         # The two middle values of the pairs, or of the full matrix with its diagonal.
-        middle = pair_middle if rule in ("median", "blackjax") else full_middle
+        middle = rules.pair_middle if rule in ("median", "blackjax") else rules.full_middle
         values = arrays.order_statistics(arrays.of_pairs(squared), middle(num))
         width = _positive(arrays, _from_middle(arrays, rule, num, *values), squared)
         return ScaledPairs(squared / width, width)
@@ -75,7 +68,7 @@ def scaled_pairs(rule: Any, frame: Coordinates) -> ScaledPairs:
         width = _coordinate_rule(arrays, centred)
     elif callable(rule):
         width = arrays.as_array(rule(centred), centred)
-        check_bandwidth_shape(tuple(width.shape), centred.shape[1])
+        rules.check_bandwidth_shape(tuple(width.shape), centred.shape[1])
     else:
         width = arrays.as_array(rule, centred)
     # A vector of bandwidths is a metric of its own, and is left to the points below.
@@ -107,7 +100,7 @@ def _coordinate_rule(arrays: KernelArrays, centred: Float[Any, "P D"]) -> Float[
     if num == 1:
         return arrays.functions.ones_like(centred[0])
     # The rule takes the lower of the two middle values of an even number of pairs.
-    lower, _ = pair_middle(num)
+    lower, _ = rules.pair_middle(num)
 
     def one(coordinate: Float[Any, " P"]) -> Any:
         squared = (coordinate[:, None] - coordinate) ** 2

@@ -46,8 +46,7 @@ def check_groups(
                     f"{described(sites)}{f' for {group!r}' if group else ''}."
                 )
     members = [site for sites in groups.values() for site in sites]
-    twice = sorted({site for site in members if members.count(site) > 1})
-    if twice:
+    if twice := sorted({site for site in members if members.count(site) > 1}):
         raise ArgumentError(f"Expected each site in one group at most, found {twice} in two.")
 
 
@@ -70,8 +69,7 @@ def coordinates_of_groups(
         )
     grouped = {site for members in groups.values() for site in members}
     alone = {site: (site,) for site in sites if site not in grouped}
-    clash = sorted(set(groups) & set(alone))
-    if clash:
+    if clash := sorted(set(groups) & set(alone)):
         raise ArgumentError(
             f"Expected names of groups that are not those of ungrouped sites, found {clash}. "
             "Name these groups otherwise, or put the sites into a group."
@@ -99,8 +97,7 @@ def check_kernels_of_groups(kernels: Collection[str], groups: Collection[str]) -
         There is not.
     """
     check_known("kernel", kernels, groups)
-    missing = sorted(set(groups) - set(kernels))
-    if missing:
+    if missing := sorted(set(groups) - set(kernels)):
         raise ArgumentError(f"Expected a kernel for each group, found none for {missing}.")
 
 
@@ -112,6 +109,5 @@ def check_known(option: str, names: Collection[str], known: Collection[str]) -> 
     ArgumentError
         It does.
     """
-    unknown = sorted(set(names) - set(known))
-    if unknown:
+    if unknown := sorted(set(names) - set(known)):
         raise ArgumentError(f"Expected {option} to name some of {sorted(known)}, found {unknown}.")

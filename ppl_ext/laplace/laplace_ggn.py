@@ -6,7 +6,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -61,8 +62,7 @@ class LaplaceShell(EngineShell):
         self.hyperparameters_every = hyperparameters_every
         self.curvature = given
         sites = () if given is None else given.sites or ()
-        shared = [name for name in self.hyperparameters if name in sites]
-        if shared:
+        if shared := [name for name in self.hyperparameters if name in sites]:
             raise ArgumentError(
                 f"Expected hyperparameters other than the sites of the curvature, found {shared} "
                 "in both."
@@ -164,14 +164,12 @@ class LaplaceShell(EngineShell):
 
     def _fit(self, mode: Any) -> tuple[Any, Any]:
         """All rows and the precision that are kept for a mode, or those of the last arguments."""
-        kept = self.plan.posterior.latest.kept
-        if kept is not None:
+        if (kept := self.plan.posterior.latest.kept) is not None:
             # A batch does not put an end to what all rows have said.
             serves = kept.data is self.data or bool(self.target.partial_plates(self.data))
             if serves and np.array_equal(kept.mode, as_numpy(mode)):
                 return kept.data, kept.precision
-        precision = self._curvature_at(mode)
-        return self.data, precision
+        return self.data, self._curvature_at(mode)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,6 +248,38 @@ class PosteriorShell(ABC):
     likelihood: Any
     held: Any
     latest: LatestPrecision = field(default_factory=LatestPrecision, kw_only=True)
+
+    #: Of the package: coordinates of some sites, the curvature of a program, and its prior's alone.
+    _coordinates: ClassVar[Any]
+    _program: ClassVar[Any]
+    _prior_of_one: ClassVar[Callable[..., Any]]
+    _algebra: ClassVar[Any]
+
+    @classmethod
+    def _parts(
+        cls,
+        target: Any,
+        data: Any,
+        options: GaussNewton | None,
+        hyperparameters: tuple[str, ...],
+        outputs: Callable[[], Mapping[str, Any]],
+    ) -> tuple[Any, Any, Any, Any]:
+        """All that is found once, in the order of the parameters above."""
+        given = options, hyperparameters
+        curvature = curvature_of_gaussian(target, *given, cls._coordinates, outputs)
+        # Once for a mode: rows of rank one are not looked for.
+        likelihood = cls._program(target, data, curvature, often=False)
+        if hyperparameters:
+            check_known_fisher(likelihood.drawn)
+        prior = partial(cls._prior_at, target, likelihood.prior)
+        held = cls._coordinates(target, hyperparameters).numbers
+        return likelihood.where, prior, likelihood, held
+
+    @classmethod
+    def _prior_at(cls, target: Any, structure: Any, position: Any, data: Any) -> Any:
+        """Curvature of the log prior at a position (D,), without what is negative."""
+        found = cls._prior_of_one(target, structure, position, data)
+        return cls._program.kind.of_prior(cls._algebra.without_negative(found)[None])
 
     @abstractmethod
     def precision_at(self, position: Any, data: Any) -> Any:
@@ -401,8 +431,7 @@ def sites_of_gaussian(
     names = target.layout.names
     sites = None if options is None else options.sites
     for label, wanted in (("sites", sites or ()), ("hyperparameters", hyperparameters)):
-        unknown = [name for name in wanted if name not in names]
-        if unknown:
+        if unknown := [name for name in wanted if name not in names]:
             raise ArgumentError(
                 f"Expected {label} among the latent sites {list(names)}, found {unknown}."
             )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
+from ppl_ext.microcanonical import tuning
 from ppl_ext.microcanonical.dynamics import (
     Evaluate,
     Point,
@@ -20,24 +21,6 @@ from ppl_ext.microcanonical.dynamics import (
     with_spare,
 )
 from ppl_ext.microcanonical.functions import Functions
-from ppl_ext.microcanonical.tuning import (
-    FIRST,
-    FIRST_STEPS,
-    HEAT,
-    HEATS,
-    LOOK,
-    MOST_SCALED,
-    TRACED,
-    Moments,
-    Noise,
-    Schedule,
-    StepLength,
-    autocorrelation_time,
-    cleared,
-    forgetful_length,
-    heat_of,
-    scaled,
-)
 
 #: Refreshes in a decoherence length, at least, where steps are short enough; and steps from one to
 #: the next, at most. Noise for each step would take as long as a gradient of a small network.
@@ -86,11 +69,11 @@ class Dynamics(NamedTuple):
     score: Float[Any, "C E"]
     log_density: Float[Any, " C"]
     spare: Float[Any, "C S"]
-    step: StepLength
+    step: tuning.StepLength
     length: Float[Any, ""]
     scale: Float[Any, " E"]
-    moments: Moments
-    noise: Noise
+    moments: tuning.Moments
+    noise: tuning.Noise
     records: Float[Any, "T C K"]
     squares: Float[Any, " C"]
     moves: Float[Any, ""]
@@ -134,7 +117,7 @@ class Microcanonical:
     step_size: float | None = None
     length: float | None = None
     noisy: bool = False
-    heat_allowed: float = HEAT
+    heat_allowed: float = tuning.HEAT
 
     @property
     def spare(self) -> int:
@@ -149,7 +132,7 @@ class Microcanonical:
     @property
     def traced(self) -> np.ndarray:
         """The coordinates that are looked at for autocorrelations."""
-        return np.unique(np.linspace(0, self.dim - 1, TRACED).round().astype(int))
+        return np.unique(np.linspace(0, self.dim - 1, tuning.TRACED).round().astype(int))
 
     def first(
         self,
@@ -171,13 +154,13 @@ class Microcanonical:
             Moves of the warm-up.
         evaluate : callable
         """
-        xp, schedule = self.functions.xp, Schedule(total)
+        xp, schedule = self.functions.xp, tuning.Schedule(total)
         own = self._own_scales
         log_density, score = self._evaluate(evaluate)(self._joined(z, spare))
         one = xp.ones_like(log_density[0])
         zero, traced = xp.zeros_like(one), z[0, self.traced]
-        value = FIRST * math.sqrt(self.whole) if self.step_size is None else self.step_size
-        length = FIRST_STEPS * value if self.length is None else self.length
+        value = tuning.FIRST * math.sqrt(self.whole) if self.step_size is None else self.step_size
+        length = tuning.FIRST_STEPS * value if self.length is None else self.length
         kept = schedule.remembered if self.step_size is None else 0
         coordinates = xp.zeros_like(noise[0]) if own else xp.zeros_like(traced)
         rows = xp.zeros_like(z[:, self.traced])
@@ -186,11 +169,11 @@ class Microcanonical:
             score=score,
             log_density=log_density,
             spare=spare,
-            step=StepLength(value * one, zero, zero),
+            step=tuning.StepLength(value * one, zero, zero),
             length=length * one,
             scale=xp.ones_like(noise[0] if own else noise[0, :1]),
-            moments=Moments(zero, coordinates, coordinates),
-            noise=Noise(
+            moments=tuning.Moments(zero, coordinates, coordinates),
+            noise=tuning.Noise(
                 zero,
                 zero,
                 zero,
@@ -256,7 +239,7 @@ class Microcanonical:
         looked: Any = 1.0
         if self.noisy:
             # Whether a move begins with a score of its own rows.
-            looks = (number < total) | (number % LOOK == 0)
+            looks = (number < total) | (number % tuning.LOOK == 0)
             looked = xp.ones_like(length) * looks
             before, dynamics = self.functions.cond(
                 looks,
@@ -268,7 +251,7 @@ class Microcanonical:
         direction, count, chances = before.direction, xp.ones_like(length), None
         if self.adjusted:
             # Until the scale is known moves are single steps, all of which are taken.
-            free = number < Schedule(total).moving
+            free = number < tuning.Schedule(total).moving
             held = 1.0 * free
             due = due | (held < 1.0)
             # Without a branch: a trajectory begins with a new direction, a single step keeps its
@@ -317,7 +300,7 @@ class Microcanonical:
             return moved._replace(squares=moved.squares + seen * seen, moves=moved.moves + looked)
 
         def tune(moved: Dynamics) -> Dynamics:
-            return self._tuned(moved, z, number, Schedule(total), error, diverged, chance)
+            return self._tuned(moved, z, number, tuning.Schedule(total), error, diverged, chance)
 
         if self.step_size is not None:
             return z, watch(moved), diverged
@@ -326,7 +309,7 @@ class Microcanonical:
     def heat(self, dynamics: Dynamics) -> Any:
         """What the noise of minibatches adds to variances, by the warm-up's last window."""
         excess = dynamics.noise.excess(self.whole, self.functions.xp)
-        return heat_of(dynamics.step.value, dynamics.length, excess, self.whole)
+        return tuning.heat_of(dynamics.step.value, dynamics.length, excess, self.whole)
 
     def _with_these_rows(
         self, before: Point, dynamics: Dynamics, number: Any, evaluate: Evaluate
@@ -343,7 +326,7 @@ class Microcanonical:
         dynamics: Dynamics,
         z: Float[Any, "C D"],
         number: Any,
-        schedule: Schedule,
+        schedule: tuning.Schedule,
         error: Float[Any, " C"],
         diverged: Bool[Any, " C"],
         chance: Float[Any, " C"],
@@ -352,19 +335,19 @@ class Microcanonical:
         cond, free = self.functions.cond, number < schedule.moving
         xp, log_density = self.functions.xp, dynamics.log_density
 
-        def by_energy() -> StepLength:
+        def by_energy() -> tuning.StepLength:
             return dynamics.step.after(
                 error, diverged, log_density, self.whole, self.variance, self.epsilon, xp
             )
 
-        def by_chance() -> StepLength:
+        def by_chance() -> tuning.StepLength:
             return dynamics.step.accepted(chance, number - schedule.moving, xp)
 
         step = cond(free, by_energy, by_chance) if self.adjusted else by_energy()
         if self.noisy:
             # Heat is proportional to ε, so that a bound on it is one on ε.
             each, allowed = self.heat(dynamics) / dynamics.step.value, math.inf
-            for end, heat in zip(schedule.windows, HEATS, strict=False):
+            for end, heat in zip(schedule.windows, tuning.HEATS, strict=False):
                 allowed = cond(number >= end, lambda heat=heat: heat, lambda other=allowed: other)
             known = xp.where(each > 0.0, each, xp.ones_like(each))
             limit = self.heat_allowed * allowed / known
@@ -377,14 +360,16 @@ class Microcanonical:
         )
 
     def _moving(
-        self, dynamics: Dynamics, z: Float[Any, "C D"], number: Any, schedule: Schedule
+        self, dynamics: Dynamics, z: Float[Any, "C D"], number: Any, schedule: tuning.Schedule
     ) -> Dynamics:
         """The scale and the length while chains travel to where the mass is."""
         xp, (first, *others) = self.functions.xp, schedule.windows
         seen = self._joined(z, dynamics.spare) if self._own_scales else z[:, self.traced]
         # While nothing is known of the scale, L follows ε.
         unknown = 1.0 * (number + 1 < first)
-        length = unknown * FIRST_STEPS * dynamics.step.value + (1.0 - unknown) * self._natural
+        length = (
+            unknown * tuning.FIRST_STEPS * dynamics.step.value + (1.0 - unknown) * self._natural
+        )
         dynamics = dynamics._replace(
             moments=dynamics.moments.after(seen), length=length * xp.ones_like(dynamics.length)
         )
@@ -399,7 +384,7 @@ class Microcanonical:
         variance = moments.variance if self._own_scales else moments.variance.mean()[None]
         # A direction lasts for L, and so does a draw.
         worth = moments.number * dynamics.step.value / dynamics.length
-        scale = scaled(old, variance, worth, xp)
+        scale = tuning.scaled(old, variance, worth, xp)
         if self.noisy and self._own_scales:
             scale = dynamics.noise.quieted(scale, old, xp)
         # So that a step stays as long in the model's own units.
@@ -408,13 +393,13 @@ class Microcanonical:
             scale=scale,
             # The score is kept in the coordinates of the scale, see ``Point``.
             score=dynamics.score * (scale / old),
-            moments=cleared(moments, xp),
-            noise=cleared(dynamics.noise, xp),
+            moments=tuning.cleared(moments, xp),
+            noise=tuning.cleared(dynamics.noise, xp),
             step=dynamics.step.rescaled(factor, xp),
         )
 
     def _remembering(
-        self, dynamics: Dynamics, z: Float[Any, "C D"], number: Any, schedule: Schedule
+        self, dynamics: Dynamics, z: Float[Any, "C D"], number: Any, schedule: tuning.Schedule
     ) -> Dynamics:
         """The length by the autocorrelations of what is kept, in coordinates that stay."""
         functions, kept = self.functions, len(dynamics.records)
@@ -445,7 +430,7 @@ class Microcanonical:
     def _forgetful(self, dynamics: Dynamics, every: Any) -> Dynamics:
         """The same with the length that the autocorrelations show."""
         xp = self.functions.xp
-        time = every * autocorrelation_time(dynamics.records, xp)
+        time = every * tuning.autocorrelation_time(dynamics.records, xp)
         if self.adjusted:
             # A trajectory through a Normal goes on as the root of the time shows.
             factor = xp.sqrt(time)
@@ -453,7 +438,7 @@ class Microcanonical:
             length = dynamics.length * xp.where(factor > 1.0, factor, xp.ones_like(factor))
         else:
             seen = every * len(dynamics.records)
-            length = forgetful_length(dynamics.step.value, time, seen, self._natural, xp)
+            length = tuning.forgetful_length(dynamics.step.value, time, seen, self._natural, xp)
         return dynamics._replace(length=length)
 
     def _as_trajectories(self, dynamics: Dynamics) -> Dynamics:
@@ -461,7 +446,7 @@ class Microcanonical:
         step = dynamics.step
         mean = self.functions.xp.log(step.value)
         return dynamics._replace(
-            length=dynamics.length * QUARTER, step=StepLength(step.value, mean, 0.0 * mean)
+            length=dynamics.length * QUARTER, step=tuning.StepLength(step.value, mean, 0.0 * mean)
         )
 
     def _averaged(self, dynamics: Dynamics) -> Dynamics:
@@ -472,7 +457,7 @@ class Microcanonical:
     @property
     def _own_scales(self) -> bool:
         """Whether each coordinate has a scale of its own."""
-        return self.whole <= MOST_SCALED and self.step_size is None
+        return self.whole <= tuning.MOST_SCALED and self.step_size is None
 
     @property
     def _natural(self) -> float:

@@ -12,16 +12,10 @@ from jaxtyping import Float, Int
 
 from ppl_ext.engines.judgement import Judgement
 from ppl_ext.errors import ArgumentError, DivergenceWarning
+from ppl_ext.microcanonical import tuning
 from ppl_ext.microcanonical.chains import Microcanonical
 from ppl_ext.microcanonical.dynamics import DIVERGED
 from ppl_ext.microcanonical.functions import Functions
-from ppl_ext.microcanonical.tuning import (
-    ACCEPTANCE,
-    DOUBTFUL_VARIANCE,
-    ENERGY_VARIANCE,
-    HEAT,
-    heat_of,
-)
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.sgmcmc.energies import Energies
 from ppl_ext.sgmcmc.heat import judged_heat
@@ -55,11 +49,11 @@ class MCLMCShell(StochasticGradientShell):
         *,
         adjusted: bool = False,
         num_steps: int = 1,
-        energy_variance: float = ENERGY_VARIANCE,
+        energy_variance: float = tuning.ENERGY_VARIANCE,
         step_size: float | None = None,
         length: float | None = None,
         estimator: Any = None,
-        heat: float = HEAT,
+        heat: float = tuning.HEAT,
         **options: Any,
     ) -> None:
         check_choice("adjusted", adjusted, (False, True))
@@ -108,7 +102,9 @@ class MCLMCShell(StochasticGradientShell):
         )
 
     def _heat(self, dynamics: Any, step_size: Any) -> Any:
-        return heat_of(step_size, dynamics.length, dynamics.scale**2, len(dynamics.direction[0]))
+        return tuning.heat_of(
+            step_size, dynamics.length, dynamics.scale**2, len(dynamics.direction[0])
+        )
 
     def _check_tuned(self, name: str, number: int) -> None:
         """See that there is a warm-up where something is tuned.
@@ -188,7 +184,7 @@ class MCLMCShell(StochasticGradientShell):
             chance = np.sqrt(squares / moves)
             line = (
                 f"Moves were accepted with probability {chance.min():.2f} to {chance.max():.2f} by "
-                f"chain ({ACCEPTANCE:g} was asked for)"
+                f"chain ({tuning.ACCEPTANCE:g} was asked for)"
             )
             if chance.min() < REFUSED:
                 reasons.append(f"{line}: a chain hardly moves. Take a longer warm-up.")
@@ -202,7 +198,7 @@ class MCLMCShell(StochasticGradientShell):
                 f"{variance.max():.2g} for each dimension in a chain ({self.energy_variance:.2g} "
                 "was asked for)"
             )
-            if variance.max() > max(DOUBTFUL_VARIANCE, 4.0 * self.energy_variance):
+            if variance.max() > max(tuning.DOUBTFUL_VARIANCE, 4.0 * self.energy_variance):
                 reasons.append(
                     f"{line}: steps are too long there, and the draws too wide. Take a longer "
                     "warm-up, a smaller energy_variance or adjusted=True; where the density bends "

@@ -136,8 +136,7 @@ class ScaledStudentT(Prior):
         check_scale("scale", self.scale)
 
     def value(self, site: str, parameter: Parameter, host: Host) -> Any:
-        number = by_fan_in(self.scale, parameter)
-        arguments = (self.df, parameter.centre, number)
+        arguments = (self.df, parameter.centre, by_fan_in(self.scale, parameter))
         distribution = host.dist.StudentT(*(host.filled(parameter, each) for each in arguments))
         return host.sample(site, distribution, parameter.shape)
 

@@ -245,17 +245,14 @@ def take_steps(
                         told["settling"] = str(until.found)
                     bar.set_postfix(told, refresh=False)
                     bar.update(count)
-                saved = cadence.saves(position, ends)
-                if saved:
+                if saved := cadence.saves(position, ends):
                     save()
                 # A user's function may take long: Ctrl-C does not wait for its end.
                 with interruptible():
                     stops = cadence.calls_back(position, ends) and call_back(
                         position, piece.latest()
                     )
-                if stops:
-                    break
-                if ends:
+                if stops or ends:
                     break
         if cadence.checkpoint_every and not saved:
             save()

@@ -252,8 +252,7 @@ class SettlingWatch:
         last : bool
             Whether no step follows, and so it is the time to test.
         """
-        due = position > self._first and (position - self._first) % self._interval == 0
-        if due:
+        if position > self._first and (position - self._first) % self._interval == 0:
             self._keep(position, skipped)
         # Looks times their distance are steps; the state after the last step may be none.
         count = len(self._usable())

@@ -73,8 +73,7 @@ def signed(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[
     The digest tells damage, also by a tool that wrote the file anew. It is no seal: whoever changes
     a file on purpose can make another.
     """
-    text = json.dumps(header).encode()
-    entries = {**arrays, "header": np.frombuffer(text, np.uint8)}
+    entries = {**arrays, "header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
     return {**entries, "digest": _digest(entries)}
 
 
@@ -104,8 +103,7 @@ def load(path: Path, engine: str, from_array: FromArray) -> tuple[dict[str, Any]
     own = arrays.pop("digest", None)
     if own is None or not np.array_equal(own, _digest(arrays)):
         raise _damaged(path, "its numbers or its header are not those that were saved")
-    missing = [name for name in _ENTRIES if name not in header]
-    if missing:
+    if missing := [name for name in _ENTRIES if name not in header]:
         raise _damaged(path, f"its header has no {missing}")
     for name, kind in _ENTRIES.items():
         if not isinstance(header[name], kind):
@@ -209,8 +207,7 @@ def check_finite(finite: Mapping[str, Any]) -> None:
     ArgumentError
         They are not.
     """
-    bad = [name for name, each in finite.items() if not bool(each)]
-    if bad:
+    if bad := [name for name, each in finite.items() if not bool(each)]:
         raise ArgumentError(
             f"Expected finite numbers in the saved state, found NaN or infinity in {bad}. Load an "
             "earlier checkpoint."
@@ -288,8 +285,7 @@ def _encoded(tree: Any, arrays: dict[str, np.ndarray], to_array: ToArray) -> Any
         tree = tree.item()
     if tree is None or type(tree) in (bool, int, float, str):
         return tree
-    kind = _KINDS.get(type(tree))
-    if kind is not None:
+    if (kind := _KINDS.get(type(tree))) is not None:
         pairs = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
         # Keys of JSON's own are strings, and those of optimizers often numbers.
         return {kind: [[key, _encoded(value, arrays, to_array)] for key, value in pairs]}

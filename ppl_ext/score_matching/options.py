@@ -310,8 +310,7 @@ def match_sites(patterns: Sequence[str], sites: Mapping[str, Any]) -> dict[str, 
             if fnmatch.fnmatchcase(name, pattern):
                 owners[name] = pattern
                 break
-    lacking = [name for name in names if name not in owners]
-    if lacking:
+    if lacking := [name for name in names if name not in owners]:
         raise ArgumentError(
             f"Expected a pattern for every latent site, found none of {list(patterns)} for "
             f"{lacking}. Add '*', which takes the rest."

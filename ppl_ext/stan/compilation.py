@@ -79,8 +79,7 @@ def import_bridgestan() -> Any:
 
 def cache_folder() -> Path:
     """Where compiled programs are kept."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
+    if chosen := os.environ.get(CACHE_VARIABLE):
         return Path(chosen).expanduser().absolute()
     from platformdirs import user_cache_path
 
@@ -170,8 +169,7 @@ def _readable(path: Path) -> bool:
 
 def _home(bridgestan: Any, folder: Path) -> Path:
     """BridgeStan's sources: those of BRIDGESTAN, or fetched once by the package itself."""
-    named = os.environ.get("BRIDGESTAN", "")
-    if named:
+    if named := os.environ.get("BRIDGESTAN", ""):
         if not (Path(named) / "Makefile").is_file():
             raise ToolchainError(
                 f"BRIDGESTAN={named} has no Makefile: Stan programs cannot be compiled. {_TWO_WAYS}"
@@ -306,8 +304,7 @@ def _is_whole(library: Path) -> bool:
 
 def _failure(output: str, name: str, home: Path) -> Exception:
     """What make's output says, in one line."""
-    fault = _FAULT.search(output)
-    if fault is not None:
+    if (fault := _FAULT.search(output)) is not None:
         # The excerpt between dashes shows what the line number says; the reason follows it.
         rest = output[fault.end() :].rpartition("-----\n")[2]
         rest = rest.partition("\nmake")[0]

@@ -16,6 +16,8 @@ from ppl_ext.target.scores import Array
 
 #: The latent site and the factor. Stan lets no name of a program end in two underscores.
 POSITION, LOG_DENSITY = "unconstrained__", "lp__"
+#: What is said of a derivative that Stan does not have.
+NO_THIRD = "A Stan program has first and second derivatives, and third ones were asked for."
 
 
 @documents_subclasses
@@ -32,6 +34,10 @@ class StanProgramShell(Generic[Array]):
         Stan's parameters, transformed parameters and, if asked for, generated quantities: the
         deterministic sites that draws of the program have.
     """
+
+    #: The host, and what makes its arrays.
+    host: Any
+    arrays: Any
 
     def __init__(self, density: StanDensity) -> None:
         self.density = density
@@ -96,6 +102,19 @@ class StanProgramShell(Generic[Array]):
             threads=threads,
         )
         return cls(density)
+
+    def __call__(self) -> None:
+        """The host's program."""
+        # Masked, a standard normal is a flat prior that hosts can draw starting points from.
+        normal = self.host.distributions.Normal(self.arrays.zeros(self.density.dim), 1.0)
+        z = self.host.sample(POSITION, normal.to_event(1).mask(False))
+        self.host.factor(LOG_DENSITY, self.log_density(z))
+        for name, value in self.constrain(z).items():
+            self._record(name, value)
+
+    def _record(self, name: str, value: Array) -> Any:
+        """A deterministic site of the host."""
+        return self.host.deterministic(name, value)
 
     def log_density(self, z: Float[Array, "*P D"]) -> Float[Array, "*P"]:
         """Stan's log density (...) at unconstrained positions (..., D), with its gradient.

@@ -171,8 +171,7 @@ def _at_ends(
         end = path.positions[-1]
         if any(_is_of(mode, path) or _is_joined(evaluate, mode, path) for mode in modes):
             continue
-        found = normal(end, path.scales[-1])
-        if found is not None:
+        if (found := normal(end, path.scales[-1])) is not None:
             modes.append(found)
     return modes
 

@@ -95,8 +95,7 @@ class DrawnStart(Start):
         """
         count = len(self.points)
         if number > count:
-            more = super().draw(number - count, seed)
-            return np.concatenate([self.points, more])
+            return np.concatenate([self.points, super().draw(number - count, seed)])
         chosen = np.random.default_rng(seed).choice(count, number, replace=False)
         return self.points[np.sort(chosen)]
 
@@ -228,8 +227,7 @@ def _from_values(values: Values, space: Space, generator: np.random.Generator) -
     if is_written:
         written = {latent: name for name, latent in space.moves.items()}
         shapes = {written.get(name, name): shape for name, shape in shapes.items()}
-    missing = [name for name in shapes if name not in values]
-    if missing:
+    if missing := [name for name in shapes if name not in values]:
         raise ArgumentError(
             f"Expected a start with values of the latent sites {list(shapes)}, found none of "
             f"{missing} among {list(values)}."

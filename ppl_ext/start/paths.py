@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -209,9 +210,7 @@ def side_by_side(
             finite = np.isfinite(value) and np.isfinite(score).all()
             # So low that the line search turns back.
             answer = (float(value), score) if finite else (-np.inf, np.zeros_like(score))
-            try:
+            with suppress(StopIteration):
                 following[i] = walks[i].send(answer)
-            except StopIteration:
-                pass
         wishes = following
     return paths

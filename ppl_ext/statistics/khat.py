@@ -101,8 +101,7 @@ def log_ratios(
         One is not a number, or +inf.
     """
     ratios = log_p - log_q
-    broken = int(np.isnan(ratios).sum() + np.isposinf(ratios).sum())
-    if broken:
+    if broken := int(np.isnan(ratios).sum() + np.isposinf(ratios).sum()):
         raise ArgumentError(
             f"Expected finite log p - log q, found {broken} of {len(ratios)} draws where it is "
             "not. Look for NaN in the guide's parameters and in the data."

@@ -23,21 +23,7 @@ from jaxtyping import Float
 from ppl_ext.gradients.estimator import Full, GradientEstimator
 from ppl_ext.gradients.minibatch import Minibatch
 from ppl_ext.gradients.noisy import Noisy
-from ppl_ext.stein.newton import (
-    BELIEVED,
-    FALL,
-    GOOD,
-    GROWTH,
-    LEAST_DAMPING,
-    MOST_DAMPING,
-    NARROWING,
-    POOR,
-    REFUSED,
-    WIDENING,
-    Judgement,
-    LevenbergMarquardt,
-    Proposal,
-)
+from ppl_ext.stein import newton
 
 
 def damping_scale(xp: Any, diagonals: Float[Any, "P D"]) -> Float[Any, " D"]:
@@ -57,7 +43,7 @@ def within_radius(
     moves: Float[Any, "P D"],
     quadratic: Float[Any, " P"],
     radius: Float[Any, " P"] | None,
-) -> Proposal[Any]:
+) -> newton.Proposal[Any]:
     """Moves d (P, D) shortened so that sqrt(d'Hd / D) is at most the radius of each particle.
 
     Parameters
@@ -70,22 +56,22 @@ def within_radius(
     if radius is None:
         # False for each particle, by a comparison: torch and JAX name the type of truth values
         # differently.
-        return Proposal(moves, lengths, lengths != lengths)
+        return newton.Proposal(moves, lengths, lengths != lengths)
     shortened = lengths > radius
     shares = xp.where(shortened, radius / xp.where(shortened, lengths, 1.0), 1.0)
-    return Proposal(moves * shares[:, None], lengths * shares, shortened)
+    return newton.Proposal(moves * shares[:, None], lengths * shares, shortened)
 
 
 def judge(
     xp: Any,
     predicted_gain: Float[Any, " P"],
-    proposal: Proposal[Any],
+    proposal: newton.Proposal[Any],
     before: Float[Any, " P"],
     after: Float[Any, " P"],
     damping: Any,
     radius: Float[Any, " P"] | None,
     solved: Any,
-) -> Judgement[Any]:
+) -> newton.Judgement[Any]:
     """Compare the model's change of the log density with the actual one.
 
     Parameters
@@ -114,34 +100,40 @@ def judge(
     # At most 2, so that one particle far off does not set the mean, and by it the damping of all.
     disagreement = xp.where(xp.isfinite(shortfall), xp.clip(xp.abs(shortfall), None, 2.0), 2.0)
     # What is not a number is refused.
-    believed = shortfall <= REFUSED
+    believed = shortfall <= newton.REFUSED
     accepted = believed & solved
     within = ~proposal.shortened
     # A shortened move tells of the radius and not of the damping. GOOD leaves the damping as it is
     # where every move was shortened.
-    mean = xp.where(within.any(), xp.where(within, disagreement, 0.0).sum() / within.sum(), GOOD)
+    mean = xp.where(
+        within.any(), xp.where(within, disagreement, 0.0).sum() / within.sum(), newton.GOOD
+    )
     one = xp.ones_like(mean)
-    factor = xp.where(mean < GOOD, FALL * one, xp.where(mean > POOR, GROWTH * one, one))
+    factor = xp.where(
+        mean < newton.GOOD,
+        newton.FALL * one,
+        xp.where(mean > newton.POOR, newton.GROWTH * one, one),
+    )
     # Where all moves are refused the model is of no use at this size: two factors at once.
-    factor = xp.where(accepted.any(), factor, GROWTH**2)
+    factor = xp.where(accepted.any(), factor, newton.GROWTH**2)
     if radius is not None:
         # Only a radius that has shortened a move can have been too small.
-        wider = proposal.shortened & (disagreement <= BELIEVED)
-        kept = xp.where(wider, WIDENING * radius, radius)
+        wider = proposal.shortened & (disagreement <= newton.BELIEVED)
+        kept = xp.where(wider, newton.WIDENING * radius, radius)
         # Below the length that failed; the radius itself may lie far above that. A move along which
         # there is no curvature has no length, and is damping's alone: a radius of 0 would stay so.
-        narrowed = xp.where(proposal.lengths > 0.0, NARROWING * proposal.lengths, radius)
+        narrowed = xp.where(proposal.lengths > 0.0, newton.NARROWING * proposal.lengths, radius)
         judged = xp.where(believed, kept, narrowed)
         # The moves of a system that was not solved are zeros, whose lengths say nothing of the
         # radius.
         radius = xp.where(xp.ones_like(believed) & solved, judged, radius)
-    following = xp.clip(damping * factor, LEAST_DAMPING, MOST_DAMPING)
-    return Judgement(accepted, following, disagreement.mean(), radius)
+    following = xp.clip(damping * factor, newton.LEAST_DAMPING, newton.MOST_DAMPING)
+    return newton.Judgement(accepted, following, disagreement.mean(), radius)
 
 
 def judged_moves(
     xp: Any,
-    options: LevenbergMarquardt,
+    options: newton.LevenbergMarquardt,
     plan: Any,
     state: Any,
     data: Any,
@@ -149,7 +141,7 @@ def judged_moves(
     moves: Float[Any, "P D"],
     curvature: Any,
     solved: Any,
-) -> tuple[Judgement[Any], Float[Any, "P D"]]:
+) -> tuple[newton.Judgement[Any], Float[Any, "P D"]]:
     """What becomes of moves (P, D) within the trust region, and those that are taken.
 
     Parameters
@@ -174,7 +166,7 @@ def judged_moves(
     moves, particles = proposal.moves, state.particles
     if not options.adapt:
         taken = xp.ones_like(proposal.shortened)
-        return Judgement(taken, state.damping, 0.0, state.radius), moves
+        return newton.Judgement(taken, state.damping, 0.0, state.radius), moves
     target, where, indices = plan.target, plan.program.where, score.indices
     on_rows = () if indices is None else (indices,)
     own = score

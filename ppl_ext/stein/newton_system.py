@@ -193,8 +193,7 @@ class LinearSystem(ABC):
     def _damped(self) -> Any:
         found = self.curvature
         # The damping (D,) is the same for all particles; the diagonal is (1, D) or (P, D).
-        diagonal = found.diagonal + self.damping
-        return replace(found, diagonal=diagonal)
+        return replace(found, diagonal=found.diagonal + self.damping)
 
     def _features(self) -> Any:
         """c_j(m), the coefficients of g_jm in the kernel's basis, shape (P_m, P_j, Q)."""

@@ -158,8 +158,7 @@ class BoundModelShell(Found, ABC, Generic[Array]):
         ArgumentError
             A latent site has none.
         """
-        missing = [name for name in self.layout.names if name not in values]
-        if missing:
+        if missing := [name for name in self.layout.names if name not in values]:
             raise ArgumentError(
                 f"Expected values for the latent sites {list(self.layout.names)}, missing "
                 f"{missing}."

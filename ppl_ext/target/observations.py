@@ -53,8 +53,7 @@ class Observations:
             None,
         )
         self.places = dict(observed or {})
-        unknown = [name for name in self.places.values() if name not in self.named]
-        if unknown:
+        if unknown := [name for name in self.places.values() if name not in self.named]:
             raise ArgumentError(
                 f"observed names {unknown}, which are no arguments. Expected some of "
                 f"{list(self.named)}."

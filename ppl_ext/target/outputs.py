@@ -202,8 +202,7 @@ class Host(NamedTuple):
                 with suppress(NotImplementedError):
                     found["cdf"] = broadcast(fn.cdf(value), shape)
         batch = tuple(outer.batch_shape) + tuple(outer.event_shape[:declared])
-        mask = self.joint_mask([*around, *masks], declared, batch)
-        if mask is not None:
+        if (mask := self.joint_mask([*around, *masks], declared, batch)) is not None:
             # The mask is of elements, and the terms have the axes of an event as well.
             own = (1,) * len(fn.event_shape)
             found["mask"] = broadcast(mask.reshape(tuple(mask.shape) + own), shape)

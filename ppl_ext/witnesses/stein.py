@@ -155,8 +155,7 @@ def identities_along_flows(
         columns = []
         for where in coordinates.values():
             # The coordinate's own direction is what is judged. It may not explain itself.
-            others = [j for j in range(where.start, where.stop) if j != k]
-            if others:
+            if others := [j for j in range(where.start, where.stop) if j != k]:
                 columns += [stretches[:, others].sum(1), scores[:, others].sum(1)]
         if not columns:
             continue

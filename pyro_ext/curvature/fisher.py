@@ -58,10 +58,12 @@ def fisher_root(
     values : tensor, optional
         For distributions without a registered root: values by :func:`drawn_values`.
     """
-    known = _FISHER.known_root(output, tangents)
-    if known is not None:
-        return known
-    return _monte_carlo_root(output, tangents, drawn_values(output) if values is None else values)
+
+    def estimated() -> Tensor:
+        drawn = drawn_values(output) if values is None else values
+        return _monte_carlo_root(output, tangents, drawn)
+
+    return _FISHER.known_root(output, tangents, estimated)
 
 
 #: Values drawn for one element.

@@ -233,8 +233,7 @@ def _row_by_row(
         whitened = whitened_outputs(target, position, *alone, sites, repeated, merge=False)
         return _reverse_jacobian(lambda values: share * whitened(placed(values)), part)
 
-    jacobians = torch.func.vmap(row)(*numbers)
-    return jacobians.reshape(-1, part.shape[0])
+    return torch.func.vmap(row)(*numbers).reshape(-1, part.shape[0])
 
 
 def gauss_newton_products(

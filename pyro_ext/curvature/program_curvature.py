@@ -17,16 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ppl_ext.curvature import program_curvature as shared
 from ppl_ext.curvature.curvature import Rows, Sums
 from ppl_ext.curvature.outer_products import kronecker_factors
-from ppl_ext.curvature.program_curvature import (
-    LARGEST_JACOBIANS,
-    ROWS_UP_TO,
-    GaussNewton,
-    ProgramCurvatureShell,
-    check_no_factors,
-    sites_with_curvature,
-)
 from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.curvature import OUTER_PRODUCTS, Curvature, KroneckerBlock
 from pyro_ext.curvature.fisher import drawn_values
@@ -69,20 +62,20 @@ class _KeptPrior(NamedTuple):
     diagonal: Float[Tensor, "1 d"]
 
 
-class ProgramCurvature(ProgramCurvatureShell):
+class ProgramCurvature(shared.ProgramCurvatureShell):
     kind = Curvature
     factors = staticmethod(partial(kronecker_factors, OUTER_PRODUCTS))
 
     def __init__(
-        self, target: LogDensity, data: Data, options: GaussNewton, *, often: bool = True
+        self, target: LogDensity, data: Data, options: shared.GaussNewton, *, often: bool = True
     ) -> None:
-        sites = sites_with_curvature(options, target.layout.names)
+        sites = shared.sites_with_curvature(options, target.layout.names)
         super().__init__(options, Coordinates(target, sites), target.layout.shapes)
         # Anywhere will do: these positions show the structure, and are not started from.
         drawn = np.random.default_rng(0).uniform(-1.0, 1.0, (2, target.dim))
         positions = torch.as_tensor(drawn, dtype=target.dtype, device=target.device)
         indices = target.first_rows()
-        check_no_factors(target.likelihood_factors(positions[0], data, indices), "pyro")
+        shared.check_no_factors(target.likelihood_factors(positions[0], data, indices), "pyro")
         self.prior = prior_structure(target, positions, data, options.prior_form, self.sites)
         self.rows = row_structure(target, positions[0], data, indices)
         outputs = target.outputs(positions[0], data, indices)
@@ -118,7 +111,7 @@ class ProgramCurvature(ProgramCurvatureShell):
     def _rank_one(self, target: LogDensity, positions: Tensor, data: Data) -> frozenset[str]:
         """Sites whose rows have rank one as matrices."""
         indices = target.first_rows()
-        if len(positions) * self._numbers_of_a_particle(indices) > LARGEST_JACOBIANS:
+        if len(positions) * self._numbers_of_a_particle(indices) > shared.LARGEST_JACOBIANS:
             return frozenset()
         with global_generator(0), torch.no_grad():
             rows = self._rows_of_chunk(positions, data, indices, 1.0)
@@ -163,7 +156,7 @@ class ProgramCurvature(ProgramCurvatureShell):
         chunks: Chunks = [(weight, data, rows) for weight, rows in target.sweep()]
         if target.passes is not None:
             chunks = partial(batches_of, target.passes, target.bound, data)
-        return self._summed(self._over(chunks, position[None], rows, 0), ROWS_UP_TO)
+        return self._summed(self._over(chunks, position[None], rows, 0), shared.ROWS_UP_TO)
 
     def _over(self, chunks: Chunks, z: Tensor, of_chunk: OfChunk, seed: int) -> _Rows:
         # Draws that are the same at every pass are of one matrix.
@@ -214,7 +207,7 @@ class ProgramCurvature(ProgramCurvatureShell):
         Rows that are kept take as much memory either way.
         """
         numbers = len(z) * self._numbers_of_a_particle(indices)
-        if self.options.structure == "full" or numbers <= LARGEST_JACOBIANS:
+        if self.options.structure == "full" or numbers <= shared.LARGEST_JACOBIANS:
             return function(z)
         return _stacked([function(one[None]) for one in z])
 

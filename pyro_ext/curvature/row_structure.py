@@ -19,14 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ppl_ext.curvature import program_curvature as shared
 from ppl_ext.curvature import rows_alone
-from ppl_ext.curvature.program_curvature import (
-    RepeatedComponent,
-    RowStructure,
-    change_of_rows,
-    repeated_components,
-    structure_of_rows,
-)
 from ppl_ext.curvature.rows_alone import Alone
 from pyro_ext.curvature.fisher import fisher_root, needs_draws, no_changes, root_for
 from pyro_ext.density import Data, LogDensity
@@ -38,7 +32,7 @@ Outputs: TypeAlias = Mapping[str, Output]
 
 def row_structure(
     target: LogDensity, z: Float[Tensor, " D"], data: Data, indices: Indices
-) -> RowStructure:
+) -> shared.RowStructure:
     """The structure of a batch's rows. Look once, before tracing: values are compared.
 
     A site's rows can be differentiated one by one if the parameters of the batch, at a position
@@ -64,7 +58,7 @@ def row_structure(
             ((plate, rows),) = indices.items()
             return _each(lambda row: target.outputs(z, data, {plate: row[None]}), (rows,))
 
-        return structure_of_rows(
+        return shared.structure_of_rows(
             indices,
             apart,
             {name: _repeated(output) for name, output in together.items()},
@@ -155,13 +149,13 @@ def _changed(data: Data, arguments: tuple[int, ...]) -> Data:
     """The arguments with other values of the rows."""
     rows = rows_of(data, arguments)
     changed = [
-        torch.from_numpy(change_of_rows(each.detach().cpu().numpy(), number)).to(each.device)
+        torch.from_numpy(shared.change_of_rows(each.detach().cpu().numpy(), number)).to(each.device)
         for number, each in zip(arguments, rows, strict=True)
     ]
     return with_arrays(data, arguments, changed)
 
 
-def _repeated(output: Output) -> tuple[RepeatedComponent, ...]:
+def _repeated(output: Output) -> tuple[shared.RepeatedComponent, ...]:
     if root_for(output.distribution) is None:
         return ()
     values = {name: value for name, value in output.parameters.items() if value.is_floating_point()}
@@ -177,4 +171,4 @@ def _repeated(output: Output) -> tuple[RepeatedComponent, ...]:
         root = fisher_root(output, {**nothing, name: change.to(value.device)})
         depends[name] = (root != 0.0).reshape(-1, root.shape[-1]).any(dim=0).tolist()
     shapes = {name: value.shape for name, value in values.items()}
-    return repeated_components(depends, shapes, output.batch, axes)
+    return shared.repeated_components(depends, shapes, output.batch, axes)

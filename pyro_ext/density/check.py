@@ -16,16 +16,7 @@ import torch
 from torch import Tensor
 
 from ppl_ext.errors import ArgumentError, ModelCheckError
-from ppl_ext.target.discrete import (
-    MOST_COMPARED,
-    VALUES_COMPARED,
-    SiteTerms,
-    check_one_value_each,
-    enumeration_error,
-    only_discrete_error,
-    steering_error,
-    values_error,
-)
+from ppl_ext.target import discrete
 from ppl_ext.target.families import family_of, is_improper
 from ppl_ext.target.scores import check_not_empty, repeated_plates_error
 from pyro_ext.density.bound_model import BoundModel
@@ -92,13 +83,12 @@ def check_model(
     enumerated = tuple(name for name, site in handler.sites.items() if is_enumerated(site))
     if not sum(math.prod(shape) for shape in handler.shapes.values()):
         if enumerated:
-            raise only_discrete_error(_name(model), enumerated)
+            raise discrete.only_discrete_error(_name(model), enumerated)
         raise ModelCheckError(
             f"{_name(model)} found no latent variables. Expected at least one sample site without "
             "obs= that has entries; check that sites are not observed or hidden by poutine.block."
         )
-    repeated = [name for name, number in control.met.items() if number > 1]
-    if repeated:
+    if repeated := [name for name, number in control.met.items() if number > 1]:
         raise repeated_plates_error(repeated)
     for name, site in handler.sites.items():
         for frame in site["cond_indep_stack"]:
@@ -215,20 +205,20 @@ def check_enumeration(bound: BoundModel, data: Data) -> None:
         error = own if isinstance(own, Exception) else raised
         text = str(error).strip().split("\n")[0]
         if isinstance(error, NotImplementedError) and "nhomogeneous" in text:
-            raise values_error(bound.enumerated, text) from error
+            raise discrete.values_error(bound.enumerated, text) from error
         if any(words in text for words in _ONE_VALUE):
-            raise steering_error(bound.enumerated, "torch.where", text) from error
-        raise enumeration_error(
+            raise discrete.steering_error(bound.enumerated, "torch.where", text) from error
+        raise discrete.enumeration_error(
             bound.enumerated, "pyro.ops.indexing.Vindex(array)[..., z]", error
         ) from error
-    if not handler.has_stand_in and len(bound.enumerated) <= MOST_COMPARED:
+    if not handler.has_stand_in and len(bound.enumerated) <= discrete.MOST_COMPARED:
         _compare(bound, data, handler)
 
 
 def _compare(bound: BoundModel, data: Data, every: SiteTermsHandler) -> None:
     """Compare the density at some values of discrete sites with that of a run with these."""
     rows, epsilon = bound.first_rows(), torch.finfo(bound.dtype).eps
-    for seed in range(VALUES_COMPARED):
+    for seed in range(discrete.VALUES_COMPARED):
         numbers = some_values(every.summed, torch.Generator().manual_seed(seed))
         one = OneValueHandler(every.unconstrained, rows, numbers)
         with torch.no_grad(), global_generator(0), without_host_checks():
@@ -238,8 +228,11 @@ def _compare(bound: BoundModel, data: Data, every: SiteTermsHandler) -> None:
         for name, terms in summed.items():
             # What is not summed of such a site is its transform's.
             together[name] += float(terms.sum())
-        each = {name: SiteTerms(float(term), abs(float(term))) for name, term in one.terms.items()}
-        check_one_value_each(bound.enumerated, together, each, epsilon)
+        each = {
+            name: discrete.SiteTerms(float(term), abs(float(term)))
+            for name, term in one.terms.items()
+        }
+        discrete.check_one_value_each(bound.enumerated, together, each, epsilon)
 
 
 def _stated(derived: Derived, end: Any) -> Any:

@@ -28,14 +28,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from ppl_ext.target.discrete import (
-    RowTerms,
-    check_places,
-    groups_of,
-    joined_name,
-    new_site_error,
-    shared_rows_error,
-)
+from ppl_ext.target import discrete
 from ppl_ext.target.families import is_made_of
 from pyro_ext.density.elimination import FEW, without_most
 from pyro_ext.density.log_einsum import picking
@@ -71,7 +64,7 @@ class NoneNew(Messenger):
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["value"] is None and is_enumerated(msg):
-            raise new_site_error(msg["name"])
+            raise discrete.new_site_error(msg["name"])
 
 
 @contextmanager
@@ -190,7 +183,7 @@ def _check_rows(factors: list[Factor]) -> None:
             # logarithm of a sum is no estimate where rows share what is summed over.
             shared = batched ^ {plate for plate, scale in owner.plates.items() if scale != 1.0}
             if shared:
-                raise shared_rows_error([owner.site], sorted(shared))
+                raise discrete.shared_rows_error([owner.site], sorted(shared))
 
 
 class _LogRing(LogRing):
@@ -254,7 +247,9 @@ def terms_at(factors: list[Factor], numbers: Mapping[str, Tensor]) -> dict[str, 
                 rows[dim] = factor.sizes[name]
             elif log_prob.dim() >= -dim and log_prob.shape[dim] > 1:
                 number, values = of_dims[name], torch.arange(log_prob.shape[dim])
-                check_places(numbers, factor.site, number.shape, log_prob.shape, grows=True)
+                discrete.check_places(
+                    numbers, factor.site, number.shape, log_prob.shape, grows=True
+                )
                 chosen = number == values.to(number.device).reshape(-1, *(1,) * (-dim - 1))
                 log_prob = torch.where(chosen, log_prob, 0.0).sum(dim, keepdim=True)
         # Plates that a term does not depend on multiply it by their rows.
@@ -263,7 +258,7 @@ def terms_at(factors: list[Factor], numbers: Mapping[str, Tensor]) -> dict[str, 
     return found
 
 
-def log_likelihood_of_rows(factors: list[Factor]) -> dict[str, RowTerms]:
+def log_likelihood_of_rows(factors: list[Factor]) -> dict[str, discrete.RowTerms]:
     """Log likelihood of what is observed with discrete sites, these summed out.
 
     Observed sites that share discrete sites have one.
@@ -289,7 +284,7 @@ def log_likelihood_of_rows(factors: list[Factor]) -> dict[str, RowTerms]:
         # log p(y | rest) = log sum p(y, z | rest) - log sum p(z | rest), row by row.
         values = _of_rows(together, kept) - _of_rows(others, kept)
         axes = {plate: axis for axis, plate in enumerate(kept)}
-        found[joined_name(names)] = RowTerms(values, axes, names)
+        found[discrete.joined_name(names)] = discrete.RowTerms(values, axes, names)
     return found
 
 
@@ -398,5 +393,5 @@ def _shared_plates(factors: list[Factor]) -> dict[str, int]:
 
 def _components(factors: list[Factor]) -> list[list[Factor]]:
     """Factors that have discrete sites in common, in the order of the trace."""
-    groups = groups_of(factor.numbers for factor in factors)
+    groups = discrete.groups_of(factor.numbers for factor in factors)
     return [[factors[place] for place in places] for places in groups]

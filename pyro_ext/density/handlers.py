@@ -146,8 +146,7 @@ def without_validation(fn: Any) -> Any:
     fn = copy.copy(fn)
     if hasattr(fn, "_validate_args"):
         fn._validate_args = False
-    base = fn.__dict__.get("base_dist")
-    if base is not None:
+    if (base := fn.__dict__.get("base_dist")) is not None:
         fn.base_dist = without_validation(base)
     return fn
 
@@ -453,8 +452,7 @@ class SiteHandler(Messenger):
             ) from None
         domain_dim = transform.domain.event_dim
         for frame in plate_frames(msg):
-            rows = self.indices.get(frame.name)
-            if rows is not None:
+            if (rows := self.indices.get(frame.name)) is not None:
                 value = value.index_select(frame.dim - domain_dim + value.dim(), rows)
         return value
 
@@ -519,8 +517,7 @@ class SiteHandler(Messenger):
                 self.log_likelihood = self.log_likelihood + log_prob
             return
         self.log_prior = self.log_prior + log_prob
-        log_det = msg["infer"].get("_log_det")
-        if log_det is not None:
+        if (log_det := msg["infer"].get("_log_det")) is not None:
             self._add_jacobian(msg, log_det)
         self.values[msg["name"]] = msg["value"]
 
@@ -773,8 +770,7 @@ def _inside(support: Any, like: Tensor) -> Tensor | None:
         transform = biject_to(support)
     except NotImplementedError:  # the host has no map of the real line to it
         return None
-    shape = transform.inverse_shape(like.shape)
-    return transform(like.new_zeros(shape))
+    return transform(like.new_zeros(transform.inverse_shape(like.shape)))
 
 
 _missing_rows = MissingRows(pyro.primitives, _WithoutMask, torch.as_tensor, _filled)

@@ -39,8 +39,7 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
     assert total is not None
     if not summed:
         return total.clone() if len(operands) == 1 else total
-    how = getattr(_PICKING, "how", None)
-    if how is not None:
+    if (how := getattr(_PICKING, "how", None)) is not None:
         return _Picked.apply(total.flatten(len(output)), how == "largest")
     return torch.logsumexp(total, tuple(range(len(output), len(output + summed))))
 

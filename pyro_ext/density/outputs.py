@@ -79,8 +79,7 @@ def _mixture(fn: Any, batch: tuple[int, ...]) -> tuple[Parts | None, dict[str, T
     found = {f"{COMPONENT}{name}": value for name, value in each.items()}
     for name, value in _broadcast(fn.mixture_distribution, batch).items():
         found[f"{MIXING}{name}"] = value
-    parts = Parts(type(fn.mixture_distribution), type(component), inside)
-    return parts, found
+    return Parts(type(fn.mixture_distribution), type(component), inside), found
 
 
 def output_parameters(fn: Distribution) -> dict[str, Tensor]:

@@ -14,29 +14,21 @@ from pyro.infer.reparam.reparam import Reparam
 from torch import Tensor
 from torch.distributions import Independent, TransformedDistribution, constraints, transforms
 
-from ppl_ext.target.noncentred import (
-    Forms,
-    Movable,
-    Moves,
-    Noncentred,
-    Standardised,
-    Vectors,
-    moves_among,
-)
+from ppl_ext.target import noncentred as shared
 from pyro_ext.density.handlers import global_generator, running
 from pyro_ext.density.layout import Data, with_own_containers
 from pyro_ext.density.log_density import LogDensity
 
-_VECTORS = Vectors(
+_VECTORS = shared.Vectors(
     MultivariateNormal,
     torch,
     lambda matrix: torch.linalg.cholesky_ex(matrix).L,
     lambda matrix, other: torch.linalg.solve_ex(matrix, other).result,
 )
-_FORMS = Forms((Independent,), TransformedDistribution, transforms, _VECTORS)
+_FORMS = shared.Forms((Independent,), TransformedDistribution, transforms, _VECTORS)
 
 
-class StandardisedReparam(Standardised, Reparam):
+class StandardisedReparam(shared.Standardised, Reparam):
     """A site whose entries are standardised given their data."""
 
     def apply(self, msg: Any) -> dict[str, Any]:
@@ -54,20 +46,20 @@ class StandardisedReparam(Standardised, Reparam):
 
 
 def noncentred(
-    model: Callable[..., Any], moves: Moves | None = None, names: Sequence[str] = ()
-) -> Noncentred:
+    model: Callable[..., Any], moves: shared.Moves | None = None, names: Sequence[str] = ()
+) -> shared.Noncentred:
     """A program with sites non-centred, or that may be; ``names`` are its sites as written."""
-    return Noncentred(model, poutine.reparam, moves, names)
+    return shared.Noncentred(model, poutine.reparam, moves, names)
 
 
-def moves_of(target: LogDensity, data: Data) -> Moves:
+def moves_of(target: LogDensity, data: Data) -> shared.Moves:
     """What of a target's model is to be written non-centred: sites of latent scale.
 
     Only where the hosts' handlers take the site's distribution as it is. Sites that ``mask`` or
     ``scale`` count otherwise than once, whose Jacobian would be counted so as well, are left alone,
     and so are those inside a subsampled plate.
     """
-    sites = list[Movable]()
+    sites = list[shared.Movable]()
     nodes = _nodes(target, data, torch.zeros(target.dim, dtype=target.dtype))
     elsewhere: dict[str, Any] = {}
     for name in target.layout.names:
@@ -93,10 +85,12 @@ def moves_of(target: LogDensity, data: Data) -> Moves:
             if torch.equal(getattr(base, scale), getattr(other, scale)):
                 continue
             others = tuple(sorted(parameters - {"loc", "scale"}))
-            sites.append(Movable(name, is_monotone, others, length))
+            sites.append(shared.Movable(name, is_monotone, others, length))
     every = {each.name: nodes[each.name]["fn"] for each in sites}
     shifted = frozenset(name for name, each in every.items() if _FORMS.is_shifted(each))
-    return moves_among(sites, LocScaleReparam, TransformReparam, StandardisedReparam, shifted)
+    return shared.moves_among(
+        sites, LocScaleReparam, TransformReparam, StandardisedReparam, shifted
+    )
 
 
 def _nodes(target: LogDensity, data: Data, position: Tensor) -> dict[str, Any]:

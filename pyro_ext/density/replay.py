@@ -11,7 +11,7 @@ import itertools
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,46 +25,13 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from ppl_ext.diagnostics.replay import (
-    DISCRETE,
-    GROUPS,
-    PASS_ALL_ROWS,
-    TERMS,
-    Array,
-    ComputedEntries,
-    Recorder,
-    Replay,
-    SiteDescription,
-    SiteShapes,
-    cannot_be_drawn,
-    check_draw_shape,
-    check_draw_shapes,
-    check_draws,
-    check_room,
-    computed_entries,
-    describe_sites,
-    distribution_of,
-    is_outside,
-    names_of_computed,
-    nearby,
-    one_draw,
-    plates_of_axes,
-    shared_discrete,
-    sum_out,
-    value_shape,
-)
+from ppl_ext.diagnostics import replay as shared
 from ppl_ext.errors import ArgumentError, EvaluationWarning
 from ppl_ext.options import check_choice
 from ppl_ext.target.bounds import out_of_bounds
 from ppl_ext.target.discrete import RowTerms
 from ppl_ext.target.families import innermost
-from pyro_ext.density.enumeration import (
-    Factor,
-    factor_of,
-    is_enumerated,
-    log_likelihood_of_rows,
-    posterior_values,
-)
+from pyro_ext.density import enumeration
 from pyro_ext.density.handlers import (
     global_generator,
     has_density,
@@ -110,8 +77,8 @@ class _ReplayHandler(Messenger):
         self.resample = resample
         self.sites: dict[str, dict[str, Any]] = {}
         # Of sites with dimensions of discrete ones: without scales, and with them.
-        self.factors: list[Factor] = []
-        self.scaled: list[Factor] = []
+        self.factors: list[enumeration.Factor] = []
+        self.scaled: list[enumeration.Factor] = []
 
     def _pyro_sample(self, msg: Any) -> None:
         if site_is_subsample(msg):
@@ -119,7 +86,7 @@ class _ReplayHandler(Messenger):
         # Values outside of a support are noted draw by draw. An error would end all at the first of
         # them.
         msg["fn"] = without_validation(msg["fn"])
-        if is_enumerated(msg):
+        if enumeration.is_enumerated(msg):
             # Of these rows already; without a value it is drawn from its prior.
             if (chosen := self.chosen.get(msg["name"])) is not None:
                 msg["value"] = chosen.to(msg["fn"].enumerate_support(expand=False).dtype)
@@ -135,7 +102,7 @@ class _ReplayHandler(Messenger):
                     value = value.index_select(axis, self.indices[frame.name])
             if not self.enumerated:
                 # With all values of a discrete site a distribution has more dimensions.
-                check_draw_shape(msg["name"], tuple(value.shape), tuple(msg["fn"].shape()))
+                shared.check_draw_shape(msg["name"], tuple(value.shape), tuple(msg["fn"].shape()))
             msg["value"] = value
         elif msg["name"] in self.resample:
             msg["value"] = _new_observation(msg)
@@ -145,7 +112,10 @@ class _ReplayHandler(Messenger):
             self.sites[msg["name"]] = msg
         if self.enumerated and not site_is_subsample(msg) and not is_deterministic(msg):
             log_prob = msg["fn"].log_prob(msg["value"])
-            factor, scaled = factor_of(msg, log_prob, False), factor_of(msg, log_prob)
+            factor, scaled = (
+                enumeration.factor_of(msg, log_prob, False),
+                enumeration.factor_of(msg, log_prob),
+            )
             if factor is not None and scaled is not None:
                 self.factors.append(factor)
                 self.scaled.append(scaled)
@@ -171,7 +141,7 @@ def _kind(site: Mapping[str, Any]) -> str:
         return "deterministic"
     if site["is_observed"]:
         return "observed"
-    return "discrete" if is_enumerated(site) else "latent"
+    return "discrete" if enumeration.is_enumerated(site) else "latent"
 
 
 def _adds_density(site: Mapping[str, Any]) -> bool:
@@ -187,11 +157,11 @@ def _adds_density(site: Mapping[str, Any]) -> bool:
 
 def _new_observation(site: Mapping[str, Any]) -> Tensor:
     """A draw from the distribution of an observed site, in the shape of the observations."""
-    fn = distribution_of(site)
+    fn = shared.distribution_of(site)
     try:
         return sampled(fn)
     except NotImplementedError as error:
-        raise cannot_be_drawn(site["name"], error) from error
+        raise shared.cannot_be_drawn(site["name"], error) from error
 
 
 def _log_prob(site: Mapping[str, Any]) -> Tensor:
@@ -203,13 +173,11 @@ def _is_outside(site: Mapping[str, Any]) -> Tensor:
     value, support = site["value"], site["fn"].support
     finite = torch.isfinite(value)
     inside = finite.all() & support.check(value).all()
-    try:
+    with suppress(RuntimeError):  # at many draws at once, of which there is no one truth
         if bool(inside):
             return ~inside
-    except RuntimeError:  # at many draws at once, of which there is no one truth
-        pass
     transform = transform_to_support(site)
-    return is_outside(
+    return shared.is_outside(
         value, finite, support.check, lambda value: transform(transform.inv(value)), torch
     )
 
@@ -223,8 +191,7 @@ def _run(
     chosen: Mapping[str, Tensor] | None = None,
 ) -> dict[str, dict[str, Any]]:
     handler = _ReplayHandler(values, indices, resample, chosen=chosen)
-    arguments = (data.args, data.kwargs, dict(indices))
-    target.bound.run(handler, arguments, enumerated=False)
+    target.bound.run(handler, (data.args, data.kwargs, dict(indices)), enumerated=False)
     return handler.sites
 
 
@@ -239,23 +206,25 @@ def _run_enumerated(
 
 def _look(
     target: LogDensity, data: Data, values: Mapping[str, Tensor], indices: Indices
-) -> tuple[dict[str, dict[str, Any]], dict[str, SiteShapes]]:
+) -> tuple[dict[str, dict[str, Any]], dict[str, shared.SiteShapes]]:
     """Sites of a run, and their shapes."""
     sites = _run(target, data, values, indices)
     found = _shapes(sites)
     if target.bound.enumerated:
         handler = _run_enumerated(target, data, values, indices)
-        sum_out(found, log_likelihood_of_rows(handler.factors))
+        shared.sum_out(found, enumeration.log_likelihood_of_rows(handler.factors))
     return sites, found
 
 
-def _shapes(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, SiteShapes]:
+def _shapes(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, shared.SiteShapes]:
     found = {}
     for name, site in sites.items():
         kind, frames = _kind(site), plate_frames(site)
-        shape = value_shape(site, is_observed=kind == "observed")
+        shape = shared.value_shape(site, is_observed=kind == "observed")
         event_dim = None if kind == "deterministic" else site["fn"].event_dim
-        found[name] = SiteShapes(kind, shape, plates_of_axes(shape, event_dim, frames))
+        found[name] = shared.SiteShapes(
+            kind, shape, shared.plates_of_axes(shape, event_dim, frames)
+        )
         if kind in ("observed", "latent") or _adds_density(site):
             found[name].add_density(tuple(_log_prob(site).shape), frames, site["infer"])
     return found
@@ -263,7 +232,7 @@ def _shapes(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, SiteShapes]:
 
 def _describe(
     target: LogDensity, data: Data, values: Mapping[str, Tensor], missing: Collection[str]
-) -> tuple[dict[str, SiteDescription], dict[str, int], list[str]]:
+) -> tuple[dict[str, shared.SiteDescription], dict[str, int], list[str]]:
     """Shapes and plates of every site, the sizes of plates, on all rows, and sites that record.
 
     The last are those that have a density all the same.
@@ -287,7 +256,7 @@ def _describe(
         probes[name] = _look(target, data, values, {**first, name: rows})[1]
     computed = _computed_of(target, data, values, sites)
     recording = [name for name, site in sites.items() if _adds_density(site)]
-    return describe_sites(shapes, probes, owned, computed, missing), sizes, recording
+    return shared.describe_sites(shapes, probes, owned, computed, missing), sizes, recording
 
 
 def _computed_of(
@@ -295,22 +264,22 @@ def _computed_of(
     data: Data,
     values: Mapping[str, Tensor],
     sites: Mapping[str, Mapping[str, Any]],
-) -> dict[str, ComputedEntries]:
+) -> dict[str, shared.ComputedEntries]:
     """What of observed sites is computed from latent ones, from a run at these values."""
 
-    def observed(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Array]:
+    def observed(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, shared.Array]:
         return {n: _host(each["value"]) for n, each in sites.items() if _kind(each) == "observed"}
 
     if not observed(sites):
         return {}
-    layout, flat = check_values(target.bound, one_draw(values))
+    layout, flat = check_values(target.bound, shared.one_draw(values))
     arguments = as_arguments(data.args, data.kwargs, target.bound.rows_for_values())
     position = unconstrain(target.bound, flat[0], (layout, arguments))
     # Moved in unconstrained space, so that all values stay in their supports.
-    other = torch.as_tensor(nearby(_host(position))).to(position)
+    other = torch.as_tensor(shared.nearby(_host(position))).to(position)
     found = constrain(target.bound, other, arguments)
     again = _run(target, data, found, target.first_rows())
-    return computed_entries(observed(sites), observed(again))
+    return shared.computed_entries(observed(sites), observed(again))
 
 
 def computed_sites(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> frozenset[str]:
@@ -321,10 +290,10 @@ def computed_sites(target: LogDensity, data: Data, draws: Mapping[str, Any]) -> 
     }
     with torch.no_grad(), without_host_checks(), global_generator(0):
         sites = _run(target, data, values, target.first_rows())
-        return names_of_computed(_computed_of(target, data, values, sites))
+        return shared.names_of_computed(_computed_of(target, data, values, sites))
 
 
-def _host(value: Tensor) -> Array:
+def _host(value: Tensor) -> shared.Array:
     return value.detach().cpu().numpy()
 
 
@@ -333,7 +302,7 @@ def replay(
     draws: Mapping[str, Any],
     data: Data,
     *,
-    groups: Collection[str] = GROUPS,
+    groups: Collection[str] = shared.GROUPS,
     discrete: str = "sample",
     missing: Collection[str] = (),
     finite: Collection[str] = (),
@@ -344,7 +313,7 @@ def replay(
     around: Mapping[str, Any] | None = None,
     seed: int = 0,
     sharding: Sharding | None = None,
-) -> Replay:
+) -> shared.Replay:
     """Run the model at every draw, on all rows of its data.
 
     Parameters
@@ -394,8 +363,8 @@ def replay(
         A draw is missing for a latent site or does not have its shape, or the arguments hold only
         some rows of a plate.
     """
-    check_draws(target.layout.names, draws)
-    check_choice("discrete", discrete, DISCRETE)
+    shared.check_draws(target.layout.names, draws)
+    check_choice("discrete", discrete, shared.DISCRETE)
     values = {
         name: torch.as_tensor(draws[name], dtype=target.dtype, device=target.device)
         for name in target.layout.names
@@ -403,12 +372,12 @@ def replay(
     with torch.no_grad(), without_host_checks(), global_generator(seed):
         one = {name: value[0] for name, value in values.items()}
         described, sizes, with_density = _describe(target, data, one, missing)
-        check_draw_shapes(one, around or {}, described)
+        shared.check_draw_shapes(one, around or {}, described)
         num_draws = len(next(iter(values.values())))
-        check_room(described, groups, num_draws, target.dtype.itemsize, num_chains)
-        shared = shared_discrete(described, target.plates, groups, missing)
+        shared.check_room(described, groups, num_draws, target.dtype.itemsize, num_chains)
+        labels = shared.shared_discrete(described, target.plates, groups, missing)
         given = {name: draws[name] for name in target.bound.enumerated if name in draws}
-        if not given.keys() >= {*shared}:
+        if not given.keys() >= {*labels}:
             # Numbers of their own: predictions are to be independent of how these were drawn.
             options: dict[str, Any] = {
                 "data_chunk": data_chunk,
@@ -417,9 +386,9 @@ def replay(
             }
             options |= {"missing": missing, "finite": finite, "all_rows": all_rows}
             found = replay(target, draws, data, groups=("discrete",), seed=seed + 1, **options)
-            given = {**{name: found.discrete[name] for name in shared}, **given}
+            given = {**{name: found.discrete[name] for name in labels}, **given}
         for name, value in given.items():
-            check_draw_shape(name, tuple(value.shape[1:]), described[name].shape)
+            shared.check_draw_shape(name, tuple(value.shape[1:]), described[name].shape)
             values[name] = torch.as_tensor(value, device=target.device)
         places = list(range(num_draws))
         of_all = values
@@ -427,10 +396,10 @@ def replay(
             places = sharding.own_draws(num_draws)
             values = {name: value[places] for name, value in values.items()}
         of_sites = target.plates, missing, finite, with_density
-        recorder = Recorder(described, groups, len(places), *of_sites)
+        recorder = shared.Recorder(described, groups, len(places), *of_sites)
         if groups:
             if all_rows:
-                target.require_all_rows(data, PASS_ALL_ROWS)
+                target.require_all_rows(data, shared.PASS_ALL_ROWS)
             most = discrete == "most probable"
             seeds = [[seed % 2**64, place] for place in places]
             chunks = data_chunk, draw_chunk
@@ -511,7 +480,7 @@ Found = tuple[dict[tuple[str, str], Tensor], dict[str, Tensor]]
 class _Rows:
     """What is computed of a model on a chunk of rows, at one draw."""
 
-    recorder: Recorder
+    recorder: shared.Recorder
     target: LogDensity
     data: Data
     indices: Indices
@@ -527,8 +496,8 @@ class _Rows:
         target, data, indices, recorder = self.target, self.data, self.indices, self.recorder
         found: dict[tuple[str, str], Tensor] = {}
         names = target.bound.enumerated
-        shared = {name: one[name] for name in names if name in one}
-        sites = _run(target, data, one, indices, chosen=shared)
+        labels = {name: one[name] for name in names if name in one}
+        sites = _run(target, data, one, indices, chosen=labels)
         outside = {name: _is_outside(sites[name]) for name in target.layout.names}
         # Of sites with a likelihood of their own; of others in ``marginals``.
         marginals: dict[str, RowTerms] = {}
@@ -537,12 +506,12 @@ class _Rows:
         if names and {*groups} & {"log_likelihood", "log_prior", "discrete", "deterministic"}:
             every = _run_enumerated(target, data, one, indices)
         if names and "log_likelihood" in groups:
-            marginals = log_likelihood_of_rows(every.factors)
+            marginals = enumeration.log_likelihood_of_rows(every.factors)
         if names and ("discrete" in groups or deterministic):
             shapes = {name: tuple(sites[name]["value"].shape) for name in names}
             fns = {name: sites[name]["fn"] for name in names}
             seen = [factor for factor in every.scaled if factor.site not in recorder.missing]
-            chosen = posterior_values(seen, fns, shapes, self.most)
+            chosen = enumeration.posterior_values(seen, fns, shapes, self.most)
             # A second run: what the model computes of the discrete sites has to be of the values
             # chosen.
             given = _run(target, data, one, indices, chosen=chosen)
@@ -571,7 +540,7 @@ class _Rows:
             found |= {(term, name): value for term, value in said.items()}
         if "predictive" in groups and own:
             apart, hidden = recorder.apart, recorder.without_kept(own)
-            again = partial(_run, target, data, one, indices, chosen=shared)
+            again = partial(_run, target, data, one, indices, chosen=labels)
             new = again(resample=hidden) if apart else sites
             for name in own:
                 value = new[name]["value"] if apart else _new_observation(new[name])
@@ -583,7 +552,7 @@ class _Rows:
 
 
 def _record(
-    recorder: Recorder,
+    recorder: shared.Recorder,
     target: LogDensity,
     data: Data,
     values: Mapping[str, Tensor],
@@ -596,7 +565,7 @@ def _record(
 ) -> None:
     num_draws = len(next(iter(values.values())))
     if around is not None:
-        (centre,) = _positions(target, data, one_draw(around))
+        (centre,) = _positions(target, data, shared.one_draw(around))
         moves = _positions(target, data, values) - centre
     size = draw_chunk or recorder.draws_together()
     for chunk, (_, indices) in enumerate(target.sweep(data_chunk)):
@@ -612,7 +581,7 @@ def _record(
             draws: slice,
             lead: bool,
             chunk: int = chunk,
-            rows: dict[str, Array] = rows,
+            rows: dict[str, shared.Array] = rows,
         ) -> None:
             computed, outside = found
             for (group, name), value in computed.items():
@@ -645,8 +614,8 @@ def _record(
         _seed([*seeds[draw], chunk + 1])
         own = [name for group, name in recorder.to_correct if group == "predictive"]
         hidden = recorder.without_kept(own)
-        shared = {name: one[name] for name in target.bound.enumerated if name in one}
-        sites = _run(target, data, one, target.all_rows(), resample=hidden, chosen=shared)
+        labels = {name: one[name] for name in target.bound.enumerated if name in one}
+        sites = _run(target, data, one, target.all_rows(), resample=hidden, chosen=labels)
         for group, name in recorder.to_correct:
             recorder.correct(group, name, draw, _host(sites[name]["value"]))
 
@@ -757,7 +726,7 @@ def _is_same(
     together = every({name: value[places] for name, value in values.items()})
     drawn = {"predictive", "discrete"}
     if at_draw.target.bound.enumerated:
-        drawn |= {"deterministic", "alongside", *TERMS}
+        drawn |= {"deterministic", "alongside", *shared.TERMS}
     if at_draw.recorder.missing or ("predictive" in groups and at_draw.recorder.apart):
         drawn |= {"alongside"}
     for number, place in enumerate(places):

@@ -36,8 +36,7 @@ class StartingPositions:
 
     def _draw(self, num: int, generator: torch.Generator, data: Data) -> Float[Tensor, "P D"]:
         bound = self._bound
-        radius = _uniform_radius(self._strategy)
-        if radius is not None:
+        if (radius := _uniform_radius(self._strategy)) is not None:
             shape = (num, bound.layout.dim)
             uniform = torch.rand(shape, generator=generator, dtype=bound.dtype)
             return ((2.0 * uniform - 1.0) * radius).to(bound.device)

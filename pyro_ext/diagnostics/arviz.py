@@ -26,15 +26,8 @@ from pyro.infer import MCMC
 from pyro.infer.mcmc import StreamingMCMC
 
 from ppl_ext.arguments import entry
+from ppl_ext.diagnostics import fit_groups
 from ppl_ext.diagnostics.fit import asked_of
-from ppl_ext.diagnostics.fit_groups import (
-    Group,
-    Host,
-    Wanted,
-    arviz_of,
-    check_fit,
-    rows_to_show,
-)
 from ppl_ext.diagnostics.inference_data import Variable
 from ppl_ext.diagnostics.replay import Replay
 from ppl_ext.errors import ArgumentError
@@ -187,8 +180,10 @@ def to_arviz(
     if args and isinstance(args[0], RunResult) and not isinstance(engine, Fit):
         # As it is written with NumPyro's engines, which do not hold their state.
         result, args = result or args[0], args[1:]
-    args, kwargs, passes = rows_to_show(engine, model, args, kwargs, batches, placing(None))
-    check_fit(engine, model, "to_arviz(engine, *args)")
+    args, kwargs, passes = fit_groups.rows_to_show(
+        engine, model, args, kwargs, batches, placing(None)
+    )
+    fit_groups.check_fit(engine, model, "to_arviz(engine, *args)")
     if model is not None:
         engine = HostFit(engine, model, args, kwargs, seed, passes)
     check_sharding(sharding, Sharding)
@@ -204,31 +199,32 @@ def to_arviz(
     if result is not None:
         traces = {"loss": result.losses, **result.info}
     included = posterior_predictive, log_likelihood, log_prior, observed_data, sample_stats
-    wanted = Wanted(*included, constant_data, discrete, losses, draw_chunk, data_chunk)
+    wanted = fit_groups.Wanted(*included, constant_data, discrete, losses, draw_chunk, data_chunk)
     wanted = wanted._replace(dims=dims, coords=coords, may_thin=all_draws)
 
     def seeded(*given: Any, number: int | None, **options: Any) -> Replay:
         # Groups that are drawn one after another must not have the same random numbers.
         return replay(*given, seed=seed + (number or 0), sharding=sharding, **options)
 
-    def statistics(target: LogDensity, together: int) -> Group:
+    def statistics(target: LogDensity, together: int) -> fit_groups.Group:
         return _sample_statistics(engine, target, draws, data, together)
 
-    host = Host(("pyro_ext", "pyro", "pyro-ppl"), seeded, array_or_none, placing(target.dtype))
+    host = fit_groups.Host(
+        ("pyro_ext", "pyro", "pyro-ppl"), seeded, array_or_none, placing(target.dtype)
+    )
     call = args, kwargs, passes
-    return arviz_of(host, engine, target, draws, data, wanted, call, traces, statistics)
+    return fit_groups.arviz_of(host, engine, target, draws, data, wanted, call, traces, statistics)
 
 
 def _sample_statistics(
     engine: Any, target: LogDensity, draws: Mapping[str, Any], data: Any, together: int
-) -> Group:
+) -> fit_groups.Group:
     positions = target.unconstrain(draws, data)
     log_p = [
         torch.stack(target.full_log_prior_and_likelihood(part, data)).sum(0)
         for part in positions.split(together)
     ]
     statistics = {"log_p": torch.cat(log_p)}
-    hook = getattr(engine, "sample_statistics", None)
-    if hook is not None:
+    if (hook := getattr(engine, "sample_statistics", None)) is not None:
         statistics.update(hook(positions))
     return {name: Variable(value.detach().cpu().numpy()) for name, value in statistics.items()}

@@ -21,16 +21,6 @@ from torch import Tensor
 
 from ppl_ext.batches.passes import Passes
 from ppl_ext.diagnostics import fit as shared
-from ppl_ext.diagnostics.fit import (
-    HOST_DRAWS,
-    Evaluate,
-    check_arguments,
-    check_fits_a_guide,
-    check_model,
-    chunk_sizes,
-    sites_of_guide,
-    target_of_engine,
-)
 from ppl_ext.errors import ArgumentError, DataWarning, HeldParameterWarning
 from ppl_ext.options import as_seed
 from ppl_ext.process import swapped
@@ -56,12 +46,12 @@ class FittedGuide(shared.FittedGuide):
 
     @torch.no_grad()
     def at_draws(
-        self, num_samples: int, draw_chunk: int | None, evaluate: Evaluate
+        self, num_samples: int, draw_chunk: int | None, evaluate: shared.Evaluate
     ) -> tuple[Float[np.ndarray, "S ..."], ...]:
         """What a function finds at draws of the guide, chunk by chunk, in host memory."""
         generator = diagnostic_generator(self.seed)
         pieces = []
-        for size in chunk_sizes(num_samples, self.target.dim, draw_chunk):
+        for size in shared.chunk_sizes(num_samples, self.target.dim, draw_chunk):
             theta = self.draw(generator, size)
             found = evaluate(self.density, self.parameters, self.target, self.data, theta)
             # Draws may be more than the device holds, and sums over them are taken in double
@@ -100,8 +90,8 @@ def fitted_guide(
         rows of a plate.
     """
     if hasattr(fit, "target"):
-        check_fits_a_guide(fit)
-        target, data = target_of_engine(fit, model, args, kwargs, passes)
+        shared.check_fits_a_guide(fit)
+        target, data = shared.target_of_engine(fit, model, args, kwargs, passes)
         if hasattr(fit, "approximation"):
             density, parameters = fit.approximation()
             return FittedGuide(density, parameters, target, data, seed)
@@ -112,7 +102,7 @@ def fitted_guide(
             f"Expected a guide that has been fitted, found {type(fit).__name__} that has not seen "
             "its model. Fit it with SVI, or pass the engine that fits it."
         )
-    check_model(fit, model)
+    shared.check_model(fit, model)
     assert model is not None
     # The target computes in the guide's precision, in which it was fitted.
     dtype = next((parameter.dtype for parameter in fit.parameters()), None)
@@ -138,8 +128,7 @@ def target_of_model(
 
     Arguments that hold only some rows of a plate are refused where it has to be ``all_rows``.
     """
-    check_arguments(args, kwargs)
-    args, kwargs = args or (), dict(kwargs or {})
+    args, kwargs = shared.checked_arguments(args, kwargs)
     with swapped(warnings.catch_warnings()):
         # Parameters that SVI has fitted beside the guide are meant to be where they are.
         warnings.simplefilter("ignore", HeldParameterWarning)
@@ -202,7 +191,7 @@ class HostFit(shared.HostFit):
             )
 
     @torch.no_grad()
-    def get_samples(self, num_samples: int = HOST_DRAWS) -> dict[str, Tensor]:
+    def get_samples(self, num_samples: int = shared.HOST_DRAWS) -> dict[str, Tensor]:
         """Draws of the latent sites, leading dimension = draws."""
         if self.fitted is not None:
             theta = self.fitted.draw(diagnostic_generator(self._seed), num_samples)
@@ -213,7 +202,7 @@ class HostFit(shared.HostFit):
             drawn = Predictive(self.guide, num_samples=num_samples)(
                 *self._data.args, **self._data.kwargs
             )
-        return sites_of_guide(self.target.layout.names, drawn)
+        return shared.sites_of_guide(self.target.layout.names, drawn)
 
     @torch.no_grad()
     def sample_statistics(self, positions: Float[Tensor, "S D"]) -> dict[str, Tensor]:

@@ -7,14 +7,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ppl_ext.gradients import reduced_variance
-from ppl_ext.gradients.reduced_variance import table_shape
+from ppl_ext.gradients.reduced_variance import changes_of_table, table_shape
 from ppl_ext.target.scores import tempered
-from pyro_ext.density import Data, LogDensity, Score, ScoreParts
+from pyro_ext.density import Data, LogDensity, ScoreParts
 from pyro_ext.gradients.estimator import (
     EstimatorState,
     GradientEstimator,
     ScoreEstimate,
-    corrected,
 )
 from pyro_ext.gradients.minibatch import BatchArguments, Minibatch
 
@@ -42,16 +41,10 @@ class SVRG(reduced_variance.SVRG, GradientEstimator):
             # Copies: memory of positions and scores may be used again by the caller.
             anchor, age = z.detach().clone(), 0
             exact = tuple(each.clone() for each in self._score_of_all_rows(target, z, data))
-        indices, minibatch = None, state["minibatch"]
-        if self.full_data is None:
-            indices, minibatch = self._minibatch().draw(target, minibatch, generator, len(z))
-        here = target.score(z, data, indices)
-        there = target.score(anchor, data, indices)
-        # s_B(z) - s_B(a) + s(a): the same rows at both positions, so that their noise cancels near
-        # the anchor.
-        score = corrected(here, there, Score(*exact), indices)
-        age += 1
-        following = {"minibatch": minibatch, "anchor": anchor, "exact": exact, "anchor_age": age}
+        score, rows = self._by_differences(
+            target, state["minibatch"], z, anchor, exact, data, generator
+        )
+        following = {"minibatch": rows, "anchor": anchor, "exact": exact, "anchor_age": age + 1}
         return score, following
 
 
@@ -95,14 +88,7 @@ class SAGA(reduced_variance.SAGA, GradientEstimator):
         rows = indices[name]
         found = [row(index) for index in rows]
         gradient = torch.stack([parts.likelihood for parts in found])
-        change = gradient - table[rows]
-        # (N / |B|) sum_B (g_n - t_n) + sum_n t_n, with the table as it was before this step.
-        likelihood = number * change.mean(0) + total
-        # A step that is not finite is skipped, and the next ones need the sum: it would never be
-        # finite again with such a gradient in it. The row keeps its entry.
-        sound = torch.isfinite(gradient)
-        gradient = torch.where(sound, gradient, table[rows])
-        change = torch.where(sound, change, 0.0)
+        likelihood, gradient, change = changes_of_table(torch, gradient, table[rows], total, number)
         # A row that was drawn twice changes the table once.
         again = torch.ones(len(rows), len(rows), dtype=torch.bool, device=rows.device).tril(-1)
         first = ~(again & (rows[:, None] == rows)).any(1)

@@ -155,8 +155,7 @@ class BatchedFunction:
                 inputs = Inputs(arguments)
                 # What a graph is made for: shapes, numbers of Python, and axes of particles.
                 key = (tuple(z.shape), z.dtype, z.device, inputs.key, in_dims)
-                entry = self._graphs.get(key)
-                if entry is not None:
+                if (entry := self._graphs.get(key)) is not None:
                     if inputs.is_flat:
                         # Kept only where ``is_of`` can tell later arguments, which takes no look
                         # into containers.

@@ -92,8 +92,7 @@ def _fold(module: GraphModule, constants: dict[Any, Tensor], changed: set[Any]) 
             continue
         if node in constants or not _is_pure(node) or _touches(node, changed):
             continue
-        value = _constant(node, constants, module)
-        if value is not None:
+        if (value := _constant(node, constants, module)) is not None:
             constants[node] = value
             continue
         _read_numbers(node, constants)

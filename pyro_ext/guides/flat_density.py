@@ -343,8 +343,7 @@ def has_own_start(guide: Any) -> bool:
     # The host wraps the model in a messenger that holds the strategy.
     wrapped = getattr(guide.model, "func", None)
     messenger = next(iter(getattr(wrapped, "args", ())), None)
-    place = getattr(messenger, "init_fn", None)
-    return shared.has_own_start(guide, place)
+    return shared.has_own_start(guide, getattr(messenger, "init_fn", None))
 
 
 def check_same_layout(guide: Any, layout: Layout) -> None:

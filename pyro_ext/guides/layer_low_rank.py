@@ -54,8 +54,7 @@ class LayerLowRankNormal(shared.LayerFormulas, TorchDistribution):
             return noise.to(self.loc.device)
 
         noise = normal(*self.event_shape)
-        inner = normal(len(self.layers), self.cov_factor.shape[-1])
-        return self._draw(noise, inner)
+        return self._draw(noise, normal(len(self.layers), self.cov_factor.shape[-1]))
 
 
 class AutoLayerLowRankNormal(shared.LayerGuide, AutoContinuous):

@@ -21,27 +21,16 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ppl_ext.guides.row_noise import (
-    LinearUse,
-    NormalDraw,
-    RowNoise,
-    RowNoiseShell,
-    WeightUses,
-    base_distribution,
-    check_drawn,
-    check_latent,
-    kind_of,
-    row_shape,
-)
+from ppl_ext.guides import row_noise
 
 
-class RowNoiseELBO(RowNoiseShell, ELBO):
+class RowNoiseELBO(row_noise.RowNoiseShell, ELBO):
     objectives = (Trace_ELBO, TraceMeanField_ELBO, TraceGraph_ELBO)
 
     def __init__(
         self,
         elbo: ELBO,
-        noise: Callable[[], RowNoise],
+        noise: Callable[[], row_noise.RowNoise],
         sites: Collection[str] | None = None,
     ) -> None:
         vectorized = elbo.vectorize_particles and elbo.num_particles > 1
@@ -113,18 +102,18 @@ class _Weight:
 
     @property
     def kind(self) -> str:
-        return kind_of(self.fn)
+        return row_noise.kind_of(self.fn)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is a view of this site's value."""
         offset = tensor.storage_offset() - self.value.storage_offset()
         return _storage(tensor) == _storage(self.value) and 0 <= offset < self.value.numel()
 
-    def draw(self, view: Tensor) -> NormalDraw | None:
+    def draw(self, view: Tensor) -> row_noise.NormalDraw | None:
         """Mean and scale of a view of the draw; None if the draw is not a factorised Normal."""
         # Mean and scale are read at the strides of the view, which is right only where the draw
         # lies in memory without gaps.
-        base = base_distribution(self.fn)
+        base = row_noise.base_distribution(self.fn)
         if not isinstance(base, torch.distributions.Normal) or not self.drawn.is_contiguous():
             return None
         offset = view.storage_offset() - self.drawn.storage_offset()
@@ -135,7 +124,7 @@ class _Weight:
             .as_strided(view.size(), view.stride(), offset)
             for values in (base.loc, base.scale)
         )
-        return NormalDraw(view, mean, scale)
+        return row_noise.NormalDraw(view, mean, scale)
 
 
 class _Weights(Messenger):
@@ -154,19 +143,19 @@ class _Weights(Messenger):
     def _pyro_post_sample(self, msg: Any) -> None:
         name, value = msg["name"], msg["value"]
         if msg["is_observed"]:
-            self.row_shapes.append(row_shape(msg["fn"]))
+            self.row_shapes.append(row_noise.row_shape(msg["fn"]))
             return
         self.latent.append(name)
         if name not in self._drawn or (self._wanted is not None and name not in self._wanted):
             return
-        check_drawn(self._noise, name, self._drawn[name]["value"], value)
+        row_noise.check_drawn(self._noise, name, self._drawn[name]["value"], value)
         if not value.numel():
             return
         # An autoguide draws an auxiliary site, and its sites are views of the draw.
         sources = [
             site for site in self._drawn.values() if _storage(site["value"]) == _storage(value)
         ]
-        random = [site for site in sources if kind_of(site["fn"]) != "Delta"]
+        random = [site for site in sources if row_noise.kind_of(site["fn"]) != "Delta"]
         source = (random or sources)[0]
         self.sites[name] = _Weight(name, value, source["value"], source["fn"])
 
@@ -193,12 +182,12 @@ class _Call(NamedTuple):
     places: Callable[[Tensor], int]
 
 
-class _LinearOperations(TorchFunctionMode, WeightUses):
+class _LinearOperations(TorchFunctionMode, row_noise.WeightUses):
     """Sees the torch functions that are called, and replaces linear ones on weights."""
 
-    def __init__(self, weights: _Weights, noise: RowNoise) -> None:
+    def __init__(self, weights: _Weights, noise: row_noise.RowNoise) -> None:
         TorchFunctionMode.__init__(self)
-        WeightUses.__init__(self, noise)
+        row_noise.WeightUses.__init__(self, noise)
         self._weights = weights
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -227,8 +216,7 @@ class _LinearOperations(TorchFunctionMode, WeightUses):
 
     def _note(self, values: Iterable[Tensor], func: Any) -> None:
         for value in values:
-            site = self._weights.find(value)
-            if site is not None:
+            if (site := self._weights.find(value)) is not None:
                 self._note_plain(site.site, getattr(func, "__name__", str(func)))
 
     def _linear(self, weight: _Weight, call: _Call) -> Tensor:
@@ -249,7 +237,7 @@ class _LinearOperations(TorchFunctionMode, WeightUses):
                 for axis, other in axes
             )
 
-        use = LinearUse(
+        use = row_noise.LinearUse(
             weight.site,
             call.x,
             draw,
@@ -268,7 +256,7 @@ class _LinearOperations(TorchFunctionMode, WeightUses):
 
     def check(self, sites: Collection[str] | None) -> None:
         """See that what was asked for has happened, and that it was sound."""
-        check_latent(self._noise.name, sites, self._weights.latent)
+        row_noise.check_latent(self._noise.name, sites, self._weights.latent)
         self._check(self._weights.sites, sites, self._weights.row_shapes)
 
 

@@ -145,17 +145,11 @@ class SteinDiscrepancyVI(Shell, Engine):
 
     def _plan(self, target: LogDensity, generator: Generator, data: Data) -> SamplerPlan:
         found = super()._plan(target, generator, data)
-        plan = SamplerPlan(
-            target,
-            found.estimator,
-            tuple(_apart(module) for module in self.sampler.modules),
-            DifferentiableTarget(target),
-            self.num_samples,
-            LEARNING_RATE,
-            self.clip_norm,
-        )
-        self._check_estimator(plan, data)
-        return plan
+        networks = tuple(Network.of(*take_apart(module)) for module in self.sampler.modules)
+        options = self.num_samples, LEARNING_RATE, self.clip_norm
+        differentiable = DifferentiableTarget(target)
+        plan = SamplerPlan(target, found.estimator, networks, differentiable, *options)
+        return self._checked(plan, data)
 
     def _initialize(self, plan: SamplerPlan, data: Data) -> SamplerState:
         target, sampler = plan.target, self.sampler
@@ -269,8 +263,3 @@ class SteinDiscrepancyVI(Shell, Engine):
 
         own = {name: value.detach() for name, value in state.optimizer.parameters.items()}
         return self._drawn(plan, state, own, number, self._draws, scores, self._estimator_state)
-
-
-def _apart(module: Any) -> Network:
-    parameters, with_values = take_apart(module)
-    return Network({name: each.value for name, each in parameters.items()}, with_values)

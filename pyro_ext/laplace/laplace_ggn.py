@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,10 +20,8 @@ from ppl_ext.laplace.laplace_ggn import (
     PosteriorShell,
     added,
     as_numpy,
-    check_known_fisher,
-    curvature_of_gaussian,
 )
-from pyro_ext.curvature import Curvature, GaussNewton, PriorStructure, ProgramCurvature
+from pyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature
 from pyro_ext.curvature.coordinates import Coordinates
 from pyro_ext.curvature.prior import prior_curvature_of_one
 from pyro_ext.density import Data, LogDensity
@@ -226,6 +223,9 @@ class LaplaceGGN(LaplaceShell, ParticleEngine):
 
 
 class _Posterior(PosteriorShell):
+    _coordinates, _program, _algebra = Coordinates, ProgramCurvature, Algebra
+    _prior_of_one = staticmethod(prior_curvature_of_one)
+
     @classmethod
     def of(
         cls,
@@ -238,15 +238,7 @@ class _Posterior(PosteriorShell):
             anywhere = torch.zeros(target.dim, dtype=target.dtype, device=target.device)
             return target.outputs(anywhere, data, target.first_rows())
 
-        given = options, hyperparameters
-        curvature = curvature_of_gaussian(target, *given, Coordinates, outputs)
-        # Once for a mode: rows of rank one are not looked for.
-        likelihood = ProgramCurvature(target, data, curvature, often=False)
-        if hyperparameters:
-            check_known_fisher(likelihood.drawn)
-        prior = partial(_prior_at, target, likelihood.prior)
-        held = Coordinates(target, hyperparameters).numbers
-        return cls(target, likelihood.where, prior, likelihood, held)
+        return cls(target, *cls._parts(target, data, options, hyperparameters, outputs))
 
     def draws(
         self, precision: Precision, mode: Tensor, generator: Generator, number: int
@@ -282,11 +274,3 @@ class _Posterior(PosteriorShell):
             # Hyperparameters that H does not depend on have no slope.
             (slope,) = torch.autograd.grad(log_determinant, values, materialize_grads=True)
         return slope
-
-
-def _prior_at(
-    target: LogDensity, structure: PriorStructure, position: Tensor, data: Data
-) -> Curvature:
-    """Curvature of the log prior at a position (D,), without what is negative."""
-    found = prior_curvature_of_one(target, structure, position, data)
-    return Curvature.of_prior(Algebra.without_negative(found)[None])

@@ -191,8 +191,7 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 def _sum_of_logarithms(values: Tensor) -> float:
     """Sum of the logarithms of positive numbers (n,), of products of four, which is faster."""
-    quarter = len(values) // 4
-    if quarter:
+    if quarter := len(values) // 4:
         first, second, third, fourth = values[: 4 * quarter].chunk(4)
         products = (first * second).mul_(third).mul_(fourth)
         low, high = (float(bound) for bound in products.aminmax())

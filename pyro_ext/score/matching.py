@@ -14,16 +14,7 @@ from jaxtyping import Float
 from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
 
-from ppl_ext.score_matching.matching import (
-    RECENT,
-    MatchingShell,
-    Regularization,
-    bam_moments,
-    checked_regularization,
-    gsm_moments,
-    pull,
-    regularization_at,
-)
+from ppl_ext.score_matching import matching as shared
 from ppl_ext.score_matching.regression.overflow import LENIENCE
 from pyro_ext.density import Data
 from pyro_ext.descent import all_finite
@@ -59,7 +50,7 @@ def step(engine: Any, plan: GuidePlan, state: GuideState, data: Data) -> Update:
             whitened = found.score @ moments.scale
             # Of scores in units of the guide, which does not depend on how coordinates are scaled.
             latest = float(whitened.square().sum(-1).mean())
-            info["pull"] = float(pull(whitened))
+            info["pull"] = float(shared.pull(whitened))
             sound, score_square = _screened(state.method, latest)
             moments = engine._matched(moments, theta, found.score, engine.num_steps_taken)
             matched = density.set_moments(parameters, moments)
@@ -78,7 +69,7 @@ def _screened(seen: float, latest: float) -> tuple[bool, float]:
     before, 0 where there are none, and that of the latest.
     """
     verdict = judged(seen, latest)
-    after = seen + RECENT * (latest - seen) if seen > 0.0 else latest
+    after = seen + shared.RECENT * (latest - seen) if seen > 0.0 else latest
     return not verdict.wild, verdict.choose(lambda: LENIENCE * seen, lambda: latest, lambda: after)
 
 
@@ -90,7 +81,7 @@ def gsm_update(
     With NaN for a scale when the covariance is not positive definite. That cannot happen in exact
     arithmetic; in floating point the covariance is a difference.
     """
-    mean, covariance = gsm_moments(*moments, theta, score)
+    mean, covariance = shared.gsm_moments(*moments, theta, score)
     # As little as keeps a covariance that is singular to rounding positive definite, in units of
     # each coordinate: scales may differ by orders of magnitude.
     scale = covariance.diagonal().sqrt()
@@ -101,7 +92,7 @@ def gsm_update(
     return Moments(mean, scale[:, None] * factor)
 
 
-class GSM(MatchingShell, GuideEngine):
+class GSM(shared.MatchingShell, GuideEngine):
     """Gaussian score matching: closed-form updates of a full Normal guide.
 
     Each step draws from the guide q_t and moves it to the Normal q that is nearest to q_t in
@@ -183,7 +174,7 @@ def bam_update(
     ``moments`` are those of the present guide, which drew ``theta``; ``score`` is the target's
     there, and ``weight`` the paper's lambda_t: weight of the scores against the present guide.
     """
-    return Moments(*bam_moments(torch, _triangular, *moments, theta, score, weight))
+    return Moments(*shared.bam_moments(torch, _triangular, *moments, theta, score, weight))
 
 
 def _triangular(rows: Float[Tensor, "n D"]) -> Float[Tensor, "D D"]:
@@ -193,7 +184,7 @@ def _triangular(rows: Float[Tensor, "n D"]) -> Float[Tensor, "D D"]:
     return upper.T * torch.where(upper.diagonal() < 0, -1.0, 1.0).to(upper)
 
 
-class BaM(MatchingShell, GuideEngine):
+class BaM(shared.MatchingShell, GuideEngine):
     """Batch and match: closed-form proximal updates of a full Normal guide.
 
     Each step draws a batch from the guide q_t and takes the Normal q that minimises
@@ -276,14 +267,14 @@ class BaM(MatchingShell, GuideEngine):
         model: Callable[..., Any],
         guide: Any = None,
         num_samples: int = 8,
-        regularization: Regularization = "decaying",
+        regularization: shared.Regularization = "decaying",
         **options: Any,
     ) -> None:
         super().__init__(model, guide, num_samples, **options)
-        self.regularization = checked_regularization(regularization)
+        self.regularization = shared.checked_regularization(regularization)
 
     def _weight(self, size: int) -> float:
-        return float(regularization_at(self.regularization, self.num_steps_taken, size))
+        return float(shared.regularization_at(self.regularization, self.num_steps_taken, size))
 
     def _matched(self, moments: Moments, theta: Tensor, score: Tensor, step: int) -> Moments:
         return bam_update(moments, theta, score, self._weight(theta.numel()))

@@ -29,15 +29,10 @@ from torch.utils import _pytree as pytree
 from ppl_ext.engines.judgement import Judgement
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import describe
+from ppl_ext.sgmcmc import schedules
 from ppl_ext.sgmcmc.energies import Energies
 from ppl_ext.sgmcmc.heat import heat_by_site, scores_each
 from ppl_ext.sgmcmc.kernels import Step, StochasticGradientShell
-from ppl_ext.sgmcmc.schedules import (
-    Schedule,
-    check_first_step_size,
-    warn_of_broken_steps,
-    warn_of_draws_without_density,
-)
 from ppl_ext.target.log_density import warn_of_nothing
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.fingerprint import digest_of_arguments
@@ -104,7 +99,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
     def __init__(
         self,
         model: Callable[..., Any],
-        step_size: float | Schedule,
+        step_size: float | schedules.Schedule,
         *,
         evaluation: str = "graph",
         dtype: torch.dtype | None = None,
@@ -183,7 +178,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             seed = self.sharding.of_first(seed)
             torch.set_rng_state(self.sharding.of_first(torch.get_rng_state()))
         self._generator.manual_seed(int(seed))
-        check_first_step_size(self.step_size(0))
+        schedules.check_first_step_size(self.step_size(0))
         self._warmup_draws, self._draws, self._figures = warmup_steps, 0, {"divergences": []}
         self._figures["potential_energy"], self._site_heat, self.judgement = [], None, None
         if self._pending is not None:
@@ -328,14 +323,14 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         self._warn_of_divergences(broken, steps)
         if not broken:
             marked = sum(int(chains.sum()) for _, chains in self._figures.get("divergences", []))
-            warn_of_draws_without_density(type(self).__name__, marked)
+            schedules.warn_of_draws_without_density(type(self).__name__, marked)
         if self._figures.get("potential_energy"):
             self.judgement = self.judge()
             if self._warmup_draws or not self._warns_after_warmup:
                 self.judgement.warn()
 
     def _warn_of_divergences(self, number: int, steps: int) -> None:
-        warn_of_broken_steps(type(self).__name__, number, steps)
+        schedules.warn_of_broken_steps(type(self).__name__, number, steps)
 
     def diagnostics(self, chain: int = 0) -> dict[str, Any]:
         """Figures of the draws of a chain after the warm-up.
@@ -357,8 +352,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         """Step size, and steps that were not finite, for the progress bar."""
         state = self.state
         shown = OrderedDict([("step size", f"{state.step_size:.2e}")])
-        broken = int(state.num_diverging.sum())
-        if broken:
+        if broken := int(state.num_diverging.sum()):
             shown["steps not finite"] = str(broken)
         return shown
 

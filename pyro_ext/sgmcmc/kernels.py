@@ -8,22 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ppl_ext.sgmcmc.kernels import (
-    Cycles,
-    Exchanges,
-    PSGLDShell,
-    ReplicaExchangeSGLDShell,
-    ScoreMoments,
-    SGHMCShell,
-    SGLDShell,
-    Step,
-)
+from ppl_ext.sgmcmc import kernels as shared
 from ppl_ext.sgmcmc.schedules import check_warmup
 from pyro_ext.sgmcmc.dynamics import hamiltonian_step, langevin_step
 from pyro_ext.sgmcmc.kernel import KernelState, StochasticGradientKernel
 
 
-class SGLD(SGLDShell, StochasticGradientKernel):
+class SGLD(shared.SGLDShell, StochasticGradientKernel):
     """Stochastic gradient Langevin dynamics: gradient ascent on minibatches with Normal noise.
 
         z <- z + α s(z) + sqrt(2 α) ε
@@ -63,12 +54,12 @@ class SGLD(SGLDShell, StochasticGradientKernel):
     """
 
     def _move(
-        self, dynamics: dict[str, Tensor], z: Tensor, step: Step
+        self, dynamics: dict[str, Tensor], z: Tensor, step: shared.Step
     ) -> tuple[Tensor, dict[str, Tensor]]:
         return langevin_step(z, step.score, step.noise, step.size), dynamics
 
 
-class PSGLD(PSGLDShell, StochasticGradientKernel):
+class PSGLD(shared.PSGLDShell, StochasticGradientKernel):
     """SGLD with steps scaled by RMSprop's running mean of squared scores.
 
         G = 1 / (λ + sqrt(v)),   z <- z + α G s(z) + sqrt(2 α G) ε
@@ -140,7 +131,7 @@ class PSGLD(PSGLDShell, StochasticGradientKernel):
     def _init_dynamics(self, num_chains: int) -> dict[str, Tensor]:
         target = self.target
         zero = torch.zeros(num_chains, target.dim, dtype=target.dtype, device=target.device)
-        return ScoreMoments(zero, zero[:, :1], zero, zero, zero[:, :1])._asdict()
+        return shared.ScoreMoments(zero, zero[:, :1], zero, zero, zero[:, :1])._asdict()
 
     def draw(self) -> KernelState:
         if self.adapt == "warmup" and 0 < self._warmup_draws == self._draws:
@@ -149,9 +140,9 @@ class PSGLD(PSGLDShell, StochasticGradientKernel):
         return super().draw()
 
     def _move(
-        self, dynamics: dict[str, Tensor], z: Tensor, step: Step
+        self, dynamics: dict[str, Tensor], z: Tensor, step: shared.Step
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        moments = ScoreMoments(**dynamics)
+        moments = shared.ScoreMoments(**dynamics)
         if step.warmup or self.adapt == "always":
             moments = moments.with_score(step.score, self.decay)
         preconditioner = moments.preconditioner(self.damping)
@@ -159,7 +150,7 @@ class PSGLD(PSGLDShell, StochasticGradientKernel):
         return moved, moments._asdict()
 
 
-class SGHMC(SGHMCShell, StochasticGradientKernel):
+class SGHMC(shared.SGHMCShell, StochasticGradientKernel):
     """Stochastic gradient Hamiltonian Monte Carlo: momentum, friction and the noise to it.
 
         dz = M^-1 r dt,   dr = s(z) dt - γ r dt + sqrt(2 γ M) dW
@@ -227,14 +218,14 @@ class SGHMC(SGHMCShell, StochasticGradientKernel):
         return {"momentum": torch.zeros(shape, dtype=target.dtype, device=target.device)}
 
     def _move(
-        self, dynamics: dict[str, Tensor], z: Tensor, step: Step
+        self, dynamics: dict[str, Tensor], z: Tensor, step: shared.Step
     ) -> tuple[Tensor, dict[str, Tensor]]:
         pushed = dynamics["momentum"], step.score, step.noise, step.size
         moved, momentum = hamiltonian_step(z, *pushed, self.friction, self._diagonal)
         return moved, {"momentum": momentum}
 
 
-class CyclicalSGLD(Cycles, SGLD):
+class CyclicalSGLD(shared.Cycles, SGLD):
     """SGLD in cycles: long steps that look for other modes, then short ones that draw.
 
     In each cycle of L steps the step size falls from ``step_size`` to nearly zero along a cosine
@@ -291,7 +282,7 @@ class CyclicalSGLD(Cycles, SGLD):
     """
 
 
-class CyclicalSGHMC(Cycles, SGHMC):
+class CyclicalSGHMC(shared.Cycles, SGHMC):
     """SGHMC in cycles: long steps that look for other modes, then short ones that draw.
 
     As ``CyclicalSGLD``, with momentum. The squares of the step sizes fall along the cosine, since
@@ -353,7 +344,7 @@ class CyclicalSGHMC(Cycles, SGHMC):
     _power = 0.5
 
 
-class ReplicaExchangeSGLD(ReplicaExchangeSGLDShell, SGLD):
+class ReplicaExchangeSGLD(shared.ReplicaExchangeSGLDShell, SGLD):
     """Parallel tempering: replicas of every chain at several temperatures, which change places.
 
     Replica r follows ``SGLD`` on the posterior to the power 1 / T_r; that at T_1 = 1 gives the
@@ -429,7 +420,7 @@ class ReplicaExchangeSGLD(ReplicaExchangeSGLDShell, SGLD):
     """
 
     def _init_replicas(self, z: Tensor) -> dict[str, Any]:
-        exchanges = Exchanges.none(z.new_zeros(len(z), self.num_replicas), torch)
+        exchanges = shared.Exchanges.none(z.new_zeros(len(z), self.num_replicas), torch)
         return {
             "z": z[:, None].repeat(1, self.num_replicas - 1, 1),
             # An order of rows of its own: two minibatches of one order are not independent.
@@ -448,7 +439,7 @@ class ReplicaExchangeSGLD(ReplicaExchangeSGLDShell, SGLD):
             energy = -estimate.log_density(self.target.likelihood_temperature)
             energies.append(energy.view(num_chains, -1))
             states.append(after)
-        exchanges = Exchanges(*(kept[name] for name in Exchanges._fields))
+        exchanges = shared.Exchanges(*(kept[name] for name in shared.Exchanges._fields))
         uniform = torch.rand(exchanges.due.shape, generator=self._generator, dtype=z.dtype)
         gaps = torch.as_tensor(self._gaps, dtype=z.dtype, device=z.device)
         log_uniform = uniform.log().to(z.device)

@@ -14,14 +14,13 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import pyro
-import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ppl_ext.stan.density import StanDensity
-from ppl_ext.stan.program import LOG_DENSITY, POSITION, StanProgramShell
+from ppl_ext.stan.program import NO_THIRD, StanProgramShell
 
 # A graph holds numbers and tensors only, so that a program goes by a number in it.
 _programs: WeakValueDictionary[int, StanDensity] = WeakValueDictionary()
@@ -29,20 +28,15 @@ _numbers = itertools.count()
 
 
 class StanProgram(StanProgramShell[Tensor]):
+    host, arrays = pyro, torch
+
     def __init__(self, density: StanDensity) -> None:
         super().__init__(density)
         self._number = next(_numbers)
         _programs[self._number] = density
 
-    def __call__(self) -> None:
-        """The Pyro program."""
-        # Masked, a standard normal is a flat prior that hosts can draw starting points from.
-        flat = dist.Normal(torch.zeros(self.density.dim), 1.0).to_event(1).mask(False)
-        z = pyro.sample(POSITION, flat)
-        pyro.factor(LOG_DENSITY, self.log_density(z))
-        for name, value in self.constrain(z).items():
-            event_dim = len(self.density.shapes[name])
-            pyro.deterministic(name, value, event_dim=event_dim)
+    def _record(self, name: str, value: Tensor) -> Any:
+        return pyro.deterministic(name, value, event_dim=len(self.density.shapes[name]))
 
     def log_density(self, z: Float[Tensor, "*P D"]) -> Float[Tensor, "*P"]:
         log_density, _ = _LogDensity.apply(z, self._number)
@@ -155,9 +149,7 @@ class _HessianProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, product: Tensor) -> Any:
-        raise NotImplementedError(
-            "A Stan program has first and second derivatives, and third ones were asked for."
-        )
+        raise NotImplementedError(NO_THIRD)
 
     @staticmethod
     def vmap(

@@ -139,8 +139,7 @@ class ParticleEngine(ParticlePart, Engine):
     def _plan(self, target: LogDensity, generator: Generator, data: Data) -> Plan:
         divides = self.sharding is not None and self.sharding.exchange == "all-to-all"
         if divides and self._follows and self._sees_all:
-            undivided = self._undivided()
-            if undivided is not None:
+            if (undivided := self._undivided()) is not None:
                 raise ArgumentError(undivided)
         found = super()._plan(target, generator, data)
         if not self._has_kernel:

@@ -99,8 +99,7 @@ def refused(problem: Problem, verdict: Verdict) -> str:
             "The density of a Stan program is in one piece, which does not tell whether its priors "
             "are proper. Write it with the host's primitives."
         )
-    improper = target.layout.improper
-    if improper:
+    if improper := target.layout.improper:
         names = ", ".join(f"'{name}'" for name in improper)
         return (
             f"The density of {names} has no normaliser, as that of an ImproperUniform or of a "
@@ -117,8 +116,7 @@ def log_evidence(climbed: Climbed, verdict: Verdict, seed: int) -> LogEvidence:
     nor non-centred sites change it.
     """
     problem = climbed.problem
-    reason = refused(problem, verdict)
-    if reason:
+    if reason := refused(problem, verdict):
         return LogEvidence(None, None, reason)
     before = problem.evaluate.calls
     try:

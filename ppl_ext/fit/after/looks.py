@@ -104,8 +104,7 @@ def _ordered(fit: Fit) -> Fit:
 def values_of(fit: Fit, name: str) -> Shaped[np.ndarray, "S ..."]:
     """Draws of a latent or deterministic site."""
     if name in fit.draws:
-        value = fit.draws[name]
-        return np.asarray(on_host(value))
+        return np.asarray(on_host(fit.draws[name]))
     if fit.has_program and fit.views is not None:
         return variable(as_arviz(fit, **POSTERIOR_ALONE)["posterior"], name)
     raise ArgumentError(f"Expected one of the sites {list(fit.draws)}, found {name!r}.")

@@ -160,8 +160,7 @@ def _aim(
     if not policy.may_aim(float(sampled.window.jumped.mean()), kernel.proposal.free):
         return
     may_bend = policy.may_bend(program, has_labels=kernel.symmetry is not None)
-    found = fitted_to(begun.known, generator, may_bend=may_bend)
-    if found is not None:
+    if (found := fitted_to(begun.known, generator, may_bend=may_bend)) is not None:
         kernel.propose_from(*found)
 
 

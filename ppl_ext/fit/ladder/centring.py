@@ -68,8 +68,7 @@ class EntryData:
 def neck_among(problem: Problem, sites: Iterable[str], draws: Positions, meter: Meter) -> float:
     """:func:`neck` at the median and spread of draws (S, D): a mode may lie far from the mass."""
     low, middle, high = np.quantile(draws, [0.05, 0.5, 0.95], axis=0)
-    mode = Mode(middle, (high - low) / WITHIN, 0.0, 0.0)
-    return neck(problem, sites, mode, meter)
+    return neck(problem, sites, Mode(middle, (high - low) / WITHIN, 0.0, 0.0), meter)
 
 
 @np.errstate(all="ignore")

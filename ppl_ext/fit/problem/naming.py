@@ -123,8 +123,7 @@ def with_labels(
     """Figures by site with the labels of single numbers in place of their places."""
 
     def renamed(name: str, value: Value) -> Value:
-        places = value.name.removeprefix(name).strip("[]")
-        at = _at(labels, name, places)
+        at = _at(labels, name, value.name.removeprefix(name).strip("[]"))
         return replace(value, name=f"{name}[{at}]") if at else value
 
     return {

@@ -132,8 +132,7 @@ def _labelled(
     draws: Mapping[str, Float[np.ndarray, "S ..."]], places: Mapping[str, Sequence[int]]
 ) -> Float[np.ndarray, "S labels"]:
     """What orders the labels of draws."""
-    scalars = [draws[name] for name in places if draws[name].ndim == 1]
-    if scalars:
+    if scalars := [draws[name] for name in places if draws[name].ndim == 1]:
         return np.stack(scalars, axis=1)
     name = min(places, key=lambda each: draws[each].ndim)
     own = draws[name].reshape(*draws[name].shape[:2], -1)
@@ -147,8 +146,7 @@ def _permuted(
 ) -> Values:
     """Draws whose labels change places, each by its own permutation."""
     found = dict(draws)
-    scalars = [name for name in places if draws[name].ndim == 1]
-    if scalars:
+    if scalars := [name for name in places if draws[name].ndim == 1]:
         mixed = np.take_along_axis(_labelled(draws, places), permutations, axis=1)
         found |= {name: mixed[:, k] for k, name in enumerate(scalars)}
     for name, own in places.items():

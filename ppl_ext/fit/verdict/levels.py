@@ -5,24 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppl_ext.chains.coupling import Coupled
-from ppl_ext.fit.verdict.agreement import (
-    MOST_R_HAT,
-    is_bounded,
-    is_doubtful,
-    of_chains,
-    words_of_deviations,
-)
+from ppl_ext.fit.verdict import agreement, policy
 from ppl_ext.fit.verdict.facts import Chained, Correction, Engine, Evidence, Modes, Program
-from ppl_ext.fit.verdict.policy import (
-    BEST_KHAT,
-    BEST_SHARE,
-    DRAWS,
-    STRAINED,
-    chains_refused,
-    is_good,
-    is_strained,
-    rows_refused,
-)
 from ppl_ext.fit.verdict.verdict import Level, Verdict
 from ppl_ext.statistics.khat import khat_in_words
 
@@ -83,24 +67,24 @@ def _against(evidence: Evidence) -> list[str]:
 
 def _by_chains(evidence: Evidence, found: Chained) -> tuple[Level, tuple[str, ...]]:
     coupled = evidence.coupled or NO_PAIRS
-    bounded = is_bounded(coupled)
-    against = _against(evidence) + of_chains(
+    bounded = agreement.is_bounded(coupled)
+    against = _against(evidence) + agreement.of_chains(
         found,
         evidence.wanted,
         rested=evidence.rested,
         is_sure=not bounded,
-        is_heavy=is_doubtful(found, evidence.correction, evidence.program.strain),
+        is_heavy=agreement.is_doubtful(found, evidence.correction, evidence.program.strain),
     )
     figures = found.words
     if found.deviation_error > 0.0:  # of those that have one
-        figures += f" {words_of_deviations(found)}"
+        figures += f" {agreement.words_of_deviations(found)}"
     if found.heavy:
         names = ", ".join(f"'{name}'" for name in found.heavy)
         figures += (
             f" Tails of {names} are heavy, so that their standard deviations have no reliable "
             "error. Read the quantiles of fit.summary()."
         )
-    if found.coordinate_r_hat > MOST_R_HAT > found.r_hat:
+    if found.coordinate_r_hat > agreement.MOST_R_HAT > found.r_hat:
         figures += (
             f" On unconstrained space R-hat is {found.coordinate_r_hat:.3f}, in "
             f"'{found.coordinate_site}': the edge of its support is visited slowly."
@@ -121,10 +105,10 @@ def _by_weights(evidence: Evidence, correction: Correction) -> tuple[Level, tupl
     refused = _words_without_chains(evidence)
     figures = (
         "Importance weights of the approximation: Pareto k-hat "
-        f"{khat_in_words(correction.khat)} (good below {BEST_KHAT}), worth "
-        f"{correction.share:.0%} of the draws (good above {BEST_SHARE:.0%})."
+        f"{khat_in_words(correction.khat)} (good below {policy.BEST_KHAT}), worth "
+        f"{correction.share:.0%} of the draws (good above {policy.BEST_SHARE:.0%})."
     )
-    if is_good(correction) and not against:
+    if policy.is_good(correction) and not against:
         return "corrected", (figures, *_of_labels(evidence), refused)
     if against or correction.khat >= 1.0:
         far = "" if correction.khat < 1.0 else "The approximation is far from the posterior. "
@@ -135,7 +119,7 @@ def _by_weights(evidence: Evidence, correction: Correction) -> tuple[Level, tupl
 
 def _words_without_chains(evidence: Evidence) -> str:
     """Why draws are not of chains."""
-    if refused := chains_refused(evidence):
+    if refused := policy.chains_refused(evidence):
         return refused
     if not evidence.wanted.exact:
         return "Chains were not run: exact=False."
@@ -147,8 +131,8 @@ def _words_without_chains(evidence: Evidence) -> str:
 def _of_unchecked(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
     """Of draws of a Normal at a mode, for whose importance weights nothing was left."""
     program = evidence.program
-    rows = None if program.is_whole else rows_refused(evidence)
-    if evidence.left < DRAWS + program.far_out:
+    rows = None if program.is_whole else policy.rows_refused(evidence)
+    if evidence.left < policy.DRAWS + program.far_out:
         why = (
             "The budget ended early: these are draws of a Normal at the mode that was found, which "
             "nothing has checked. Give a larger budget= or seconds=."
@@ -165,11 +149,11 @@ def _of_unchecked(evidence: Evidence) -> tuple[Level, tuple[str, ...]]:
             "which there was no time: these are draws of a Normal at the mode of a batch of rows. "
             "Give more seconds."
         )
-    return "not trusted", (why, *(each for each in (rows, chains_refused(evidence)) if each))
+    return "not trusted", (why, *(each for each in (rows, policy.chains_refused(evidence)) if each))
 
 
 def _of_engine(evidence: Evidence, engine: Engine) -> tuple[Level, tuple[str, ...]]:
-    rows = None if evidence.program.is_whole else rows_refused(evidence)
+    rows = None if evidence.program.is_whole else policy.rows_refused(evidence)
     chains = _words_without_chains(evidence)
     left = (rows, chains) if rows else (chains,)
     is_near = engine.settled or engine.moving < NEARLY
@@ -317,12 +301,12 @@ def _of_undefined(correction: Correction | None) -> list[str]:
 
 
 def _of_neck(evidence: Evidence) -> list[str]:
-    if not is_strained(evidence.neck):
+    if not policy.is_strained(evidence.neck):
         return []
     return [
         f"Curvatures of sites of latent scale change by a factor of {evidence.neck:,.0f} over the "
-        f"draws, expected at most {STRAINED}: draws where the scale is small may be missing. Give "
-        "a larger budget= or seconds=, or write these sites non-centred."
+        f"draws, expected at most {policy.STRAINED}: draws where the scale is small may be missing."
+        " Give a larger budget= or seconds=, or write these sites non-centred."
     ]
 
 

@@ -366,8 +366,7 @@ class Verdict:
         if not self.by_site:
             return None
         rows = [row for name, site in self.by_site.items() for row in self._rows(name, site)]
-        header = ("site", "mean", "sd", "5%", "95%", "ESS", "R-hat")
-        return Table(header, rows)
+        return Table(("site", "mean", "sd", "5%", "95%", "ESS", "R-hat"), rows)
 
     def _rows(self, name: str, site: SiteFigures) -> list[tuple[str, ...]]:
         unknown = math.nan

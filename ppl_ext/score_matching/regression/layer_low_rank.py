@@ -76,8 +76,7 @@ class LayerLowRankForm(ClosedForm[LayerLowRankRegression]):
         for layer in self._layers:
             rows = self._part(factor.T, layer).T
             part = LowRankMoments(self._part(loc, layer), self._part(scale, layer), rows)
-            large = len(rows) > rows.shape[1]
-            guides.append(part if large else self._dense(part))
+            guides.append(part if len(rows) > rows.shape[1] else self._dense(part))
         return guides
 
     def _dense(self, moments: LowRankMoments) -> Moments:
