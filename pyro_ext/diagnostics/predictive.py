@@ -22,11 +22,12 @@ from ppl_ext.diagnostics.replay import (
     check_numbers_of_draws,
     values_of_shared,
 )
+from ppl_ext.errors import ModelCheckError
 from ppl_ext.fit.habits import as_fitted
 from ppl_ext.options import as_seed, check_count
 from ppl_ext.process import between_steps
 from ppl_ext.running.sharding import check_sharding
-from pyro_ext.density import LogDensity
+from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.arguments import placing
 from pyro_ext.density.prediction import ObserveMissing, run_at
 from pyro_ext.density.replay import computed_sites, replay
@@ -225,14 +226,24 @@ def predictions(
     args, kwargs = as_fitted(model, args, kwargs, like, placing(None))
     draws = _tensors(draws)
     dtype = next((value.dtype for value in draws.values() if value.is_floating_point()), None)
-    observing = ObserveMissing(draws)
-    target, data = target_of_model(observing.over(model), args, kwargs, dtype=dtype, all_rows=False)
-    if observing.finite and any(like):
+
+    def observed(draws: Mapping[str, Tensor]) -> tuple[ObserveMissing, LogDensity, Data]:
+        observing = ObserveMissing(draws)
+        known = observing.over(model)
+        return observing, *target_of_model(known, args, kwargs, dtype=dtype, all_rows=False)
+
+    try:
+        observing, target, data = observed(draws)
+        may_share = bool(observing.finite)
+    except ModelCheckError:
+        # Observations may be impossible beside a discrete site that was drawn from its prior.
+        if not any(like):
+            raise
+        may_share = True
+    if may_share and any(like):
         fitted, own = target_of_model(model, *like, dtype=dtype, all_rows=False)
-        if shared := values_of_shared(replay, fitted, draws, own, seed=as_seed(seed) + 1):
-            draws = {**draws, **_tensors(shared)}
-            observing = ObserveMissing(draws)
-            known = observing.over(model)
-            target, data = target_of_model(known, args, kwargs, dtype=dtype, all_rows=False)
+        shared = values_of_shared(replay, fitted, draws, own, seed=as_seed(seed) + 1)
+        draws = {**draws, **_tensors(shared)}
+        observing, target, data = observed(draws)
     at_draws = partial(replay, target, data=data, seed=as_seed(seed))
     return returned_sites(at_draws, draws, observing, return_sites)

@@ -102,3 +102,23 @@ def test_a_fit_beyond_the_bounds_is_not_trusted(backend: Any) -> None:
     assert "parameter 'rate' of 'y' lies out of the bounds" in found.verdict.reasons[0]
     judged = backend.public.check(*keys, found.draws, model, *arrays, progress_bar=False)
     assert not judged.trusted and any("out of the bounds" in each for each in judged.reasons)
+
+
+def test_an_observation_that_a_discrete_site_may_forbid_is_no_fault(backend: Any) -> None:
+    """A count of 3 of n, where n may be 2: the sum over n has no such term."""
+    host, dist = backend.host, backend.dist
+    sizes = backend.array(np.array([0.0, 0.0, 0.3, 0.4, 0.3]))
+
+    def model(y: Any) -> None:
+        share = host.sample("share", dist.Beta(1.0, 1.0))
+        number = host.sample("number", dist.Categorical(sizes))
+        with host.plate("rows", 3):
+            count = 1.0 * number if backend.is_pyro else number
+            host.sample("y", dist.Binomial(count, share), obs=y)
+
+    keys = () if backend.is_pyro else (backend.key(),)
+    y = backend.array(np.array([3.0, 2.0, 3.0] if backend.is_pyro else [3, 2, 3]))
+    found = backend.public.fit(*keys, model, y, progress_bar=False, exact=False)
+    assert found.verdict.trusted
+    new = found.predict()
+    assert new["number"].min() >= 3 and np.all(new["y"] <= new["number"][:, None])

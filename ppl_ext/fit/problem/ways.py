@@ -168,8 +168,9 @@ def ways_of(
             # The program as written may have further values, the parameters of a Stan program.
             return found if latents is None else {n: found[n] for n in written.layout.names}
 
-        # That takes all rows at hundreds of draws.
-        looks = passes is None and not target.plates
+        # It takes all rows at hundreds of draws. Discrete sites have all their values at once, and
+        # at some of these an observation may be impossible.
+        looks = not (passes or target.plates or target.bound.enumerated)
         look_at_bounds = partial(host.out_of_bounds, target, own) if looks else None
         piece = once(f"pieces, {name}", lambda: host.piece(target))
         engine = None if engine_of is None else engine_of(program, target)
