@@ -504,10 +504,6 @@ def _record(
                 recorder.correct(group, name, draw, np.asarray(found[name]))
 
 
-#: Draws whose bounds are looked at side by side: few, since each may have many rows.
-BOUNDS_TOGETHER = 16
-
-
 def shares_out_of_bounds(target: LogDensity, data: Data, z: Any) -> dict[tuple[str, str], float]:
     """At how many of some positions (S, D) something is out of bounds, as a share.
 
@@ -540,7 +536,7 @@ def _compiled_bounds(target: LogDensity) -> Program:
 
     def chunk(z: jax.Array, data: Data, rows: dict[str, Any]) -> dict[str, dict[str, jax.Array]]:
         values = target.constrain(z, data)
-        return lax.map(lambda one: at(one, data, rows), values, batch_size=BOUNDS_TOGETHER)
+        return jax.vmap(lambda one: at(one, data, rows))(values)
 
     return Program(chunk, rarely=True)
 

@@ -28,6 +28,7 @@ from ppl_ext.diagnostics.predictive_data import (
 from ppl_ext.diagnostics.replay import (
     check_draws_are_mapping,
     check_numbers_of_draws,
+    of_the_same_shape,
     values_of_shared,
 )
 from ppl_ext.errors import ArgumentError
@@ -275,7 +276,8 @@ def predictions(
     key = random.key(seed)
     if observing.finite and any(like):
         fitted, own = target_of_model(model, *like, all_rows=False)
-        if shared := values_of_shared(replay, fitted, draws, own, rng_key=random.fold_in(key, 1)):
+        shared = values_of_shared(replay, fitted, draws, own, rng_key=random.fold_in(key, 1))
+        if shared and (shared := of_the_same_shape(shared, replay, target, draws, data)):
             draws = {**draws, **shared}
             observing = ObserveMissing(model, draws)
             target, data = target_of_model(observing, args, kwargs, all_rows=False, owner="predict")

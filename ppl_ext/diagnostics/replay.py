@@ -461,7 +461,8 @@ def shared_discrete(
 
     def is_shared(site: SiteDescription) -> bool:
         plates = {*site.plates} - {None}
-        size = math.prod(site.shape)
+        axes = zip(site.shape, site.plates, strict=True)
+        size = math.prod(length for length, plate in axes if plate is not None)
         return not plates & {*chunked} and any(
             plates <= {*each.batch_plates} and math.prod(each.batch_shape) > size
             for each in observed
@@ -482,6 +483,22 @@ def values_of_shared(
         return {}
     found = replay(target, draws, data, groups=("discrete",), all_rows=False, **options).discrete
     return {name: found[name] for name in names}
+
+
+def of_the_same_shape(
+    values: Mapping[str, Array],
+    replay: Callable[..., Replay],
+    target: Any,
+    draws: Mapping[str, Any],
+    data: Any,
+) -> dict[str, Array]:
+    """Of discrete sites the values (S, *shape) that have the shape which they have at these data.
+
+    Other persons or groups than those that were fitted have labels of their own.
+    """
+    sites = replay(target, draws, data, groups=(), all_rows=False).sites
+    shapes = {name: site.shape for name, site in sites.items()}
+    return {name: each for name, each in values.items() if shapes.get(name) == each.shape[1:]}
 
 
 def check_draws(names: Sequence[str], draws: Mapping[str, Any]) -> None:

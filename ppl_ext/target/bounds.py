@@ -9,7 +9,8 @@ there is not the one that its program means.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ppl_ext.target.outputs import Host
@@ -35,43 +36,54 @@ def out_of_bounds(
     Returns
     -------
     dict of str to bool array ()
-        By the name of a parameter, or "value". What has no bounds is not there.
+        By the name of a parameter, or "value". What has no bounds is not there, nor what a
+        distribution of the user's own does not tell.
     """
     found: dict[str, Any] = {}
-    fn, masks, declared = host.unwrapped(outer)
-    batch = tuple(outer.batch_shape) + tuple(outer.event_shape[:declared])
-    mask = host.joint_mask([*around, *masks], declared, batch)
-
-    def note(name: str, constraint: Any, numbers: Any) -> None:
-        beyond = _beyond(host, constraint, numbers)
-        if beyond is not None:
-            if mask is not None:
-                beyond = host.xp.broadcast_to(beyond, batch) & mask
+    with suppress(Exception):
+        for name, beyond in _elements(host, outer, value, around):
             found[name] = found[name] | beyond.any() if name in found else beyond.any()
+    return found
+
+
+def _elements(
+    host: Host, outer: Any, value: Any, around: Sequence[tuple[Any, int]]
+) -> Iterator[tuple[str, Any]]:
+    """Which elements of parameters and values are out of bounds, and count."""
+    fn, masks, declared = host.unwrapped(outer)
+    masks = [*around, *masks]
+
+    def counted(constraint: Any, numbers: Any) -> Any:
+        beyond = _beyond(host, constraint, numbers)
+        for part, within in masks if beyond is not None else ():
+            if part is not None and part is not True:
+                mask = host.as_array(part)
+                beyond = beyond & mask.reshape((*mask.shape, *(1,) * (declared - within)))
+        return beyond
 
     while True:
         given: Mapping[str, Any] = vars(fn)
         for name, constraint in fn.arg_constraints.items():
             # Of parameters that can be written in two ways the one that was given.
             if name in given and hasattr(given[name], "ndim"):
-                note(name, constraint, given[name])
+                beyond = counted(constraint, given[name])
+                if beyond is not None:
+                    yield name, beyond
         base = given.get("base_dist")
-        if base is None:
-            break
-        if not hasattr(fn, "transforms") and value is not None:
-            # A truncated or an inflated one has its values by itself.
-            note("value", fn.support, value)
+        # A truncated or an inflated one has no transforms, and its values by itself.
+        if base is None or not hasattr(fn, "transforms"):
+            beyond = None if value is None else counted(fn.support, value)
+            if beyond is not None:
+                yield "value", beyond
             value = None
+        if base is None:
+            return
         if value is not None:
-            try:
-                for transform in reversed(fn.transforms):
-                    value = transform.inv(value)
-            except NotImplementedError:  # it has no inverse
-                value = None
-        fn, _, _ = host.unwrapped(base)
-    if value is not None:
-        note("value", fn.support, value)
-    return found
+            for transform in reversed(fn.transforms):
+                value = transform.inv(value)
+        fn, inner, more = host.unwrapped(base)
+        masks += [(part, declared + within) for part, within in inner]
+        declared += more
 
 
 def _beyond(host: Host, constraint: Any, numbers: Any) -> Any:
@@ -83,7 +95,7 @@ def _beyond(host: Host, constraint: Any, numbers: Any) -> Any:
     if not any(hasattr(constraint, name) for name in bounds):
         return None
     lower, upper = (getattr(constraint, name, default) for name, default in bounds.items())
-    numbers = host.as_array(numbers)
+    numbers = 1 * host.as_array(numbers)  # of truth values too
     slack = ROUNDING * (1.0 + abs(numbers))
     beyond = (numbers < lower - slack) | (numbers > upper + slack)
     # Elements of an event count together.

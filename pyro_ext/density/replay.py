@@ -428,10 +428,6 @@ def _positions(target: LogDensity, data: Data, values: Mapping[str, Any]) -> Flo
     return torch.func.vmap(position, randomness="different", chunk_size=MOVES)(flat)
 
 
-#: Draws whose bounds are looked at side by side: few, since each may have many rows.
-BOUNDS_TOGETHER = 16
-
-
 def shares_out_of_bounds(
     target: LogDensity, data: Data, z: Float[Tensor, "S D"]
 ) -> dict[tuple[str, str], float]:
@@ -443,17 +439,20 @@ def shares_out_of_bounds(
 
     def at(one: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         found = {}
-        for name, site in _run(target, data, one, indices).items():
+        sites = _run(target, data, one, indices)
+        for name, site in sites.items():
             if _kind(site) != "deterministic":
                 value = None if name in latent else site["value"]
                 found[name] = out_of_bounds(HOST, site["fn"], value, [(site["mask"], 0)])
+        # The host's messages refer to each other, and would keep all draws' arrays for a while.
+        for site in sites.values():
+            site.clear()
         return found
 
     with torch.no_grad(), without_host_checks(), global_generator(0):
         values = target.constrain(z, data)
         try:
-            every = torch.func.vmap(at, randomness="different", chunk_size=BOUNDS_TOGETHER)
-            many = every(values)
+            many = torch.func.vmap(at, randomness="different")(values)
         except RuntimeError:
             each = [
                 at({name: value[row] for name, value in values.items()}) for row in range(len(z))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from ppl_ext.diagnostics.replay import (
     Replay,
     check_draws_are_mapping,
     check_numbers_of_draws,
+    of_the_same_shape,
     values_of_shared,
 )
 from ppl_ext.errors import ModelCheckError
@@ -232,18 +234,18 @@ def predictions(
         known = observing.over(model)
         return observing, *target_of_model(known, args, kwargs, dtype=dtype, all_rows=False)
 
-    try:
-        observing, target, data = observed(draws)
-        may_share = bool(observing.finite)
-    except ModelCheckError:
-        # Observations may be impossible beside a discrete site that was drawn from its prior.
-        if not any(like):
-            raise
-        may_share = True
-    if may_share and any(like):
+    built = None
+    # Observations may be impossible beside a discrete site that was drawn from its prior.
+    with suppress(ModelCheckError) if any(like) else nullcontext():
+        built = observed(draws)
+    if any(like) and (built is None or built[0].finite):
         fitted, own = target_of_model(model, *like, dtype=dtype, all_rows=False)
         shared = values_of_shared(replay, fitted, draws, own, seed=as_seed(seed) + 1)
+        if built is not None and shared:
+            shared = of_the_same_shape(shared, replay, built[1], draws, built[2])
         draws = {**draws, **_tensors(shared)}
-        observing, target, data = observed(draws)
+        built = observed(draws) if shared or built is None else built
+    assert built is not None
+    observing, target, data = built
     at_draws = partial(replay, target, data=data, seed=as_seed(seed))
     return returned_sites(at_draws, draws, observing, return_sites)

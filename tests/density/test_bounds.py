@@ -66,6 +66,19 @@ PROGRAMS: dict[str, tuple[Any, dict[tuple[str, str], float]]] = {
         ),
         {("y", "rate"): 0.25},
     ),
+    "rows that a mask of a transformed event hides": (
+        lambda b: (
+            lambda h, d, line: h.sample(
+                "y",
+                d.TransformedDistribution(
+                    d.Normal(b.xp.stack([line, line], -1), b.array(1.0)).to_event(1),
+                    [d.transforms.ExpTransform()],
+                ).mask(b.array(X > -1.0)),
+                obs=b.array(np.ones((5, 2))),
+            )
+        ),
+        {},
+    ),
     "elements of an event": (
         lambda b: (
             lambda h, d, line: h.sample(
@@ -83,6 +96,36 @@ PROGRAMS: dict[str, tuple[Any, dict[tuple[str, str], float]]] = {
 def test_what_lies_out_of_bounds_is_told_by_site_and_parameter(backend: Any, name: str) -> None:
     observe, expected = PROGRAMS[name]
     assert shares(backend, observe(backend)) == expected
+
+
+def test_a_mask_may_have_more_rows_than_its_site_has_plates() -> None:
+    pyro = pytest.importorskip("pyro")
+    import torch
+
+    from ppl_ext.target.bounds import out_of_bounds
+    from pyro_ext.density.outputs import HOST
+
+    for keep in (True, False):
+        masks = [(torch.tensor([False, False, keep]), 0)]
+        negative = pyro.distributions.Poisson(torch.tensor(-1.0), validate_args=False)
+        found = out_of_bounds(HOST, negative, None, masks)
+        assert {name: bool(flag) for name, flag in found.items()} == {"rate": keep}
+    truth = torch.tensor([True, False])
+    of_truth = pyro.distributions.Categorical(torch.ones(2) / 2)
+    assert not out_of_bounds(HOST, of_truth, truth)["value"]
+
+
+def test_a_family_of_the_users_own_is_left_alone(backend: Any) -> None:
+    from ppl_ext.target.bounds import out_of_bounds
+
+    class Own(backend.dist.Normal):  # type: ignore[name-defined, misc]
+        @property
+        def support(self) -> Any:
+            raise NotImplementedError
+
+    host, one = backend.room("density.outputs").HOST, backend.array(1.0)
+    found = out_of_bounds(host, Own(one, one, validate_args=False), one)
+    assert {name: bool(flag) for name, flag in found.items()} == {"scale": False}
 
 
 def test_a_fit_beyond_the_bounds_is_not_trusted(backend: Any) -> None:

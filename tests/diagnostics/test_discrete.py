@@ -217,6 +217,32 @@ def test_new_rows_share_the_labels_that_the_observed_ones_share(
     assert np.all(np.abs(found["y"][ones == 1].mean(0) - 1.5) < 5.0 * 2.0 / np.sqrt(ones.sum()))
 
 
+def test_other_groups_have_labels_of_their_own(backend: Any) -> None:
+    """Of as many groups as were fitted the labels are those of the fit; of others they are new."""
+    h = Written(backend)
+    kinds = backend.array([0.2, 0.3, 0.5])
+
+    def model(number: int = 2, y: Any = None) -> None:
+        level = h.sample("level", h.dist.Normal(0.0, 1.0))
+        with h.plate("groups", number, dim=-1):
+            if backend.is_pyro:
+                last = h.sample("kind", h.dist.OneHotCategorical(kinds))[..., 2]
+            else:  # which has no such family
+                last = h.sample("kind", h.dist.Categorical(kinds)) == 2
+            with h.plate("rows", 2, dim=-2):
+                h.sample("y", h.dist.Normal(level + 20.0 * last, 1.0), obs=y)
+
+    y, number = np.array([[0.3, 20.3], [-0.2, 19.9]]), 600
+    draws = {"level": backend.array(np.zeros(number))}
+    predict = backend.room("diagnostics.predictive").predictions
+    like = ((2, backend.array(y)), {})
+    same = np.asarray(predict(model, draws, (2,), {}, 0, like)["y"])
+    assert np.all(same[:, :, 0] < 10.0) and np.all(same[:, :, 1] > 10.0)
+    new = np.asarray(predict(model, draws, (5,), {}, 0, like)["y"])
+    assert new.shape == (number, 2, 5)
+    assert_shares((new[:, 0] > 10.0).mean(0), np.full(5, 0.5), number)
+
+
 def test_new_observations_of_to_arviz_share_them_too(backend: Any) -> None:
     model, number = shared_program(Written(backend)), 2_000
     target, data = backend.target(model, (), {n: backend.array(v) for n, v in SHARED.items()})

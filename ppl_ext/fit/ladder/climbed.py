@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,9 +20,11 @@ from ppl_ext.fit.verdict import facts, levels
 from ppl_ext.fit.verdict.verdict import STAGES, Stage, Verdict
 from ppl_ext.target.bounds import words_of_bounds
 
-#: Draws that are looked at, and the share of them that may be out of bounds: so little mass moves
-#: no mean by more than some hundredths of a standard deviation.
-LOOKED_AT, BEYOND = 256, 0.01
+#: Draws whose bounds are looked at, so many of them at once, for as many seconds as no user minds.
+LOOKED_AT, TOGETHER, LONGEST = 128, 16, 1.0
+#: Share of them that may be out of bounds: so little mass moves no mean by more than some
+#: hundredths of a standard deviation.
+BEYOND = 0.01
 
 
 @dataclass
@@ -86,7 +89,16 @@ def told_of_bounds(problem: Problem, draws: Float[np.ndarray, "S D"]) -> tuple[s
     if look is None or not len(draws):
         return ()
     rows = np.linspace(0, len(draws) - 1, min(LOOKED_AT, len(draws))).astype(int)
-    shares = look(draws[rows]).items()
+    counts, looked, began = Counter[tuple[str, str]](), 0, time.perf_counter()
+    for some in np.split(rows, range(TOGETHER, len(rows), TOGETHER)):
+        # It is a look beside the fit, which must not end with it.
+        with suppress(Exception):
+            for at, share in look(draws[some]).items():
+                counts[at] += round(share * len(some))
+        looked += len(some)
+        if time.perf_counter() - began > LONGEST:
+            break
+    shares = ((at, number / looked) for at, number in counts.items())
     return tuple(words_of_bounds(*at, share) for at, share in shares if share > BEYOND)
 
 
