@@ -165,3 +165,27 @@ def test_an_observation_that_a_discrete_site_may_forbid_is_no_fault(backend: Any
     assert found.verdict.trusted
     new = found.predict()
     assert new["number"].min() >= 3 and np.all(new["y"] <= new["number"][:, None])
+
+
+def test_rounding_is_not_out_of_bounds(backend: Any) -> None:
+    from ppl_ext.target.bounds import out_of_bounds
+
+    host = backend.room("density.outputs").HOST
+    for beyond, expected in ((1e-6, False), (1e-3, True)):
+        family = backend.dist.Bernoulli(probs=backend.array(1.0 + beyond), validate_args=False)
+        found = out_of_bounds(host, family, backend.array(1.0))
+        assert {name: bool(flag) for name, flag in found.items()} == {"probs": expected}
+
+
+def test_truncated_and_inflated_families_have_their_values_by_themselves(backend: Any) -> None:
+    from ppl_ext.target.bounds import out_of_bounds
+
+    host, dist = backend.room("density.outputs").HOST, backend.dist
+    rate, gate = backend.array(2.0), backend.array(0.3)
+    inflated = dist.ZeroInflatedDistribution(dist.Poisson(rate), gate=gate)
+    assert not any(out_of_bounds(host, inflated, backend.array(0.0)).values())
+    assert out_of_bounds(host, inflated, backend.array(-1.0))["value"]
+    if not backend.is_pyro:
+        truncated = dist.TruncatedNormal(0.0, 1.0, low=0.5, high=2.0)
+        found = (out_of_bounds(host, truncated, backend.array(at))["value"] for at in (0.2, 1.0))
+        assert list(map(bool, found)) == [True, False]
