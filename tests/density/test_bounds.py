@@ -118,7 +118,7 @@ def test_a_mask_may_have_more_rows_than_its_site_has_plates() -> None:
 def test_a_family_of_the_users_own_is_left_alone(backend: Any) -> None:
     from ppl_ext.target.bounds import out_of_bounds
 
-    class Own(backend.dist.Normal):  # type: ignore[name-defined, misc]
+    class Own(backend.dist.Normal):
         @property
         def support(self) -> Any:
             raise NotImplementedError
