@@ -259,7 +259,7 @@ def _shapes(
                 plates.setdefault(frame.name, frame.size)
             event_dim = site["fn"].event_dim if site["type"] == "sample" else None
             shapes = shared.SiteShapes(kind, shape, shared.plates_of_axes(shape, event_dim, frames))
-            if kind in ("observed", "latent"):
+            if kind in ("observed", "latent", "discrete"):
                 log_prob = site["fn"].log_prob(site["value"])
                 shapes.add_density(tuple(jnp.shape(log_prob)), frames, site["infer"])
             found[name] = shapes

@@ -460,9 +460,7 @@ def shared_discrete(
         return []
 
     def is_shared(site: SiteDescription) -> bool:
-        plates = {*site.plates} - {None}
-        axes = zip(site.shape, site.plates, strict=True)
-        size = math.prod(length for length, plate in axes if plate is not None)
+        plates, size = {*site.plates} - {None}, math.prod(site.batch_shape)
         return not plates & {*chunked} and any(
             plates <= {*each.batch_plates} and math.prod(each.batch_shape) > size
             for each in observed

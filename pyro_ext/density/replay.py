@@ -225,7 +225,7 @@ def _shapes(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, shared.SiteShap
         found[name] = shared.SiteShapes(
             kind, shape, shared.plates_of_axes(shape, event_dim, frames)
         )
-        if kind in ("observed", "latent") or _adds_density(site):
+        if kind in ("observed", "latent", "discrete") or _adds_density(site):
             found[name].add_density(tuple(_log_prob(site).shape), frames, site["infer"])
     return found
 
