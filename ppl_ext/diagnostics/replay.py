@@ -454,9 +454,9 @@ def shared_discrete(
         As of ``replay``: there are none where nothing new is wanted, or nothing was observed.
     """
     observed = [site for site in sites.values() if site.kind == "observed"]
-    if not {"predictive", "prediction"} & {*groups} or {*missing} >= {
-        site.name for site in observed
-    }:
+    # With the group "discrete" predictions have its values, and new observations alone need these.
+    needed = {"predictive"} if "discrete" in groups else {"predictive", "prediction"}
+    if not needed & {*groups} or {*missing} >= {site.name for site in observed}:
         return []
 
     def is_shared(site: SiteDescription) -> bool:
