@@ -18,7 +18,7 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import array_or_none, on_host, place
 from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.density.reparameterise import moves_of, noncentred
-from numpyro_ext.density.replay import replay, shares_out_of_bounds
+from numpyro_ext.density.replay import out_of_bounds_at, replay
 from numpyro_ext.diagnostics.arviz import to_arviz
 from numpyro_ext.diagnostics.predictive import predictions, predictor
 from numpyro_ext.draws import check_key
@@ -395,7 +395,7 @@ def ways_of(
         initial=initial,
         prior=prior,
         epsilon=lambda target: float(jnp.finfo(target.dtype).eps),
-        out_of_bounds=shares_out_of_bounds,
+        out_of_bounds=out_of_bounds_at,
         moves=moves_of,
         noncentred=noncentred,
         running=partial(_Run, strategy_key),

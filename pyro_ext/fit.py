@@ -31,7 +31,7 @@ from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.arguments import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.reparameterise import moves_of, noncentred
-from pyro_ext.density.replay import replay, shares_out_of_bounds
+from pyro_ext.density.replay import out_of_bounds_at, replay
 from pyro_ext.diagnostics.arviz import to_arviz
 from pyro_ext.diagnostics.predictive import predictions, predictor
 from pyro_ext.engine import Engine
@@ -386,7 +386,7 @@ def ways_of(
         initial=initial,
         prior=prior,
         epsilon=lambda target: torch.finfo(target.dtype).eps,
-        out_of_bounds=lambda target, data, z: shares_out_of_bounds(
+        out_of_bounds=lambda target, data, z: out_of_bounds_at(
             target, data, torch.as_tensor(z, dtype=target.dtype)
         ),
         moves=moves_of,

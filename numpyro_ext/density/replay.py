@@ -504,20 +504,16 @@ def _record(
                 recorder.correct(group, name, draw, np.asarray(found[name]))
 
 
-def shares_out_of_bounds(target: LogDensity, data: Data, z: Any) -> dict[tuple[str, str], float]:
-    """At how many of some positions (S, D) something is out of bounds, as a share.
+def out_of_bounds_at(target: LogDensity, data: Data, z: Any) -> dict[str, dict[str, jax.Array]]:
+    """At which of some positions (S, D) something is out of bounds, as truth values (S,).
 
     By site and what; see :func:`ppl_ext.target.bounds.out_of_bounds`. All rows are looked at, and
     no sites of a ``scan``.
     """
     rows = {name: np.arange(plate.size) for name, plate in target.plates.items()}
+    found: dict[str, dict[str, jax.Array]]
     found = _compiled_bounds(target)(jnp.asarray(z, target.dtype), data, rows)
-    shares = {
-        (name, what): float(np.mean(flags))
-        for name, each in found.items()
-        for what, flags in each.items()
-    }
-    return {place: share for place, share in shares.items() if share > 0.0}
+    return found
 
 
 @lru_cache(maxsize=8)

@@ -428,10 +428,10 @@ def _positions(target: LogDensity, data: Data, values: Mapping[str, Any]) -> Flo
     return torch.func.vmap(position, randomness="different", chunk_size=MOVES)(flat)
 
 
-def shares_out_of_bounds(
+def out_of_bounds_at(
     target: LogDensity, data: Data, z: Float[Tensor, "S D"]
-) -> dict[tuple[str, str], float]:
-    """At how many of some positions something is out of bounds, as a share.
+) -> dict[str, dict[str, shared.Array]]:
+    """At which of some positions something is out of bounds, as truth values (S,).
 
     By site and what; see :func:`ppl_ext.target.bounds.out_of_bounds`. All rows are looked at.
     """
@@ -462,10 +462,7 @@ def shares_out_of_bounds(
                 for name, flags in each[0].items()
             }
     return {
-        (name, what): share
-        for name, flags in many.items()
-        for what, each_flag in flags.items()
-        if (share := float(each_flag.double().mean())) > 0.0
+        name: {what: _host(flag) for what, flag in flags.items()} for name, flags in many.items()
     }
 
 

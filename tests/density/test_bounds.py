@@ -23,8 +23,9 @@ def shares(backend: Any, observe: Any) -> dict[tuple[str, str], float]:
             observe(backend.host, backend.dist, 0.5 + line[0] + line[1] * backend.array(X))
 
     target, data = backend.target(model)
-    found = backend.room("density.replay").shares_out_of_bounds(target, data, backend.array(Z))
-    return dict(found)
+    found = backend.room("density.replay").out_of_bounds_at(target, data, backend.array(Z))
+    shares = {(n, w): float(np.mean(f)) for n, each in found.items() for w, f in each.items()}
+    return {at: share for at, share in shares.items() if share > 0.0}
 
 
 def exponential_after(dist: Any, start: Any, backend: Any) -> Any:

@@ -93,8 +93,9 @@ def told_of_bounds(problem: Problem, draws: Float[np.ndarray, "S D"]) -> tuple[s
     for some in np.split(rows, range(TOGETHER, len(rows), TOGETHER)):
         # It is a look beside the fit, which must not end with it.
         with suppress(Exception):
-            for at, share in look(draws[some]).items():
-                counts[at] += round(share * len(some))
+            for site, found in look(draws[some]).items():
+                for what, flags in found.items():
+                    counts[site, what] += int(flags.sum())
         looked += len(some)
         if time.perf_counter() - began > LONGEST:
             break

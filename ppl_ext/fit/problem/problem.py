@@ -133,7 +133,7 @@ class Problem:
         Of a number and a seed: positions of so many draws of the prior. Raises
         ``NotImplementedError`` where a site has none.
     out_of_bounds : callable, optional
-        Of positions (S, D): the share of them at which a parameter or an observation of a site is
+        Of positions (S, D): truth values (S,), where a parameter or an observation of a site is
         out of the bounds of its distribution, by site and what.
     views : Views, optional
         What a fit of it shows of the program.
@@ -166,7 +166,7 @@ class Problem:
     other_form: Problem | None = None
     observed: Observed = field(default_factory=Observed)
     prior: Prior | None = None
-    out_of_bounds: Callable[[Positions], Mapping[tuple[str, str], float]] | None = None
+    out_of_bounds: Callable[[Positions], Mapping[str, Mapping[str, Any]]] | None = None
     views: Views | None = None
 
     @property

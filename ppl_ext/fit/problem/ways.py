@@ -85,7 +85,7 @@ class Host:
     epsilon : callable
         Of a target: its machine epsilon.
     out_of_bounds : callable
-        Of a target, data and positions (S, D): the share of these at which a parameter or an
+        Of a target, data and positions (S, D): truth values (S,), where a parameter or an
         observation of a site is out of the bounds of its distribution, by site and what.
     moves, noncentred : callable
         Sites that may be non-centred, and the program with these so.
@@ -106,7 +106,7 @@ class Host:
     initial: Callable[[Any, int, Any], Positions]
     prior: Callable[[Any, int, int, Any], Positions]
     epsilon: Callable[[Any], float]
-    out_of_bounds: Callable[[Any, Any, Positions], Mapping[tuple[str, str], float]]
+    out_of_bounds: Callable[[Any, Any, Positions], Mapping[str, Mapping[str, Any]]]
     moves: Callable[[Any, Any], Moves]
     noncentred: Callable[..., Noncentred]
     running: Callable[[Any], EngineRun]
