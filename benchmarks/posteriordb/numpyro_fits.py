@@ -154,7 +154,8 @@ def noisy(program: NativeProgram, level: float, seed: int) -> Callable[[], None]
         flat = dist.Normal(0.0, 1.0).expand([program.dim]).to_event(1).mask(False)
         z = numpyro.sample("z", flat)
         held = lax.stop_gradient(z)
-        density, score = jax.value_and_grad(value)(held)
+        with numpyro.handlers.block():  # The sites inside are not of this program.
+            density, score = jax.value_and_grad(value)(held)
         noise = level * jnp.abs(score).max() * white_noise(held, jnp.asarray(seed, jnp.uint32))
         numpyro.factor("density", density + (score + noise) @ (z - held))
 

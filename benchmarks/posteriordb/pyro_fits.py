@@ -136,7 +136,8 @@ def noisy(program: NativeProgram, level: float, seed: int) -> Callable[[], None]
         flat = dist.Normal(torch.zeros(program.dim), 1.0).to_event(1).mask(False)
         z = pyro.sample("z", flat)
         held = z.detach()
-        found = program.target.score(held[None], program.data)
+        with pyro.poutine.block():  # The sites inside are not of this program.
+            found = program.target.score(held[None], program.data)
         score = found.score[0].detach()
         density = (found.log_prior + found.log_likelihood)[0].detach()
         noise = level * score.abs().max() * white_noise(held, torch.tensor(seed))

@@ -412,6 +412,22 @@ def test_sweeps_of_a_newton_step(backend: Any) -> None:
     assert backend.newton_sweeps(by_row) == 1
 
 
+@pytest.mark.parametrize("backend", [numpyro_fits, pyro_fits], ids=["numpyro", "pyro"])
+def test_advi_runs_on_scores_with_noise(backend: Any) -> None:
+    """Sites of the program inside are not sites of the one that has the noise."""
+    backend.configure()
+    program = backend.native("blr", Database.open("embedded")["blr_simulated-blr"].data())
+    fitter = backend.fitter(program, METHODS["ADVI, full"], 10, 0.1)
+    found: list[Floats] = []
+
+    def look(spent: int, seconds: float, draws: Any) -> bool:
+        found.append(draws(5).z)
+        return False
+
+    fitter.fit(0, 0.01, None, [5, 10], look)
+    assert [z.shape for z in found] == [(5, 6)] * 2 and not np.allclose(*found)
+
+
 def test_noise_is_refused_where_it_has_no_meaning() -> None:
     with pytest.raises(ValueError, match="NUTS needs exact scores"):
         check_noise(METHODS["NUTS"], 0.1)
