@@ -15,6 +15,7 @@ import torch
 from pyro.distributions import Delta
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
+from torch.distributions import Transform
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
@@ -39,6 +40,7 @@ from pyro_ext.density.handlers import (
     plate_shape_error,
     running,
     without_host_checks,
+    without_validation,
 )
 from pyro_ext.density.layout import with_own_containers
 
@@ -73,6 +75,10 @@ class Derived(TorchDispatchMode):
     def __contains__(self, value: Any) -> bool:
         return id(value) in self._known
 
+    def add(self, value: Tensor) -> None:
+        """Take this tensor for one of the others."""
+        self._known[id(value)] = value
+
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
     return (each for each in pytree.tree_leaves(tree) if isinstance(each, Tensor))
@@ -89,9 +95,16 @@ class CheckHandler(DiscoveryHandler):
     ) -> None:
         super().__init__(indices, plates)
         self.modules = modules
+        #: What is computed from values of latent sites, where the run is validated.
+        self.latent = Derived(())
         self.parameter_names: list[str] = []
         #: Layers of torch that draw weights where they are called.
         self.layers: list[torch.nn.Module] = []
+
+    def unconstrained_value(self, msg: Any, transform: Transform) -> Tensor:
+        value = super().unconstrained_value(msg, transform)
+        self.latent.add(value)
+        return value
 
     def _pyro_param(self, msg: Any) -> None:
         self.parameter_names.append(msg["name"])
@@ -141,9 +154,34 @@ class CheckHandler(DiscoveryHandler):
                 f"`plate = pyro.plate({frames[0].name!r}, ...); out = net(x); with plate: ...`."
             )
 
+    def _is_moved(self, msg: Any) -> bool:
+        """Whether values of latent sites move an observation or an end of its support."""
+        fn = msg["fn"]
+        if msg["value"].isnan().any():
+            return False  # inside of no support
+        if msg["value"] in self.latent:
+            return True
+        while fn is not None:
+            support = fn.support
+            while hasattr(support, "base_constraint"):
+                support = support.base_constraint
+            for part in (support, *getattr(fn, "transforms", ())):
+                if any(each in self.latent for each in vars(part).values()):
+                    return True
+            fn = getattr(fn, "base_dist", None)
+        return False
+
     def _pyro_post_sample(self, msg: Any) -> None:
         try:
-            super()._pyro_post_sample(msg)
+            try:
+                super()._pyro_post_sample(msg)
+            except ValueError as error:
+                is_outside = msg["is_observed"] and "to be within the support" in str(error)
+                if not (is_outside and self._is_moved(msg)):
+                    raise
+                # At other values of latent sites the observations may be inside.
+                msg["fn"] = without_validation(msg["fn"])
+                super()._pyro_post_sample(msg)
         except (ValueError, RuntimeError) as error:
             if isinstance(error, ModelCheckError):
                 raise
@@ -270,7 +308,7 @@ def run_once(
         handler = CheckHandler(indices, control.plates, modules)
         handler.radius, handler.validate, handler.dtype = radius, validate, dtype
         try:
-            with handler:
+            with handler.latent, handler:
                 own_args, own_kwargs = with_own_containers(args, kwargs)
                 model(*own_args, **own_kwargs)
         except ValueError as error:

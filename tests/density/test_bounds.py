@@ -168,6 +168,29 @@ def test_an_observation_that_a_discrete_site_may_forbid_is_no_fault(backend: Any
     assert new["number"].min() >= 3 and np.all(new["y"] <= new["number"][:, None])
 
 
+def test_observations_may_lie_out_of_bounds_that_are_latent(backend: Any) -> None:
+    """Near zero in unconstrained space the end is at 1, and observations are farther out."""
+    host, dist, y = backend.host, backend.dist, np.array([0.5, 1.2, 2.7, 1.9, 0.3])
+
+    def model(y: Any) -> None:
+        end = host.sample("end", dist.LogNormal(0.0, 1.0))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Uniform(0.0, end), obs=y)
+
+    keys = () if backend.is_pyro else (backend.key(),)
+    found = backend.public.fit(*keys, model, backend.array(y), progress_bar=False)
+    assert found.verdict.trusted
+    grid = np.geomspace(y.max(), 1e3, 100_001)
+    density = np.exp(-0.5 * np.log(grid) ** 2) * grid**-6.0
+    weights = density * np.gradient(grid)
+    weights /= weights.sum()
+    draws = np.asarray(found.draws["end"], float)
+    share = np.interp(draws, grid, weights.cumsum())
+    # Shares below a draw are uniform: their mean by the effective number of draws that is asked.
+    assert draws.min() >= y.max()
+    assert abs(share.mean() - 0.5) < 4.0 / np.sqrt(12.0 * 400.0)
+
+
 def test_rounding_is_not_out_of_bounds(backend: Any) -> None:
     from ppl_ext.target.bounds import out_of_bounds
 

@@ -210,6 +210,22 @@ def test_data_that_are_not_finite_name_the_site(backend: Any) -> None:
         SVGD(model, RBFSteinKernel(), backend.adam(0.1), 2, 1).step(y)
 
 
+@pytest.mark.parametrize("backend", ["pyro"], indirect=True)
+@pytest.mark.parametrize("least", [0.5, np.nan])
+def test_data_outside_of_a_support_name_the_site(backend: Any, least: float) -> None:
+    """Where no latent site moves its ends, or the data are no numbers."""
+    host, dist = backend.host, backend.dist
+
+    def model(y: Any) -> None:
+        end = backend.array(1.0) if least > 0.0 else host.sample("end", dist.LogNormal(0.0, 1.0))
+        host.sample("a", dist.Normal(0.0, 1.0))
+        with host.plate("N", len(y)):
+            host.sample("broken", dist.Uniform(0.0, end), obs=y)
+
+    ours = our_words(backend, model, backend.array(np.array([least, 2.0], np.float32)))
+    assert "'broken'" in ours and "inside the distribution's support" in ours
+
+
 def test_batch_dimensions_without_a_plate_are_accepted(backend: Any) -> None:
     location = backend.array(np.arange(3.0, dtype=np.float32))
 
