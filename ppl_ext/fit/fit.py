@@ -218,7 +218,7 @@ class Fit:
         Raises
         ------
         ArgumentError
-            The fit was loaded without its program, or its data were changed since.
+            The fit was loaded without its program, or it or its data were changed since.
         """
         if self._log_evidence is None:
             self.check_data()
@@ -323,7 +323,7 @@ class Fit:
         Raises
         ------
         ArgumentError
-            The fit was loaded without its program, or its data were changed in place since; or
+            The fit was loaded without its program, or it or its data were changed since; or
             other arguments were given.
         """
         check_options(self, args, options)
@@ -367,7 +367,7 @@ class Fit:
         ------
         ArgumentError
             The fit was loaded without its program, the arguments do not fit it, or, without
-            arguments, the data were changed in place since.
+            arguments, program or data were changed since.
         """
         return predicted(
             self, args, kwargs, num_samples=num_samples, seed=seed, return_sites=return_sites
@@ -599,23 +599,29 @@ class Fit:
         """Why the draws serve no other fit; empty where they may."""
         if not self.verdict.trusted:
             return "its draws are not trusted"
-        if self._arguments != self.climbed.problem.digest():
+        return self._what_changed()
+
+    def _what_changed(self) -> str:
+        """What of the program is not as it was fitted; empty where all is."""
+        problem = self.climbed.problem
+        if problem.digest() != self._arguments:
             return "its data were changed in place since"
+        if not problem.own.follows(problem.data):
+            return "what its program reads beside its arguments was changed since"
         return ""
 
     def check_data(self) -> None:
-        """See that the arguments are what they were when they were fitted.
+        """See that program and arguments are what they were when they were fitted.
 
         Raises
         ------
         ArgumentError
-            They were changed in place, or the fit was loaded without its program.
+            They were changed, or the fit was loaded without its program.
         """
-        if self.climbed.problem.digest() != self._arguments:
+        if changed := self._what_changed():
             raise ArgumentError(
-                "Expected the data that were fitted, found other numbers in the model's arguments: "
-                "they were changed in place since. Fit again for those, or give the model a copy "
-                "of data that are to change."
+                f"Expected the program and the data that were fitted, found that {changed}. Fit "
+                "again, or give the model a copy of data that are to change, as an argument."
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:

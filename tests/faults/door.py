@@ -670,6 +670,30 @@ def _changed_evidence(trial: Trial) -> None:
         _ = fit.log_evidence
 
 
+@fault(OBSERVED, "a number beside the arguments, changed before `Fit.more`, `predict` or evidence")
+def _changed_closure(trial: Trial) -> None:
+    host, dist, scale = trial.backend.host, trial.backend.dist, 1.0
+
+    def model(y: Any) -> None:
+        mu = host.sample("mu", dist.Normal(0.0, scale))
+        with host.plate("rows", len(y)):
+            host.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    fit = call(trial, "fit", model, trial.backend.array(Y), progress_bar=False)
+    scale = 2.0
+    for use in (
+        lambda: fit.more(64, progress_bar=False),
+        fit.predict,
+        fit.to_arviz,
+        lambda: fit.log_evidence,
+    ):
+        with trial.refused("beside its arguments was changed since"):
+            use()
+    scale = 1.0
+    assert len(fit.more(64, progress_bar=False).draws["mu"]) > 64
+    assert fit.log_evidence.value is not None
+
+
 @fault(OBSERVED, "`Fit.log_evidence` under an improper prior", "none, and the reason is said")
 def _improper_evidence(trial: Trial) -> None:
     host, dist = trial.backend.host, trial.backend.dist

@@ -3076,8 +3076,15 @@ def _neutral() -> Iterator[Mutation]:
         (
             "more draws do not look at the data",
             "fit/fit.py",
-            "if self.climbed.problem.digest() != self._arguments:",
-            "if not self.climbed.problem.digest():",
+            "if problem.digest() != self._arguments:",
+            "if not problem.digest():",
+            "faults",
+        ),
+        (
+            "a fit does not look at what its program reads beside its arguments",
+            "fit/fit.py",
+            "if not problem.own.follows(problem.data):",
+            "if problem.own is None:",
             "faults",
         ),
         (
