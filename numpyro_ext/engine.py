@@ -49,6 +49,7 @@ from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.batches import Block, Rest, placed, together
 from numpyro_ext.density.fingerprint import digest_of_arguments
 from numpyro_ext.density.reparameterise import moves_of, noncentred
+from numpyro_ext.density.replay import out_of_bounds_at
 from numpyro_ext.draws import check_key
 from numpyro_ext.gradients import GradientEstimator, default_estimator
 from numpyro_ext.optim import as_optimizer, kind_and_settings
@@ -432,6 +433,7 @@ class Engine(EngineShell, ABC):
             evaluations=steps * self._num_positions(plan) * each,
             draw=lambda number: self._to_judge(plan, state, number),
             constrain=lambda z: target.constrain(jnp.asarray(z, target.dtype), data),
+            look=partial(out_of_bounds_at, target, data),
         )
 
     # -- set up -------------------------------------------------------------------------------

@@ -68,6 +68,7 @@ from pyro_ext.density.arguments import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
 from pyro_ext.density.handlers import global_generator, isolated_parameters
 from pyro_ext.density.reparameterise import moves_of, noncentred
+from pyro_ext.density.replay import out_of_bounds_at
 from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
 from pyro_ext.optim import OptimizerLike
 from pyro_ext.sharding import Sharding
@@ -869,6 +870,7 @@ class Engine(EngineShell, ABC):
                 evaluations=evaluations,
                 draw=draw,
                 constrain=constrain,
+                look=functools.partial(out_of_bounds_at, target, data),
             )
 
     @between_steps()

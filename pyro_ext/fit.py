@@ -386,9 +386,7 @@ def ways_of(
         initial=initial,
         prior=prior,
         epsilon=lambda target: torch.finfo(target.dtype).eps,
-        out_of_bounds=lambda target, data, z: out_of_bounds_at(
-            target, data, torch.as_tensor(z, dtype=target.dtype)
-        ),
+        out_of_bounds=out_of_bounds_at,
         moves=moves_of,
         noncentred=noncentred,
         running=_Run,

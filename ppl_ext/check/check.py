@@ -22,7 +22,7 @@ from ppl_ext.check.own_chains import OwnChains, own_chains
 from ppl_ext.check.source import Source
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, ModelCheckError
 from ppl_ext.fit.fit import BUDGET, SECONDS, Fit, fit
-from ppl_ext.fit.ladder.climbed import staged, told_of_bounds
+from ppl_ext.fit.ladder.climbed import staged
 from ppl_ext.fit.ladder.modes import OF_MODE
 from ppl_ext.fit.problem.observed import Observed
 from ppl_ext.fit.problem.problem import Meter, Positions, Problem, timed
@@ -32,6 +32,7 @@ from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.statistics.convergence import in_chains
 from ppl_ext.statistics.effective import effective_number
+from ppl_ext.target.bounds import told_of_bounds
 from ppl_ext.target.layouts import names_of_coordinates
 from ppl_ext.target.noncentred import points_around
 from ppl_ext.target.on_host import on_host
@@ -620,7 +621,7 @@ class _Witness:
             )
             if finite.sum() < LEAST_DRAWS:
                 return
-        if beyond := told_of_bounds(written, z):
+        if beyond := told_of_bounds(written.out_of_bounds, z):
             hearing.against += beyond
             return
         # Before all that uses scores, which such a program passes with wrong draws.

@@ -33,6 +33,7 @@ from ppl_ext.start.given import HOST, SEARCH, Started, check_start
 from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Start
+from ppl_ext.target.bounds import Look
 from ppl_ext.target.log_density import warn_of_nothing
 from ppl_ext.target.noncentred import Moves, Noncentred, check_moved, say_before_run
 
@@ -409,12 +410,14 @@ class EngineShell:
         kwargs: Mapping[str, Any],
         pieces: Callable[[Any, dict[str, np.ndarray] | None], Any],
         evaluations: float,
+        look: Look,
         **found: Any,
     ) -> Judgement | None:
         """What speaks for and against the answer of a run that has ended; warns where it must.
 
         ``kwargs`` are the model's beside those of a ``stream``'s batches, and ``pieces`` evaluate
-        with arguments and some of their rows, or all; ``found`` are other fields of
+        with arguments and some of their rows, or all; ``look`` is as
+        :data:`~ppl_ext.target.bounds.Look` says, and ``found`` are other fields of
         :class:`~ppl_ext.engines.judgement.EndedRun` that a package knows.
         """
         if not self._judges:
@@ -429,6 +432,8 @@ class EngineShell:
 
         rows: Callable[[], Rows] = of_plates
         has_rows = not target.partial_plates(data)
+        # Discrete sites have all their values at once, some of which may allow no observation.
+        sees_all = has_rows and not target.plates and not target.bound.enumerated
         if not has_rows and stream is not None and stream.size and self.sharding is None:
             batches, size = stream.sample(), stream.size
             has_rows = bool(batches) and not self._draws_take_all_rows
@@ -446,6 +451,7 @@ class EngineShell:
                 modes=() if self.start is None else self.start.modes,
                 centred=self._centred,
                 notes=self._notes(plan),
+                out_of_bounds=look if sees_all else None,
                 **found,
             )
         )

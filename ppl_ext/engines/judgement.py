@@ -33,6 +33,7 @@ from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import WIDTH
 from ppl_ext.start.start import Mode
 from ppl_ext.statistics.khat import LEAST_KHAT_SAMPLES
+from ppl_ext.target.bounds import Look, told_of_bounds
 from ppl_ext.target.layouts import names_of_coordinates
 from ppl_ext.witnesses.drift import DRAWS_PER_DIMENSION, Drift, drift
 from ppl_ext.witnesses.ratios import LEAST_NUMBER, Ratios, importance_ratios
@@ -264,6 +265,8 @@ class EndedRun:
         From flat positions (S, D) to the values of sites, arrays (S, ...) on the host.
     notes : tuple of str
         What is told of the engine's answer whatever its draws show.
+    out_of_bounds : callable, optional
+        See :data:`~ppl_ext.target.bounds.Look`.
     """
 
     engine: str
@@ -280,6 +283,7 @@ class EndedRun:
     centred: tuple[str, ...] = ()
     constrain: Callable[[np.ndarray], Mapping[str, Any]] | None = None
     notes: tuple[str, ...] = ()
+    out_of_bounds: Look | None = None
 
     @property
     def names(self) -> list[str]:
@@ -359,6 +363,7 @@ def _judged(run: EndedRun) -> Judgement:
         return replace(found, reasons=(reason,))
     found = replace(found, evaluations=found.evaluations + WIDTH)
     reasons, told = _missed_modes(run, z, evaluate)
+    reasons = (*told_of_bounds(run.out_of_bounds, z), *reasons)
     found = replace(found, reasons=reasons, told=told)
     found = _by_density(run, found, z, values, scores, log_q, drawn.where)
     if found.doubtful or log_q is not None:

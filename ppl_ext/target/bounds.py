@@ -9,14 +9,28 @@ there is not the one that its program means.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+
+import numpy as np
+from jaxtyping import Float
 
 from ppl_ext.target.outputs import Host
 
 #: How far out of bounds numbers may be by rounding.
 ROUNDING = 1e-5
+#: Draws whose bounds are looked at, so many of them at once, for as many seconds as no user minds.
+LOOKED_AT, TOGETHER, LONGEST = 128, 16, 1.0
+#: Share of them that may be out of bounds: so little mass moves no mean by more than some
+#: hundredths of a standard deviation.
+BEYOND = 0.01
+
+#: Of positions (S, D): truth values (S,), where a parameter or an observation of a site is out of
+#: the bounds of its distribution, by site and what.
+Look = Callable[[Float[np.ndarray, "S D"]], Mapping[str, Mapping[str, Any]]]
 
 
 def out_of_bounds(
@@ -112,3 +126,25 @@ def words_of_bounds(site: str, what: str, share: float) -> str:
         f"At {share:.1%} of the draws {of} out of the bounds of its distribution, where it has no "
         "density. Keep it inside by exp, softplus or sigmoid, or add a factor of -inf beyond."
     )
+
+
+def told_of_bounds(look: Look | None, draws: Float[np.ndarray, "S D"]) -> tuple[str, ...]:
+    """What is said of draws at which something is out of the bounds of its distribution.
+
+    Of some of them, by ``look``; nothing without it.
+    """
+    if look is None or not len(draws):
+        return ()
+    rows = np.linspace(0, len(draws) - 1, min(LOOKED_AT, len(draws))).astype(int)
+    counts, looked, began = Counter[tuple[str, str]](), 0, time.perf_counter()
+    for some in np.split(rows, range(TOGETHER, len(rows), TOGETHER)):
+        # It is a look beside the fit, which must not end with it.
+        with suppress(Exception):
+            for site, found in look(draws[some]).items():
+                for what, flags in found.items():
+                    counts[site, what] += int(flags.sum())
+        looked += len(some)
+        if time.perf_counter() - began > LONGEST:
+            break
+    shares = ((at, number / looked) for at, number in counts.items())
+    return tuple(words_of_bounds(*at, share) for at, share in shares if share > BEYOND)

@@ -428,10 +428,8 @@ def _positions(target: LogDensity, data: Data, values: Mapping[str, Any]) -> Flo
     return torch.func.vmap(position, randomness="different", chunk_size=MOVES)(flat)
 
 
-def out_of_bounds_at(
-    target: LogDensity, data: Data, z: Float[Tensor, "S D"]
-) -> dict[str, dict[str, shared.Array]]:
-    """At which of some positions something is out of bounds, as truth values (S,).
+def out_of_bounds_at(target: LogDensity, data: Data, z: Any) -> dict[str, dict[str, shared.Array]]:
+    """At which of some positions (S, D) something is out of bounds, as truth values (S,).
 
     By site and what; see :func:`ppl_ext.target.bounds.out_of_bounds`. All rows are looked at.
     """
@@ -450,6 +448,7 @@ def out_of_bounds_at(
         return found
 
     with torch.no_grad(), without_host_checks(), global_generator(0):
+        z = torch.as_tensor(z, dtype=target.dtype, device=target.device)
         values = target.constrain(z, data)
         try:
             many = torch.func.vmap(at, randomness="different")(values)

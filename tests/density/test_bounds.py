@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.engine_support import Verbs
+from tests.stein_support import optimizer
 
 X = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
 COUNTS = np.array([0.0, 0.0, 1.0, 0.0, 3.0])
@@ -146,6 +151,26 @@ def test_a_fit_beyond_the_bounds_is_not_trusted(backend: Any) -> None:
     assert "parameter 'rate' of 'y' lies out of the bounds" in found.verdict.reasons[0]
     judged = backend.public.check(*keys, found.draws, model, *arrays, progress_bar=False)
     assert not judged.trusted and any("out of the bounds" in each for each in judged.reasons)
+
+
+@pytest.mark.judged
+def test_an_engine_beyond_the_bounds_is_doubtful(backend: Any) -> None:
+    host, dist = backend.host, backend.dist
+
+    def model(link: Any, x: Any, y: Any) -> None:
+        slope = host.sample("slope", dist.Normal(0.0, 1.0))
+        with host.plate("rows", 5):
+            host.sample("y", dist.Poisson(link(0.5 + slope * x)), obs=y)
+
+    arrays = backend.arrays((X, COUNTS))
+    for link, beyond in ((backend.xp.exp, False), (lambda rate: rate, True)):
+        program = partial(model, link)
+        engine = backend.public.SVGD(program, optimizer(backend, "adam", 0.05), num_particles=20)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", backend.public.DoubtfulFitWarning)
+            _, result = Verbs(backend, arrays).run(engine, 40)
+        told = "parameter 'rate' of 'y' lies out of the bounds" in str(result.judgement)
+        assert told is beyond and (not beyond or result.judgement.doubtful)
 
 
 def test_an_observation_that_a_discrete_site_may_forbid_is_no_fault(backend: Any) -> None:

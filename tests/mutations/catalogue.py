@@ -3125,6 +3125,13 @@ def _neutral() -> Iterator[Mutation]:
         "test_fit",
     )
     yield from neutral(
+        "an engine's judgement does not look at bounds",
+        "engines/judgement.py",
+        "reasons = (*told_of_bounds(run.out_of_bounds, z), *reasons)",
+        "reasons = (*told_of_bounds(None, z), *reasons)",
+        "test_bounds",
+    )
+    yield from neutral(
         "parameters of rows that a mask hides count as out of bounds",
         "target/bounds.py",
         "beyond = beyond & mask.reshape(",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,13 +17,7 @@ from ppl_ext.chains.symmetry import Symmetry, ordered_values
 from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.fit.verdict import facts, levels
 from ppl_ext.fit.verdict.verdict import STAGES, Stage, Verdict
-from ppl_ext.target.bounds import words_of_bounds
-
-#: Draws whose bounds are looked at, so many of them at once, for as many seconds as no user minds.
-LOOKED_AT, TOGETHER, LONGEST = 128, 16, 1.0
-#: Share of them that may be out of bounds: so little mass moves no mean by more than some
-#: hundredths of a standard deviation.
-BEYOND = 0.01
+from ppl_ext.target.bounds import told_of_bounds
 
 
 @dataclass
@@ -68,7 +61,8 @@ class Climbed:
     @cached_property
     def beyond(self) -> tuple[str, ...]:
         """What is said of draws at which something is out of the bounds of its distribution."""
-        return told_of_bounds(self.problem, self.positions.reshape(-1, self.positions.shape[2]))
+        flat = self.positions.reshape(-1, self.positions.shape[2])
+        return told_of_bounds(self.problem.out_of_bounds, flat)
 
     @property
     def verdict(self) -> Verdict:
@@ -81,26 +75,6 @@ class Climbed:
         coupled = self.evidence.coupled
         bound = None if coupled is None or level == "not trusted" else coupled.bound
         return Verdict(level, reasons, {}, tuple(self.stages), total_variation=bound)
-
-
-def told_of_bounds(problem: Problem, draws: Float[np.ndarray, "S D"]) -> tuple[str, ...]:
-    """What is said of draws at which something is out of the bounds of its distribution."""
-    look = problem.out_of_bounds
-    if look is None or not len(draws):
-        return ()
-    rows = np.linspace(0, len(draws) - 1, min(LOOKED_AT, len(draws))).astype(int)
-    counts, looked, began = Counter[tuple[str, str]](), 0, time.perf_counter()
-    for some in np.split(rows, range(TOGETHER, len(rows), TOGETHER)):
-        # It is a look beside the fit, which must not end with it.
-        with suppress(Exception):
-            for site, found in look(draws[some]).items():
-                for what, flags in found.items():
-                    counts[site, what] += int(flags.sum())
-        looked += len(some)
-        if time.perf_counter() - began > LONGEST:
-            break
-    shares = ((at, number / looked) for at, number in counts.items())
-    return tuple(words_of_bounds(*at, share) for at, share in shares if share > BEYOND)
 
 
 @contextmanager

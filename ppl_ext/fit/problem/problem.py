@@ -24,6 +24,7 @@ from ppl_ext.start.rows import Minibatches
 from ppl_ext.start.search import WIDTH, InPieces
 from ppl_ext.start.start import Start
 from ppl_ext.statistics.convergence import varies
+from ppl_ext.target.bounds import Look
 from ppl_ext.target.layouts import names_of_coordinates
 
 #: Positions that are mapped at once: fewer are filled up, so that one program is compiled for all.
@@ -133,8 +134,7 @@ class Problem:
         Of a number and a seed: positions of so many draws of the prior. Raises
         ``NotImplementedError`` where a site has none.
     out_of_bounds : callable, optional
-        Of positions (S, D): truth values (S,), where a parameter or an observation of a site is
-        out of the bounds of its distribution, by site and what.
+        See :data:`~ppl_ext.target.bounds.Look`.
     views : Views, optional
         What a fit of it shows of the program.
     """
@@ -166,7 +166,7 @@ class Problem:
     other_form: Problem | None = None
     observed: Observed = field(default_factory=Observed)
     prior: Prior | None = None
-    out_of_bounds: Callable[[Positions], Mapping[str, Mapping[str, Any]]] | None = None
+    out_of_bounds: Look | None = None
     views: Views | None = None
 
     @property
