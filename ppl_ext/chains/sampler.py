@@ -424,7 +424,9 @@ def sample(
     tuned: list[Window] = []
     while True:
         tuning = left > 0
-        chains, window = _window(kernel, chains, length, generator, has_budget, tuning=tuning)
+        chains, window, scores = _window(
+            kernel, chains, length, generator, has_budget, tuning=tuning
+        )
         if window.transitions < LEAST_WINDOW:
             # The budget has ended: too few to learn from.
             kept += [] if tuning else [window]
@@ -433,7 +435,7 @@ def sample(
             discarded += window.transitions
             tuned.append(window)
             left -= 1
-            if _tune(kernel, tuned, generator):
+            if _tune(kernel, tuned, generator, scores):
                 left = 0
             length = min(LONGEST_TUNING, int(1.5 * length)) if left else LEAST_WINDOW
             if not left and kernel.goes_nowhere:
@@ -489,7 +491,7 @@ def go_on(
     """The same with so many further draws of each chain, fewer where the budget ends."""
     kernel = sampled.kernel
     length = -(-draws // kernel.draws_of_each)
-    chains, window = _window(kernel, sampled.chains, length, generator, has_budget, tuning=False)
+    chains, window, _ = _window(kernel, sampled.chains, length, generator, has_budget, tuning=False)
     window = replace(window, draws=window.draws[:draws], values=window.values[:draws])
     joined = Window.joined([sampled.window, window])
     return replace(sampled, window=joined, chains=chains)
@@ -503,9 +505,12 @@ def _window(
     has_budget: Callable[[], bool],
     *,
     tuning: bool,
-) -> tuple[Chains, Window]:
-    """So many transitions, fewer where the budget ends."""
-    draws, values = list[np.ndarray](), list[np.ndarray]()
+) -> tuple[Chains, Window, Float[np.ndarray, "N M D"]]:
+    """So many transitions, fewer where the budget ends; and scores at their draws, of tuning ones.
+
+    Others have no use for them.
+    """
+    draws, values, scores = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     chances, divergent, jumped = [], [], []
     for number in range(length):
         if number >= LEAST_WINDOW and not has_budget():
@@ -519,6 +524,7 @@ def _window(
             # chances.
             gain = GAIN / math.sqrt(1.0 + number) * (float(chance.mean()) - kernel.acceptance)
             kernel.step_size = min(LENGTH, kernel.step_size * math.exp(gain))
+            scores.extend(each.scores for each in places)
         draws.extend(each.positions for each in places)
         values.extend(each.values for each in places)
         chances.append(chance)
@@ -532,11 +538,19 @@ def _window(
         np.reshape(jumped, (-1, number)),
         np.reshape(values, (-1, number)),
     )
-    return chains, found
+    return chains, found, np.reshape(scores, (-1, number, dim))
 
 
-def _tune(kernel: Kernel, windows: Sequence[Window], generator: np.random.Generator) -> bool:
-    """Make the kernel better by the last window; whether it needed nothing and chains rested."""
+def _tune(
+    kernel: Kernel,
+    windows: Sequence[Window],
+    generator: np.random.Generator,
+    scores: Float[np.ndarray, "N M D"] | None = None,
+) -> bool:
+    """Make the kernel better by the last window; whether it needed nothing and chains rested.
+
+    ``scores`` are those of its draws.
+    """
     window = windows[-1]
     accepted = float(window.jumped.mean())
     several = int(np.clip(JUMPS_SHARE * LENGTH / kernel.step_size, *JUMPS))
@@ -551,7 +565,7 @@ def _tune(kernel: Kernel, windows: Sequence[Window], generator: np.random.Genera
         _refit(kernel, Window.joined(windows[-2:]), generator)
         return False
     # Components of a mixture overlap: draws nearest to one do not tell of its width.
-    is_fair = kernel.is_mixture or _improve(kernel, drawn)
+    is_fair = kernel.is_mixture or _improve(kernel, drawn, scores)
     return is_fair and is_tuned and not is_adrift
 
 
@@ -575,13 +589,23 @@ def _refit(kernel: Kernel, window: Window, generator: np.random.Generator) -> No
     kernel.propose_from(Proposal(modes, weights, bend), whole.factor)
 
 
-def _improve(kernel: Kernel, drawn: Float[np.ndarray, "N M D"]) -> bool:
+def _improve(
+    kernel: Kernel,
+    drawn: Float[np.ndarray, "N M D"],
+    scores: Float[np.ndarray, "N M D"] | None,
+) -> bool:
     """Whether the kernel's metrics are fair; those that are not are made anew from draws."""
-    flat = drawn.reshape(-1, drawn.shape[2])
+    dim = drawn.shape[2]
+    flat = drawn.reshape(-1, dim)
     nearest = kernel.proposal.nearest(flat)
     modes, fair = list(kernel.proposal.modes), True
     for number in range(len(modes)):
-        found = _whitened(kernel.factors[number], flat[nearest == number])
+        own = nearest == number
+        known = None
+        # Scores of labels that are not in order are those of other coordinates.
+        if scores is not None and kernel.symmetry is None:
+            known = scores.reshape(-1, dim)[own]
+        found = _whitened(kernel.factors[number], flat[own], known)
         if found is None:
             continue
         fair = False
@@ -593,33 +617,60 @@ def _improve(kernel: Kernel, drawn: Float[np.ndarray, "N M D"]) -> bool:
 
 
 def _whitened(
-    factor: Factor, draws: Float[np.ndarray, "S D"]
+    factor: Factor, draws: Float[np.ndarray, "S D"], scores: Float[np.ndarray, "S D"] | None
 ) -> tuple[Float[np.ndarray, " D"], Factor] | None:
     """Mean of the draws, and a root of their covariance, drawn towards this one.
 
-    None where this one is fair.
+    None where this one is fair. Where it is far from what draws and their scores say together, that
+    is taken: of a Normal it is the covariance, however few the draws.
     """
     number, dim = draws.shape
     if number < LEAST_DRAWS:
         return None
-    center = np.median(draws, axis=0)
-    if factor.ndim == 1:
+    center, is_diagonal = np.median(draws, axis=0), factor.ndim == 1
+    if is_diagonal:
         white = (draws - center) / factor
     else:
         white = solve_triangular(factor, (draws - center).T, lower=True, check_finite=False).T
     if not np.isfinite(white).all():
         return None
-    mean, scatter = _bulk(white, is_diagonal=factor.ndim == 1)
-    if factor.ndim == 1:
-        if _is_fair(scatter, 1, number):
-            return None
-        shrunk = (number * scatter + PRIOR_DRAWS) / (number + PRIOR_DRAWS)
-        return center + factor * mean, factor * np.sqrt(shrunk)
-    if _is_fair(np.linalg.eigvalsh(scatter), dim, number):
+    prior = PRIOR_DRAWS if is_diagonal else PRIOR_DRAWS + dim
+
+    def shrunk(scatter: np.ndarray) -> np.ndarray:
+        one = 1.0 if is_diagonal else np.eye(dim)
+        return (number * scatter + prior * one) / (number + prior)
+
+    mean, scatter = _bulk(white, is_diagonal=is_diagonal)
+    variances, is_fair = shrunk(scatter), True
+    if scores is not None and np.isfinite(scores).all():
+        slopes = scores * factor if is_diagonal else scores @ factor
+        between = _between(variances, shrunk(_bulk(slopes, is_diagonal=is_diagonal)[1]))
+        is_fair = _is_fair(between)
+    if is_fair and _is_fair(scatter, number):
         return None
-    prior = PRIOR_DRAWS + dim
-    covariance = (number * scatter + prior * np.eye(dim)) / (number + prior)
-    return center + factor @ mean, factor @ np.linalg.cholesky(covariance)
+    variances = variances if is_fair else between
+    if is_diagonal:
+        return center + factor * mean, factor * np.sqrt(variances)
+    return center + factor @ mean, factor @ np.linalg.cholesky(variances)
+
+
+def _between(
+    of_draws: Float[np.ndarray, "D D"] | Float[np.ndarray, " D"],
+    of_scores: Float[np.ndarray, "D D"] | Float[np.ndarray, " D"],
+) -> Float[np.ndarray, "D D"] | Float[np.ndarray, " D"]:
+    """The positive V for which V S V is the covariance of draws, with S that of their scores.
+
+    Or its diagonal, of variances. It minimises the Fisher divergence of a Normal from the density
+    (A. Seyboldt, E. Carlson and B. Carpenter, "Preconditioning Hamiltonian Monte Carlo by
+    minimizing Fisher divergence", 2026). Scores of a Normal are linear in its draws, so that both
+    covariances have the same noise, and V has none.
+    """
+    if of_draws.ndim == 1:
+        return np.sqrt(of_draws / of_scores)
+    root = np.linalg.cholesky(of_scores)
+    values, vectors = np.linalg.eigh(root.T @ of_draws @ root)
+    half = solve_triangular(root, vectors, lower=True, trans="T", check_finite=False)
+    return (half * np.sqrt(values)) @ half.T
 
 
 def _bulk(
@@ -649,9 +700,12 @@ def _bulk(
     return mean, scatter * scale
 
 
-def _is_fair(variances: Float[np.ndarray, " D"], dim: int, number: int) -> bool:
+def _is_fair(
+    covariance: Float[np.ndarray, "D D"] | Float[np.ndarray, " D"], number: float = math.inf
+) -> bool:
     """Whether variances differ from 1 by little more than chance makes of as many draws."""
+    variances = covariance if covariance.ndim == 1 else np.linalg.eigvalsh(covariance)
     # Where eigenvalues of a sample's covariance end; neighbouring draws are alike.
-    chance = math.sqrt(2.0 * dim / number)
+    chance = math.sqrt(2.0 * (covariance.size / len(covariance)) / number)
     low, high = FAIR[0] * max(0.0, 1.0 - chance) ** 2, FAIR[1] * (1.0 + chance) ** 2
     return bool(variances.min() > low and variances.max() < high)

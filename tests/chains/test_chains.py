@@ -13,7 +13,17 @@ from scipy import stats
 from ppl_ext.chains.hamiltonian import LENGTH, Chains, trajectory
 from ppl_ext.chains.mixture import fitted
 from ppl_ext.chains.proposal import TAILS, Proposal
-from ppl_ext.chains.sampler import Kernel, Sampled, Window, _bulk, _tune, go_on, sample
+from ppl_ext.chains.sampler import (
+    Kernel,
+    Sampled,
+    Window,
+    _between,
+    _bulk,
+    _tune,
+    _whitened,
+    go_on,
+    sample,
+)
 from ppl_ext.start.paths import SpentError
 from ppl_ext.start.start import Mode
 from ppl_ext.statistics.convergence import convergence, split_r_hat
@@ -506,6 +516,42 @@ def test_the_bulk_of_normal_draws_has_their_covariance(is_diagonal: bool) -> Non
     draws[:200] *= 1e4
     _, again = _bulk(draws, is_diagonal=is_diagonal)
     np.testing.assert_allclose(again, found, rtol=0.1)
+
+
+@pytest.mark.parametrize("is_diagonal", [True, False])
+def test_draws_and_scores_of_a_normal_have_its_covariance_between_them(is_diagonal: bool) -> None:
+    """To the last digits, of any number of draws that span the space."""
+    generator, dim = np.random.default_rng(0), 4
+    deviations = np.array([0.01, 0.5, 3.0, 40.0])
+    root = np.tril(generator.normal(size=(dim, dim)), -1) * (not is_diagonal) + np.eye(dim)
+    root = deviations[:, None] * root
+    draws = generator.normal(size=(2 * dim, dim)) @ root.T
+    scores = -draws @ np.linalg.inv(root @ root.T)
+    if is_diagonal:
+        found, true = _between(np.square(draws).mean(0), np.square(scores).mean(0)), deviations**2
+    else:
+        found = _between(draws.T @ draws / len(draws), scores.T @ scores / len(draws))
+        true = root @ root.T
+    np.testing.assert_allclose(found, true, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("has_scores", [True, False])
+def test_scores_tell_of_widths_that_few_draws_do_not(has_scores: bool) -> None:
+    """As many draws as tune first, of a density that is narrow across a few directions."""
+    generator, dim = np.random.default_rng(0), 80
+    turned = np.linalg.qr(generator.normal(size=(dim, dim)))[0]
+    widths = np.ones(dim)
+    widths[:3] = 0.1, 0.2, 6.0
+    root = turned * widths
+    factor = np.eye(dim)
+    for _ in range(3):
+        noise = generator.normal(size=(192, dim))
+        scores = -(noise / widths) @ turned.T if has_scores else None
+        found = _whitened(factor, noise @ root.T, scores)
+        if found is not None:
+            _, factor = found
+    spread = np.linalg.svd(np.linalg.solve(factor, root), compute_uv=False)
+    assert bool(spread.min() > 0.5) is has_scores and spread.max() < 2.0
 
 
 def test_long_stays_in_a_tail_are_not_hidden_by_fast_moves() -> None:

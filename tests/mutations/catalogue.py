@@ -2172,6 +2172,20 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "metrics that scores have no part in",
+        "chains/sampler.py",
+        "between = _between(variances, shrunk(",
+        "between = _between(np.eye(dim), shrunk(",
+        tests,
+    )
+    yield from neutral(
+        "the covariance of scores in place of its inverse",
+        "chains/sampler.py",
+        "return (half * np.sqrt(values)) @ half.T",
+        "return np.linalg.inv((half * np.sqrt(values)) @ half.T)",
+        tests,
+    )
+    yield from neutral(
         "tuning that goes on where steps cannot be longer",
         "chains/sampler.py",
         "or (of_step > 0.0 and kernel.step_size >= LENGTH)",
