@@ -19,12 +19,8 @@ from pyro_ext.density.handlers import global_generator, running
 from pyro_ext.density.layout import Data, with_own_containers
 from pyro_ext.density.log_density import LogDensity
 
-_VECTORS = shared.Vectors(
-    MultivariateNormal,
-    torch,
-    lambda matrix: torch.linalg.cholesky_ex(matrix).L,
-    lambda matrix, other: torch.linalg.solve_ex(matrix, other).result,
-)
+# Evaluations see to it that these do not raise where a matrix is singular, nor their derivatives.
+_VECTORS = shared.Vectors(MultivariateNormal, torch, torch.linalg.cholesky, torch.linalg.solve)
 _FORMS = shared.Forms((Independent,), TransformedDistribution, transforms, _VECTORS)
 
 

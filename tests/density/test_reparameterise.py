@@ -369,6 +369,29 @@ def test_two_ways_to_write_a_density_are_compared_with_the_jacobian() -> None:
     assert told(lambda e: moved(e) + 0.01, lambda e: e * scales, 1e-3) == ""
 
 
+def test_vectors_of_a_singular_scale_do_not_end_the_evaluation_of_others(backend: Any) -> None:
+    """Side by side, where rounding makes the matrix that standardises entries singular at one."""
+    own = backend.room("density.reparameterise")
+
+    def model() -> None:
+        s = backend.host.sample("s", backend.dist.HalfNormal(backend.array(np.ones(3))).to_event(1))
+        loc, unit = backend.array(np.zeros(3)), backend.array(np.tril(np.ones((3, 3))))
+        with backend.host.plate("two", 2):
+            root = s[:, None] * unit
+            backend.host.sample("e", backend.dist.MultivariateNormal(loc, scale_tril=root))
+
+    target, data = backend.target(model)
+    moves = own.moves_of(target, data)
+    program = own.noncentred(model, moves, target.layout.names).given_data()
+    given = {ENTRY_DATA: {"e": backend.array(np.ones((2, 4, 3)))}}
+    target, data = backend.target(program, (), given)
+    z = np.zeros((3, target.dim))
+    start = target.layout.slices["s"].start
+    z[1, start : start + 3] = 12.0
+    score = target.score(backend.array(z), data).score
+    assert np.isfinite(backend.numpy(score)[[0, 2]]).all()
+
+
 def test_an_argument_of_the_models_may_have_the_name_of_that_of_entries(backend: Any) -> None:
     """A program without entries that are standardised hands it on."""
     own = backend.room("density.reparameterise")
