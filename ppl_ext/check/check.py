@@ -790,6 +790,8 @@ def _agreed(
             "Log densities at the draws are not spread as the posterior's are: "
             f"{off.distance:.0%} of the probability lies elsewhere (Kolmogorov distance)."
         )
+    if sites.dependent:
+        hearing.against.append(sites.dependent)
     told = [sites.worst.told]
     unsure = sites.unsure
     if unsure:

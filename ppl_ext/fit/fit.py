@@ -798,7 +798,9 @@ def _of_engine(problem: Problem, reference: Fit, meter: Meter) -> Fit:
     shapes = {name: np.shape(value)[1:] for name, value in reference.draws.items()}
     theirs = flat_columns(reference.ordered_draws, shapes, reference.num_chains)
     found = compared(flat_columns(climbed.ordered(draws), shapes), theirs, problem.dim)
-    level, reasons = levels.judge_engine(given.engine, climbed.verdict, found.wrong)
+    level, reasons = levels.judge_engine(
+        given.engine, climbed.verdict, found.wrong, found.dependent
+    )
     unsure = (found.unsure,) if level == "approximate" and found.unsure else ()
     labels = names_of(problem).labels
     verdict = Verdict(

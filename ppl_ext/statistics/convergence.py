@@ -164,11 +164,11 @@ def split_r_hat(draws: Draws) -> Float[np.ndarray, " D"]:
 def _normal_scores(draws: Draws) -> Draws:
     """Normal quantiles of the ranks among all chains' draws, coordinate by coordinate."""
     flat = draws.reshape(-1, draws.shape[-1])
-    ranks = np.stack([_ranks(column) for column in flat.T], axis=1)
-    return ndtri((ranks - 0.375) / (len(flat) + 0.25)).reshape(draws.shape)
+    found = np.stack([ranks(column) for column in flat.T], axis=1)
+    return ndtri((found - 0.375) / (len(flat) + 0.25)).reshape(draws.shape)
 
 
-def _ranks(column: Float[np.ndarray, " S"]) -> Float[np.ndarray, " S"]:
+def ranks(column: Float[np.ndarray, " S"]) -> Float[np.ndarray, " S"]:
     """Ranks from 1 on; equal draws, as of values at the edge of their support, have equal ones.
 
     SciPy's take half a second to import.

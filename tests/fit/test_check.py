@@ -24,7 +24,7 @@ from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.ladder.written import best_written
 from ppl_ext.fit.problem.problem import Meter, Problem
-from ppl_ext.fit.verdict.comparison import compared, flat_columns
+from ppl_ext.fit.verdict.comparison import Columns, compared, dependence, flat_columns
 from ppl_ext.fit.verdict.verdict import SiteFigures, Verdict
 from ppl_ext.start.search import InPieces
 from ppl_ext.witnesses.drift import drift
@@ -154,6 +154,34 @@ def test_the_comparison_alone_sees_marginals(fault: str) -> None:
     # Numbers have the names that they have elsewhere.
     named = flat_columns({"w": np.zeros((5, 2, 2)), "m": np.zeros(5)}, {"w": (2, 2), "m": ()})
     assert named.names == ["w[0, 0]", "w[0, 1]", "w[1, 0]", "w[1, 1]", "m"]
+
+
+@pytest.mark.parametrize("missing", [0.4, -0.6])
+@pytest.mark.parametrize("dim", [2, 20])
+def test_the_comparison_sees_a_dependence_that_is_missing_or_made_up(
+    dim: int, missing: float
+) -> None:
+    """Beside chains worth 400 draws, whose marginals are those of the draws."""
+    generator = np.random.default_rng(3)
+    covariance = np.eye(dim)
+    covariance[0, -1] = covariance[-1, 0] = missing
+    root = np.linalg.cholesky(covariance)
+
+    def drawn(number: int, *, has_it: bool, chains: int = 1) -> Columns:
+        noise = generator.normal(size=(number, dim))
+        # Lognormal, as of scales: ranks do not know.
+        values = {"x": np.exp(noise @ root.T if has_it else noise)}
+        return flat_columns(values, {"x": (dim,)}, chains)
+
+    for own, theirs in ((True, False), (False, True)):
+        found = dependence(drawn(2_000, has_it=own), drawn(400, has_it=theirs, chains=16))
+        assert found is not None and found.share > 1.0
+        assert found.names == ("x[0]", f"x[{dim - 1}]")
+    shares = [
+        dependence(drawn(400, has_it=True), drawn(400, has_it=True, chains=16)).share
+        for _ in range(50)
+    ]
+    assert max(shares) < 1.0 and max(shares) > 0.3
 
 
 @pytest.mark.parametrize("nowhere", [np.nan, -np.inf])

@@ -18,7 +18,7 @@ from ppl_ext.chains.coupling import Coupled
 from ppl_ext.check.check import _conclusion
 from ppl_ext.fit.ladder.written import modes_in_words
 from ppl_ext.fit.verdict import levels
-from ppl_ext.fit.verdict.comparison import Comparison, Off
+from ppl_ext.fit.verdict.comparison import Comparison, Dependence, Off
 from ppl_ext.fit.verdict.facts import Chained, Correction, Engine, Evidence, Modes, Program, Wanted
 from ppl_ext.fit.verdict.levels import judge, judge_engine
 from ppl_ext.fit.verdict.verdict import STAGES, Verdict
@@ -145,6 +145,10 @@ SENTENCES: dict[str, Callable[[], str]] = {
     "theirs, 2.0% "
     "of the probability lies elsewhere (Kolmogorov distance), and its tails are 1.4% and 1.6% "
     "where theirs are 1.5% each.": lambda: OFF.told,
+    "Draws of 'theta[0]' and 'theta[2]' have a rank correlation of 0.02, those of chains 0.57: "
+    "what depends on both is off.": (
+        lambda: Dependence(("theta[0]", "theta[2]"), 0.02, 0.57, 3.0).told
+    ),
     "Not confirmed: the sd of 'theta[2]' may be off by 108%, as far as these draws and chains "
     "tell. Take more draws, of particles by num_particles=.": (
         lambda: Comparison([replace(OFF, deviation_bound=1.084)], {}).unsure

@@ -2172,6 +2172,20 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "rank correlations that are not compared by their chance",
+        "fit/verdict/comparison.py",
+        "np.hypot(CORRELATION, quantile * np.sqrt(squares[first, second]))",
+        "np.hypot(CORRELATION, quantile)",
+        "test_check",
+    )
+    yield from neutral(
+        "draws that have the dependence of others are wrong",
+        "fit/verdict/comparison.py",
+        "found is None or found.share <= 1.0",
+        "found is None or found.share > 0.0",
+        "test_check",
+    )
+    yield from neutral(
         "metrics that scores have no part in",
         "chains/sampler.py",
         "between = _between(variances, shrunk(",

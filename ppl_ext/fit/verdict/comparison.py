@@ -14,7 +14,7 @@ from scipy.special import betainc, ndtri
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.verdict.figures import label
 from ppl_ext.fit.verdict.verdict import MOST_SHOWN, SiteFigures, Value
-from ppl_ext.statistics.convergence import Convergence, convergence, in_chains
+from ppl_ext.statistics.convergence import Convergence, convergence, in_chains, ranks
 from ppl_ext.statistics.effective import distinct_number, effective_number
 from ppl_ext.target.on_host import on_host
 
@@ -42,6 +42,9 @@ SPREAD = 400.0
 #: Error of a standard deviation that is not ruled out, up to which draws may be confirmed. Two
 #: thousand draws of a log-normal leave a third, since large ones are rare.
 UNSURE = 0.5
+#: Error of a rank correlation that is let pass, near 0; and columns of which it is looked at, so
+#: that the matrices stay small.
+CORRELATION, MOST_PAIRED = 0.1, 300
 #: Figures of a column, each a test: mean, standard deviation, distance and two tails.
 FIGURES = 5
 
@@ -117,6 +120,35 @@ class Off:
 
 
 @dataclass(frozen=True)
+class Dependence:
+    """The two columns whose dependence is furthest from that of chains.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Of the columns.
+    own, theirs : float
+        Their rank correlations.
+    share : float
+        The difference, as a share of what chance and tolerance allow.
+    """
+
+    names: tuple[str, str]
+    own: float
+    theirs: float
+    share: float
+
+    @property
+    def told(self) -> str:
+        """The figures in words."""
+        first, second = self.names
+        return (
+            f"Draws of '{first}' and '{second}' have a rank correlation of {self.own:.2f}, those "
+            f"of chains {self.theirs:.2f}: what depends on both is off."
+        )
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Every column beside the chains' own.
 
@@ -125,10 +157,13 @@ class Comparison:
     found : list of Off
         Constant columns are left out.
     by_site : dict of str to SiteFigures
+    dependence : Dependence, optional
+        Of the two columns whose dependence differs most.
     """
 
     found: Sequence[Off]
     by_site: Mapping[str, SiteFigures]
+    dependence: Dependence | None = None
 
     @property
     def worst(self) -> Off:
@@ -139,6 +174,12 @@ class Comparison:
     def wrong(self) -> int:
         """Columns that are off by more than chance and tolerance allow."""
         return sum(off.share > 1.0 for off in self.found)
+
+    @property
+    def dependent(self) -> str:
+        """What is to be said of columns that depend on each other in another way; "" if nothing."""
+        found = self.dependence
+        return "" if found is None or found.share <= 1.0 else found.told
 
     @property
     def unsure(self) -> str:
@@ -216,7 +257,38 @@ def compared(own: Columns, theirs: Columns, dim: int) -> Comparison:
         for site in dict.fromkeys(own.sites)
         if site
     }
-    return Comparison(found, by_site)
+    return Comparison(found, by_site, dependence(own, theirs))
+
+
+@np.errstate(all="ignore")
+def dependence(own: Columns, theirs: Columns) -> Dependence | None:
+    """The furthest dependence of two columns; None where there are no two, or very many.
+
+    Rank correlations know of no scale and hardly of tails. Errors are those of D. Bonett and T.
+    Wright, "Sample size requirements for estimating Pearson, Kendall and Spearman correlations"
+    (2000).
+    """
+    chosen = np.flatnonzero((own.values.std(0) > 0.0) & (theirs.values.std(0) > 0.0))
+    chosen = chosen[np.isfinite(own.values[:, chosen]).all(0)]
+    if not 2 <= len(chosen) <= MOST_PAIRED:
+        return None
+    squares, correlations = np.zeros((len(chosen), len(chosen))), []
+    for columns in (own, theirs):
+        values = columns.values[:, chosen]
+        found = np.corrcoef([ranks(column) for column in values.T])
+        worth = effective_number(in_chains(values, columns.chains))
+        worth = np.minimum(np.minimum(worth, distinct_number(values)), len(values))
+        number = np.maximum(np.minimum(worth, worth[:, None]) - 3.0, 1.0)
+        squares = squares + (1.0 + 0.5 * np.square(found)) / number
+        correlations.append(found)
+    first, second = np.triu_indices(len(chosen), 1)
+    quantile = -float(ndtri(0.5 * LEVEL / len(first)))
+    mine, others = (each[first, second] for each in correlations)
+    off = np.abs(np.subtract(*np.arctanh(np.clip([mine, others], -1.0 + 1e-9, 1.0 - 1e-9))))
+    shares = off / np.hypot(CORRELATION, quantile * np.sqrt(squares[first, second]))
+    worst = int(shares.argmax())
+    names = tuple(own.names[chosen[each[worst]]] for each in (first, second))
+    return Dependence(names, float(mine[worst]), float(others[worst]), float(shares[worst]))
 
 
 @dataclass(frozen=True)

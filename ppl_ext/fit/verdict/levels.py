@@ -175,8 +175,13 @@ def words_of_search(modes: Modes | None) -> tuple[str, ...]:
     return (f"Found {found} in {modes.paths} searches, {prior}.",)
 
 
-def judge_engine(engine: Engine, chains: Verdict, wrong: int) -> tuple[Level, tuple[str, ...]]:
-    """The level of an engine's draws beside chains, so many of whose marginals they do not have."""
+def judge_engine(
+    engine: Engine, chains: Verdict, wrong: int, dependent: str = ""
+) -> tuple[Level, tuple[str, ...]]:
+    """The level of an engine's draws beside chains, so many of whose marginals they do not have.
+
+    ``dependent`` says of which two they do not have the dependence.
+    """
     told = (words_of(engine),)
     if chains.level != "exact":
         return "not trusted", (
@@ -184,8 +189,9 @@ def judge_engine(engine: Engine, chains: Verdict, wrong: int) -> tuple[Level, tu
             "The comparison with chains decided nothing:",
             *chains.reasons,
         )
-    if wrong:
-        return "not trusted", (*told, f"{words_of_wrong(wrong)} {OWN_CHAINS}")
+    against = [words_of_wrong(wrong)] * bool(wrong) + [dependent] * bool(dependent)
+    if against:
+        return "not trusted", (*told, *against[:-1], f"{against[-1]} {OWN_CHAINS}")
     return "approximate", (words_of(engine, confirmed=True),)
 
 
