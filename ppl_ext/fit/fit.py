@@ -603,12 +603,17 @@ class Fit:
 
     def _what_changed(self) -> str:
         """What of the program is not as it was fitted; empty where all is."""
-        problem = self.climbed.problem
-        if problem.digest() != self._arguments:
+        if self.climbed.problem.digest() != self._arguments:
             return "its data were changed in place since"
-        if not problem.own.follows(problem.data):
+        if not self.has_same_program():
             return "what its program reads beside its arguments was changed since"
         return ""
+
+    def has_same_program(self) -> bool:
+        """Whether the program computes what it did, given the arguments of the fit."""
+        problem = self.climbed.problem
+        followed: bool = problem.own.follows(problem.data)
+        return followed
 
     def check_data(self) -> None:
         """See that program and arguments are what they were when they were fitted.

@@ -689,6 +689,8 @@ def _changed_closure(trial: Trial) -> None:
     ):
         with trial.refused("beside its arguments was changed since"):
             use()
+    with trial.warned("predictions are by the new values", trial.public.DataWarning):
+        fit.predict(trial.backend.array(Y))
     scale = 1.0
     assert len(fit.more(64, progress_bar=False).draws["mu"]) > 64
     assert fit.log_evidence.value is not None

@@ -14,7 +14,7 @@ from ppl_ext.chains.proposal import Proposal
 from ppl_ext.chains.sampler import Kernel
 from ppl_ext.chains.symmetry import Exchange, Symmetry
 from ppl_ext.errors import DoubtfulFitWarning
-from ppl_ext.fit.warm import Tuned, covariance_of, of_fit, warn_unless_at_rest
+from ppl_ext.fit.warm import Tuned, covariance_of, first_points, of_fit, warn_unless_at_rest
 from ppl_ext.start.start import Mode, Start
 from ppl_ext.statistics.convergence import convergence
 from ppl_ext.target.noncentred import standardised
@@ -140,6 +140,21 @@ def test_a_start_gives_metric_and_first_points(backend: Any) -> None:
     predictive = backend.host.infer.Predictive(model, posterior_samples=mcmc.get_samples())
     again = predictive() if backend.is_pyro else predictive(backend.key(1))
     assert set(again) <= {"z", "a"}
+
+
+def test_first_points_are_in_all_modes() -> None:
+    """Four draws are in that of three quarters of the mass alone a time in three."""
+    generator, deviations = np.random.default_rng(0), np.array([1.0, 3.0])
+    modes = [(np.zeros(2), 1.1), (np.array([20.0, 0.0]), 0.0)]
+    start = Start(tuple(Mode(mean, deviations, log_mass, 0.0) for mean, log_mass in modes), 0)
+
+    def evaluate(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros(len(z)), np.zeros_like(z)
+
+    for _ in range(20):
+        points = first_points(start, 4, evaluate, generator)
+        assert points.shape == (4, 2)
+        assert 0 < (points[:, 0] > 10.0).sum() < 4
 
 
 def test_draws_and_one_chain(backend: Any) -> None:

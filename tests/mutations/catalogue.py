@@ -2172,6 +2172,13 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "warm chains that begin anywhere",
+        "fit/warm.py",
+        "chosen.append(int(distances.argmax()))",
+        "chosen.append(len(chosen))",
+        "test_warm_chains",
+    )
+    yield from neutral(
         "rank correlations that are not compared by their chance",
         "fit/verdict/comparison.py",
         "np.hypot(CORRELATION, quantile * np.sqrt(squares[first, second]))",
@@ -3104,15 +3111,15 @@ def _neutral() -> Iterator[Mutation]:
         (
             "more draws do not look at the data",
             "fit/fit.py",
-            "if problem.digest() != self._arguments:",
-            "if not problem.digest():",
+            "if self.climbed.problem.digest() != self._arguments:",
+            "if not self.climbed.problem.digest():",
             "faults",
         ),
         (
             "a fit does not look at what its program reads beside its arguments",
             "fit/fit.py",
-            "if not problem.own.follows(problem.data):",
-            "if problem.own is None:",
+            "followed: bool = problem.own.follows(problem.data)",
+            "followed = True",
             "faults",
         ),
         (

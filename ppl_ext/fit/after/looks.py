@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +22,7 @@ from ppl_ext.diagnostics.posterior import (
     variable,
 )
 from ppl_ext.diagnostics.tables import block, paragraph
-from ppl_ext.errors import ArgumentError
+from ppl_ext.errors import ArgumentError, DataWarning
 from ppl_ext.fit.problem.views import Views
 from ppl_ext.fit.verdict.figures import site_figures
 from ppl_ext.fit.verdict.verdict import STAGES, Stage, Verdict
@@ -52,6 +53,7 @@ class Fit(Protocol):
     @property
     def history(self) -> tuple[Stage, ...]: ...
     def check_data(self) -> None: ...
+    def has_same_program(self) -> bool: ...
     def predict(self, *args: Any, **kwargs: Any) -> dict[str, Any]: ...
     def get_samples(self, *_: Any, num_samples: int | None = None, **__: Any) -> dict[str, Any]: ...
 
@@ -151,6 +153,15 @@ def predicted(
             )
         fit.check_data()
         args, kwargs = views.args, views.kwargs
+    elif not fit.has_same_program():
+        # It may read the number of the rows to predict.
+        warnings.warn(
+            "What the program reads beside its arguments was changed since the fit: predictions "
+            "are by the new values, with draws given the old ones. Fit again, or pass what is to "
+            "change as an argument.",
+            DataWarning,
+            stacklevel=3,
+        )
     draws = fit.get_samples(num_samples=num_samples)
     try:
         return views.predict(draws, args, kwargs, seed, (views.args, views.kwargs), return_sites)
