@@ -11,25 +11,7 @@ from numpyro_ext._clash import warn_on_clash
 from numpyro_ext.calibrate import calibrate
 from numpyro_ext.check import check
 from numpyro_ext.density import LogDensity
-from numpyro_ext.diagnostics import (
-    calibration_curve,
-    calibration_error,
-    elbo,
-    ksd,
-    out_of_distribution_score,
-    plot_reliability,
-    plot_selective_prediction,
-    plot_uncertainty,
-    predictive_distribution,
-    predictive_metrics,
-    psis_khat,
-    representative_draws,
-    selective_prediction_curve,
-    to_arviz,
-    to_original_units,
-    uncertainty_score,
-    uncertainty_split,
-)
+from numpyro_ext.diagnostics import elbo, ksd, predictive_distribution, psis_khat, to_arviz
 from numpyro_ext.engine import RunResult
 from numpyro_ext.fit import fit, fit_many, load_fit
 from numpyro_ext.gradients import (
@@ -53,7 +35,7 @@ from numpyro_ext.guides import (
     local_reparameterization,
     register_flat_density,
 )
-from numpyro_ext.implicit import PushForward, SemiImplicit, SteinDiscrepancyVI, UnrolledSGLD
+from numpyro_ext.implicit import SteinDiscrepancyVI
 from numpyro_ext.kernels import (
     IMQ,
     RBF,
@@ -77,45 +59,13 @@ from numpyro_ext.sgmcmc import (
     CyclicalSGHMC,
     CyclicalSGLD,
     ReplicaExchangeSGLD,
-    cosine_cycles,
-    polynomial_decay,
 )
 from numpyro_ext.sharding import Sharding
 from numpyro_ext.start import find_start
 from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from numpyro_ext.warm_chains import warm_chains
-from ppl_ext.calibrate.calibration import Calibration
-from ppl_ext.check.checked import Checked
-from ppl_ext.curvature.program_curvature import GaussNewton
-from ppl_ext.engines.judgement import Judgement
-from ppl_ext.errors import (
-    ArgumentError,
-    BatchWarning,
-    ConvergenceWarning,
-    DataWarning,
-    DivergenceWarning,
-    DoubtfulFitWarning,
-    EvaluationWarning,
-    HeldParameterWarning,
-    LostFitWarning,
-    ModelCheckError,
-    NoisyScoreWarning,
-    NonFiniteError,
-    RankLostError,
-    ResumeWarning,
-    StartWarning,
-    UnsettledWarning,
-)
-from ppl_ext.fit.after.evidence import LogEvidence
-from ppl_ext.fit.compare import compare
-from ppl_ext.fit.fit import Fit
-from ppl_ext.fit.many import Fits
-from ppl_ext.fit.verdict.verdict import Verdict
-from ppl_ext.networks import priors
-from ppl_ext.running.settling import Settled, Settling
-from ppl_ext.score_matching.options import GradientSteps, Regression
-from ppl_ext.start.start import Start
-from ppl_ext.stein.newton import LevenbergMarquardt, NewtonSystem
+from ppl_ext import public
+from ppl_ext.public import *
 
 __all__ = [
     # engines
@@ -130,40 +80,19 @@ __all__ = [
     "FisherVI",
     "LaplaceGGN",
     "SteinDiscrepancyVI",
-    # samplers that it fits
-    "PushForward",
-    "SemiImplicit",
-    "UnrolledSGLD",
     # the right answer, or a clear no
-    "Calibration",
-    "Fit",
-    "Fits",
-    "LogEvidence",
-    "Verdict",
-    "Checked",
     "calibrate",
     "check",
-    "compare",
     "fit",
     "fit_many",
     "load_fit",
     "warm_chains",
     # where runs start
-    "Start",
-    "StartWarning",
     "find_start",
     # what a run gives, and when it stops
-    "Judgement",
     "RunResult",
-    "Settled",
-    "Settling",
     # many devices
-    "RankLostError",
     "Sharding",
-    # parts of Newton's method
-    "GaussNewton",
-    "LevenbergMarquardt",
-    "NewtonSystem",
     # stochastic gradient MCMC
     "MCLMC",
     "PSGLD",
@@ -172,8 +101,6 @@ __all__ = [
     "CyclicalSGHMC",
     "CyclicalSGLD",
     "ReplicaExchangeSGLD",
-    "cosine_cycles",
-    "polynomial_decay",
     # kernels
     "IMQ",
     "RBF",
@@ -185,13 +112,11 @@ __all__ = [
     "Preconditioned",
     "RandomFeature",
     "SemiExact",
-    "Regression",
     # score estimators
     "BatchArguments",
     "ControlVariate",
     "Full",
     "GradientEstimator",
-    "GradientSteps",
     "Minibatch",
     "Noisy",
     "SAGA",
@@ -212,41 +137,14 @@ __all__ = [
     "elbo",
     "ksd",
     "psis_khat",
-    "representative_draws",
     "to_arviz",
     # predictions
     "predictive_distribution",
-    "predictive_metrics",
-    "to_original_units",
-    "calibration_curve",
-    "calibration_error",
-    "uncertainty_split",
-    "uncertainty_score",
-    "selective_prediction_curve",
-    "out_of_distribution_score",
-    "plot_reliability",
-    "plot_selective_prediction",
-    "plot_uncertainty",
     # networks as programs
-    "priors",
     "random_module",
     # Stan programs
     "stan",
-    # errors and warnings
-    "ArgumentError",
-    "BatchWarning",
-    "ConvergenceWarning",
-    "DataWarning",
-    "DivergenceWarning",
-    "DoubtfulFitWarning",
-    "EvaluationWarning",
-    "HeldParameterWarning",
-    "ModelCheckError",
-    "NoisyScoreWarning",
-    "NonFiniteError",
-    "LostFitWarning",
-    "ResumeWarning",
-    "UnsettledWarning",
 ]
+__all__ += public.__all__
 
 warn_on_clash()

@@ -174,13 +174,13 @@ GROUPS = {
             "Diagnostics and predictions",
             "Draws for ArviZ, figures of a fit, predictions and how sure they are; see "
             ":doc:`/uncertainty`.",
-            ("statistics",),
+            ("statistics", "public.predictions"),
         ),
         Room(
             "errors",
             "Errors, warnings and checks of options",
             "What messages say, and what to do; see :doc:`/errors`.",
-            ("options", "documented", "scalars"),
+            ("options", "documented", "scalars", "public"),
         ),
     ],
 }
