@@ -47,7 +47,7 @@ class _NumPyroRoots(FisherRoots):
 
 _FISHER = _NumPyroRoots()
 register_output_fisher, root_for = _FISHER.register, _FISHER.root_for
-needs_draws = _FISHER.needs_draws
+needs_draws, moving = _FISHER.needs_draws, _FISHER.moving
 whitened_parts = _FISHER.whitened_outputs
 
 
@@ -80,31 +80,23 @@ def drawn_values(output: Output, rng_key: Array, draws: int) -> Array:
         It is not built from its parameters, or not drawn from.
     """
     try:
-        built = _FISHER.rebuilt(output, _moving(output))
+        built = _FISHER.rebuilt(output, moving(output))
         return jax.lax.stop_gradient(built.sample(rng_key, (draws,)))
     except (TypeError, ValueError, NotImplementedError) as error:
         raise _FISHER.cannot_draw(output, error) from error
 
 
-def _moving(output: Output) -> Parameters:
-    return {
-        name: value
-        for name, value in output.parameters.items()
-        if jnp.issubdtype(value.dtype, jnp.floating)
-    }
-
-
 def _monte_carlo_root(output: Output, tangents: Parameters, rng_key: Array, draws: int) -> Array:
     """1/S sum of score score^T at S values drawn from the distribution; positive semidefinite."""
-    moving, values = _moving(output), drawn_values(output, rng_key, draws)
+    moved, values = moving(output), drawn_values(output, rng_key, draws)
 
     def root(value: Array) -> Array:
         # The elements are independent: the gradient of the sum is that of each.
-        scores = jax.grad(lambda parameters: output.built(parameters).log_prob(value).sum())(moving)
+        scores = jax.grad(lambda parameters: output.built(parameters).log_prob(value).sum())(moved)
         return sum(
             (
                 (scores[name] * tangents[name]).reshape((*output.batch, -1)).sum(-1)
-                for name in moving
+                for name in moved
             ),
             jnp.zeros(output.batch),
         )

@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array, random
 from jaxtyping import Float
 
-from numpyro_ext.curvature.fisher import fisher_root, root_for
+from numpyro_ext.curvature.fisher import fisher_root, moving, root_for
 from numpyro_ext.density import Data, LogDensity
 from numpyro_ext.density.layout import Indices
 from numpyro_ext.density.outputs import Output
@@ -124,7 +124,7 @@ def _dependences(output: Output) -> dict[str, Array]:
 
     None where no parameter is the same along an axis, or where the root is made of draws.
     """
-    floating = _floating(output)
+    floating = moving(output)
     if root_for(output.distribution) is None or not any(
         name in floating for name, _ in output.repeated
     ):
@@ -137,15 +137,6 @@ def _dependences(output: Output) -> dict[str, Array]:
         root = fisher_root(output, {**nothing, name: change}, random.PRNGKey(0))
         found[name] = (root != 0.0).reshape(-1, root.shape[-1]).any(axis=0)
     return found
-
-
-def _floating(output: Output) -> list[str]:
-    """Names of the parameters that are not whole numbers."""
-    return [
-        name
-        for name, value in output.parameters.items()
-        if jnp.issubdtype(value.dtype, jnp.floating)
-    ]
 
 
 def _repeated(output: Output, depends: Mapping[str, Array]) -> tuple[shared.RepeatedComponent, ...]:

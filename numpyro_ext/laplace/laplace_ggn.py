@@ -31,7 +31,6 @@ from ppl_ext.laplace.laplace_ggn import (
     GaussianDensity,
     LaplaceShell,
     PosteriorShell,
-    added,
     as_numpy,
 )
 
@@ -383,4 +382,4 @@ def _curvature(
     """H at a position (D,), of one position."""
     # One key, so that the curvature of a state is the same whenever it is taken.
     of_likelihood = likelihood.of_all_rows(target, position, data, random.PRNGKey(0))
-    return added(prior(position, data), of_likelihood)
+    return prior(position, data).plus(of_likelihood)

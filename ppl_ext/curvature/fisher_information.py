@@ -92,6 +92,10 @@ class FisherRoots(abc.ABC):
     def is_floating(self, value: Any) -> bool:
         """Whether an array holds numbers in floating point."""
 
+    def moving(self, output: Any) -> dict[str, Any]:
+        """The parameters of a site that are no whole numbers: those that can be differentiated."""
+        return {name: value for name, value in output.parameters.items() if self.is_floating(value)}
+
     # -- whitened outputs ---------------------------------------------------------------------
 
     def whitened_outputs(
@@ -121,8 +125,7 @@ class FisherRoots(abc.ABC):
 
     def no_changes(self, output: Any) -> dict[str, Any]:
         """Changes of a site's parameters that are all zero, in floating point."""
-        floating = (each.dtype for each in output.parameters.values() if self.is_floating(each))
-        kind = next(floating, None)
+        kind = next((each.dtype for each in self.moving(output).values()), None)
         zeros = self.functions.zeros_like
         return {name: zeros(value, dtype=kind) for name, value in output.parameters.items()}
 

@@ -325,17 +325,6 @@ class PosteriorShell(ABC):
         )
 
 
-def added(prior: Any, likelihood: Any) -> Any:
-    """The curvature H of one position from that of the prior and that of the likelihood."""
-    matrices = [part.matrix for part in (prior, likelihood) if part.matrix is not None]
-    return type(prior)(
-        prior.diagonal + likelihood.diagonal,
-        sum(matrices[1:], start=matrices[0]) if matrices else None,
-        likelihood.rows,
-        likelihood.blocks,
-    )
-
-
 def notes_of(options: GaussNewton) -> tuple[str, ...]:
     """What a judgement tells of a structure, whatever the draws show."""
     if options.structure == "full":

@@ -40,7 +40,7 @@ class _PyroRoots(FisherRoots):
 
 _FISHER = _PyroRoots()
 register_output_fisher, root_for = _FISHER.register, _FISHER.root_for
-needs_draws = _FISHER.needs_draws
+needs_draws, moving = _FISHER.needs_draws, _FISHER.moving
 no_changes, whitened_parts = _FISHER.no_changes, _FISHER.whitened_outputs
 
 
@@ -111,15 +111,15 @@ def _monte_carlo_root(output: Output, tangents: Parameters, values: Tensor) -> T
     count = len(values)
     # Each value has parameters of its own, so that one gradient holds the scores of all.
     every = {name: p.expand(count, *p.shape) for name, p in output.parameters.items()}
-    moving = {name: value for name, value in every.items() if value.is_floating_point()}
+    moved = {name: every[name] for name in moving(output)}
 
     def log_density(parameters: dict[str, Tensor]) -> Tensor:
         # The elements are independent: the gradient of the sum is that of each.
         return output.built({**every, **parameters}).log_prob(values).sum()
 
-    scores = torch.func.grad(log_density)(moving)
+    scores = torch.func.grad(log_density)(moved)
     parts = [
         (scores[name] * tangents[name]).reshape((count, *output.batch, -1)).sum(-1)
-        for name in moving
+        for name in moved
     ]
     return torch.stack(parts).sum(0).movedim(0, -1) / math.sqrt(count)

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from ppl_ext.curvature import program_curvature as shared
 from ppl_ext.curvature import rows_alone
 from ppl_ext.curvature.rows_alone import Alone
-from pyro_ext.curvature.fisher import fisher_root, needs_draws, no_changes, root_for
+from pyro_ext.curvature.fisher import fisher_root, moving, needs_draws, no_changes, root_for
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.layout import Indices
 from pyro_ext.density.outputs import Output
@@ -158,7 +158,7 @@ def _changed(data: Data, arguments: tuple[int, ...]) -> Data:
 def _repeated(output: Output) -> tuple[shared.RepeatedComponent, ...]:
     if root_for(output.distribution) is None:
         return ()
-    values = {name: value for name, value in output.parameters.items() if value.is_floating_point()}
+    values = moving(output)
     axes = {name: output.repeated_along(name) for name in values}
     if not any(axes.values()):
         return ()

@@ -18,7 +18,6 @@ from ppl_ext.laplace.laplace_ggn import (
     GaussianDensity,
     LaplaceShell,
     PosteriorShell,
-    added,
     as_numpy,
 )
 from pyro_ext.curvature import Curvature, GaussNewton, ProgramCurvature
@@ -253,7 +252,7 @@ class _Posterior(PosteriorShell):
     def at(self, position: Tensor, data: Data) -> Curvature:
         """H at a position (D,), of one position."""
         likelihood = self.likelihood.of_all_rows(self.target, position, data)
-        return added(self.prior(position, data), likelihood)
+        return self.prior(position, data).plus(likelihood)
 
     def precision_at(self, position: Tensor, data: Data) -> Precision:
         # One seed, so that the curvature of a state is the same whenever it is taken.

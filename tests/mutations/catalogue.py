@@ -1006,9 +1006,9 @@ def _laplace() -> Iterator[Mutation]:
     )
     yield from neutral(
         "prior left out of the precision",
-        "laplace/laplace_ggn.py",
-        "prior.diagonal + likelihood.diagonal",
-        "0.0 * prior.diagonal + likelihood.diagonal",
+        "curvature/curvature.py",
+        "self.diagonal + other.diagonal",
+        "0.0 * self.diagonal + other.diagonal",
         "laplace",
     )
     yield from neutral(

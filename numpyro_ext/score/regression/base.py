@@ -21,10 +21,6 @@ class FormJaxArrays(FormArrays, JaxFunctions):
     judged = staticmethod(judged)
 
     @staticmethod
-    def antithetic(theta: Float[Array, "K D"], mean: Float[Array, " D"]) -> Float[Array, "S D"]:
-        return jnp.concatenate([theta, 2.0 * mean - theta])
-
-    @staticmethod
     def filled(shape: tuple[int, ...], like: Array, value: float = 0.0) -> Float[Array, "*shape"]:
         return jnp.full(shape, value, like.dtype)
 

@@ -52,10 +52,10 @@ class Observed(NamedTuple):
 class FormArrays(ArrayFunctions):
     """Functions of a framework's arrays that closed forms need besides."""
 
-    @staticmethod
-    def antithetic(theta: Any, mean: Any) -> Any:
+    @classmethod
+    def antithetic(cls, theta: Float[Any, "K D"], mean: Float[Any, " D"]) -> Float[Any, "S D"]:
         """Draws (K, D) and their mirror images about the mean, (2 K, D)."""
-        raise NotImplementedError
+        return cls.xp.concatenate([theta, 2.0 * mean - theta])
 
     @staticmethod
     def filled(shape: tuple[int, ...], like: Any, value: float = 0.0) -> Any:

@@ -36,10 +36,6 @@ class FormTensors(Stepwise, FormArrays, TensorFunctions):
     """Functions of tensors for the closed forms."""
 
     @staticmethod
-    def antithetic(theta: Float[Tensor, "K D"], mean: Float[Tensor, " D"]) -> Float[Tensor, "S D"]:
-        return torch.cat([theta, 2.0 * mean - theta])
-
-    @staticmethod
     def filled(shape: tuple[int, ...], like: Tensor, value: float = 0.0) -> Float[Tensor, "*shape"]:
         return like.new_full(shape, value)
 

@@ -74,10 +74,6 @@ class SmallArrays(Stepwise, FormArrays):
         return TensorFunctions.solve_lower(*tensors, transpose).numpy()
 
     @staticmethod
-    def antithetic(theta: np.ndarray, mean: np.ndarray) -> np.ndarray:
-        return np.concatenate([theta, 2.0 * mean - theta])
-
-    @staticmethod
     def filled(shape: tuple[int, ...], like: np.ndarray, value: float = 0.0) -> np.ndarray:
         return np.full(shape, value, like.dtype)
 
