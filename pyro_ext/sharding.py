@@ -304,13 +304,7 @@ class Sharding(ShardingShell):
         """The same of the tensors in a tuple: vectors travel together, others by themselves."""
         if not self.splits(number):
             return tree
-        short = [each for each in tree if each.dim() == 1]
-        found = iter(self.gathered(torch.stack(short, 1), number).unbind(1)) if short else iter(())
-        every = [
-            next(found) if each.dim() == 1 else self.gathered(each.contiguous(), number)
-            for each in tree
-        ]
-        return every
+        return _vectors_together(tree, lambda each: self.gathered(each, number))
 
     # -- rows -----------------------------------------------------------------------------------
 
@@ -318,9 +312,7 @@ class Sharding(ShardingShell):
         """Sums over the processes' rows: vectors travel together, others by themselves."""
         if self._dim("rows") is None:
             return list(parts)
-        short = [each for each in parts if each.dim() == 1]
-        found = iter(self._sum(torch.stack(short, 1)).unbind(1)) if short else iter(())
-        return [next(found) if each.dim() == 1 else self._sum(each) for each in parts]
+        return _vectors_together(parts, self._sum)
 
     def _sum(self, part: Tensor, option: str = "rows") -> Tensor:
         whole = part.clone(memory_format=torch.contiguous_format)
@@ -507,3 +499,12 @@ class Sharding(ShardingShell):
             self._links.lost = lost_rank("the next collective", self.timeout, said)
             raise RankLostError(self._links.lost) from error
         self.traffic.add(kind, whole.numel(), whole.element_size(), self._sizes[name])
+
+
+def _vectors_together(
+    tensors: Sequence[Tensor], function: Callable[[Tensor], Tensor]
+) -> list[Tensor]:
+    """A function of each tensor, of all vectors among them at once: as columns of one matrix."""
+    short = [each for each in tensors if each.dim() == 1]
+    found = iter(function(torch.stack(short, 1)).unbind(1)) if short else iter(())
+    return [next(found) if each.dim() == 1 else function(each) for each in tensors]

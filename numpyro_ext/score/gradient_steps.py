@@ -18,13 +18,11 @@ from numpyro_ext.density import Data
 from numpyro_ext.descent import default_rate, descend, progress, run_length, start_optimizer
 from numpyro_ext.engine import EngineState
 from numpyro_ext.guides.flat_density import FlatDensity, Parameters
-from numpyro_ext.guides.mixture import AutoGaussianMixture
 from numpyro_ext.guides.normal import LONG, DiagonalNormalDensity
-from numpyro_ext.guides.planar_flow import AutoPlanarFlow
 from numpyro_ext.score.guide_engine import GuideEngine, GuidePlan
 from numpyro_ext.score.long_vectors import steps_by_part
 from numpyro_ext.score.objective import blended_target, proximal_gradient
-from ppl_ext.score_matching.options import STEPS, GradientSteps, kind_of
+from ppl_ext.score_matching.options import GradientSteps
 from ppl_ext.score_matching.proximal import GradientExecutor
 
 
@@ -79,10 +77,7 @@ class GradientSolver(GradientExecutor):
     @classmethod
     def plan(cls, options: GradientSteps, density: FlatDensity) -> GradientSolver:
         """The solver for a guide."""
-        guide = density.guide
-        mixture = guide.covariance if isinstance(guide, AutoGaussianMixture) else None
-        planar_flow = isinstance(guide, AutoPlanarFlow)
-        defaults = STEPS[kind_of(density.covariance_structure, mixture, planar_flow)]
+        defaults = cls._usual(density)
         resolved = options.resolved(defaults)
         long = isinstance(density, DiagonalNormalDensity) and density.dim > LONG
         # Another optimizer need not work entry by entry, and the length of a gradient is one of all

@@ -38,7 +38,8 @@ def plt_or_error() -> Any:
     return plt
 
 
-def _axes(ax: Axes | None) -> Axes:
+def axes_or_new(ax: Axes | None) -> Axes:
+    """The axes that are given, or those of a new figure."""
     return plt_or_error().subplots(layout="constrained")[1] if ax is None else ax
 
 
@@ -82,7 +83,7 @@ def plot_reliability(
     confidence | accuracy
     """
     curve = calibration_curve(predictive, num_bins=num_bins, binning=binning, label=label)
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     ax.plot([0, 1], [0, 1], color="0.5", linestyle=":", label="calibrated")
     error = f"calibration error {calibration_error(curve):.3f}"
     if "coverage" in curve:
@@ -149,7 +150,7 @@ def plot_selective_prediction(
     curves = {
         name: selective_prediction_curve(each, measure=measure) for name, each in several.items()
     }
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     risk = ""
     for name, curve in curves.items():
         label = f"{name or measure}, area {float(curve['area']):.3g}"
@@ -232,7 +233,7 @@ def plot_uncertainty(
     else:
         position = position[order]
     parts = {name: split[name].values[order] for name in ("aleatoric", "epistemic", "total")}
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     if classes:
         ax.stackplot(
             position, parts["aleatoric"], parts["epistemic"], labels=["aleatoric", "epistemic"]

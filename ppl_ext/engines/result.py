@@ -247,11 +247,9 @@ class Looks:
         check_choice("kind", kind, posterior.KINDS)
         if kind != "history":
             return posterior.picture(kind, self.to_arviz, options)
-        from ppl_ext.diagnostics.plots import plt_or_error
+        from ppl_ext.diagnostics.plots import axes_or_new
 
-        axes = options.pop("ax", None)
-        if axes is None:
-            axes = plt_or_error().subplots(layout="constrained")[1]
+        axes = axes_or_new(options.pop("ax", None))
         axes.plot(np.arange(1, len(self.losses) + 1), self.losses, **options)
         axes.set(xlabel="step", ylabel="loss")
         return axes

@@ -20,14 +20,18 @@ from jaxtyping import Float
 from ppl_ext.documented import documents_subclasses
 from ppl_ext.engines.guide_engine import GuideShell
 from ppl_ext.errors import ArgumentError
+from ppl_ext.guides.mixture import MixtureGuide
+from ppl_ext.guides.planar_flow import PlanarGuide
 from ppl_ext.options import refuse
 from ppl_ext.score_matching.options import (
     LEARNING_RATE,
+    STEPS,
     GradientSteps,
     ProximalSolver,
     Regression,
     SolverName,
     as_solver,
+    kind_of,
 )
 
 
@@ -65,6 +69,14 @@ class GradientExecutor:
 
     options: GradientSteps
     learning_rate: float
+
+    @staticmethod
+    def _usual(density: Any) -> Any:
+        """The options of a guide's kind."""
+        guide = density.guide
+        mixture = guide.covariance if isinstance(guide, MixtureGuide) else None
+        is_flow = isinstance(guide, PlanarGuide)
+        return STEPS[kind_of(density.covariance_structure, mixture, is_flow)]
 
 
 @documents_subclasses

@@ -8,30 +8,18 @@ a mask, ``logits[logits == -inf] = 0``, as their number could differ; to fill th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_MADE: dict[Callable[..., Any], str] = {
-    torch.zeros: "new_zeros",
-    torch.ones: "new_ones",
-    torch.empty: "new_empty",
-    torch.full: "new_full",
-}
-_LIKE: dict[Callable[..., Any], str] = {
-    torch.zeros_like: "new_zeros",
-    torch.ones_like: "new_ones",
-    torch.empty_like: "new_empty",
-}
-_NEW: dict[Callable[..., Any], str] = {
-    Tensor.new_zeros: "new_zeros",
-    Tensor.new_ones: "new_ones",
-    Tensor.new_empty: "new_empty",
-    Tensor.new_full: "new_full",
-}
+#: What fills a tensor: ``torch.zeros``, ``torch.zeros_like`` and ``Tensor.new_zeros``. What is like
+#: another, filled with a number, is left to torch.
+_FILLS = ("zeros", "ones", "empty")
+_MADE = {getattr(torch, name): f"new_{name}" for name in (*_FILLS, "full")}
+_LIKE = {getattr(torch, f"{name}_like"): f"new_{name}" for name in _FILLS}
+_NEW = {getattr(Tensor, f"new_{name}"): f"new_{name}" for name in (*_FILLS, "full")}
 
 
 def _is_fill(index: Any, value: Any) -> bool:

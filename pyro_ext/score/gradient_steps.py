@@ -14,15 +14,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppl_ext.score_matching.options import STEPS, GradientSteps, kind_of
+from ppl_ext.score_matching.options import GradientSteps
 from ppl_ext.score_matching.proximal import GradientExecutor
 from pyro_ext.density import Data
 from pyro_ext.descent import descend, progress, run_length, set_default_rate
 from pyro_ext.engine import Update
 from pyro_ext.guides.flat_density import FlatDensity, Parameters
-from pyro_ext.guides.mixture import AutoGaussianMixture
 from pyro_ext.guides.normal import DiagonalNormalDensity
-from pyro_ext.guides.planar_flow import AutoPlanarFlow
 from pyro_ext.optim import EngineOptimizer, PlannedSteps
 from pyro_ext.score.guide_engine import GuideEngine, GuidePlan, GuideState
 from pyro_ext.score.long_vectors import joined, steps_by_part
@@ -50,10 +48,7 @@ class GradientSolver(GradientExecutor):
     @classmethod
     def plan(cls, options: GradientSteps, density: FlatDensity) -> GradientSolver:
         """The solver for a guide."""
-        guide = density.guide
-        mixture = guide.covariance if isinstance(guide, AutoGaussianMixture) else None
-        planar_flow = isinstance(guide, AutoPlanarFlow)
-        defaults = STEPS[kind_of(density.covariance_structure, mixture, planar_flow)]
+        defaults = cls._usual(density)
         return cls(options.resolved(defaults), defaults.learning_rate)
 
     def initial(self, engine: GuideEngine, plan: GuidePlan) -> GuideState:
