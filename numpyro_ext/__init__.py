@@ -66,6 +66,8 @@ from numpyro_ext.stein import SVGD, SVGDVR, SVN, WGD, DeepEnsemble
 from numpyro_ext.warm_chains import warm_chains
 from ppl_ext import public
 from ppl_ext.public import *
+from ppl_ext.public import predictions
+from ppl_ext.public.predictions import *
 
 __all__ = [
     # engines
@@ -146,5 +148,6 @@ __all__ = [
     "stan",
 ]
 __all__ += public.__all__
+__all__ += predictions.__all__
 
 warn_on_clash()

@@ -8,6 +8,8 @@
 
 from ppl_ext import public
 from ppl_ext.public import *
+from ppl_ext.public import predictions
+from ppl_ext.public.predictions import *
 from pyro_ext import stan
 from pyro_ext.calibrate import calibrate
 from pyro_ext.check import check
@@ -147,3 +149,4 @@ __all__ = [
     "stan",
 ]
 __all__ += public.__all__
+__all__ += predictions.__all__

@@ -29,8 +29,6 @@ from ppl_ext.fit.many import Fits
 from ppl_ext.fit.verdict.verdict import Verdict
 from ppl_ext.implicit.samplers import PushForward, SemiImplicit, UnrolledSGLD
 from ppl_ext.networks import priors
-from ppl_ext.public import predictions
-from ppl_ext.public.predictions import *
 from ppl_ext.running.settling import Settled, Settling
 from ppl_ext.score_matching.options import GradientSteps, Regression
 from ppl_ext.sgmcmc.schedules import cosine_cycles, polynomial_decay
@@ -85,4 +83,3 @@ __all__ = [
     "ResumeWarning",
     "UnsettledWarning",
 ]
-__all__ += predictions.__all__
