@@ -22,7 +22,7 @@ LOOSE = 6
 #: Lines of code of all packages, docstrings apart, to the next ten; and comments a line.
 LINES, COMMENTS = 52_991, 0.06
 #: Lines that same-named files of both packages have in common: all, and those of bodies.
-SAME, SAME_IN_BODIES = 1_870, 588
+SAME, SAME_IN_BODIES = 1_870, 589
 
 
 def test_no_class_has_more_than_three_above_it() -> None:
