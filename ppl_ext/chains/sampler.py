@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -636,22 +637,31 @@ def _whitened(
         return None
     prior = PRIOR_DRAWS if is_diagonal else PRIOR_DRAWS + dim
 
+    def root_of(variances: np.ndarray) -> np.ndarray:
+        return np.sqrt(variances) if is_diagonal else np.linalg.cholesky(variances)
+
     def shrunk(scatter: np.ndarray) -> np.ndarray:
         one = 1.0 if is_diagonal else np.eye(dim)
         return (number * scatter + prior * one) / (number + prior)
 
-    mean, scatter = _bulk(white, is_diagonal=is_diagonal)
-    variances, is_fair = shrunk(scatter), True
+    mean, weights = _bulk(white, is_diagonal=is_diagonal)
+    scatter = _scatter(white, weights, is_diagonal=is_diagonal)
+    root: np.ndarray | None = None
     if scores is not None and np.isfinite(scores).all():
         slopes = scores * factor if is_diagonal else scores @ factor
-        between = _between(variances, shrunk(_bulk(slopes, is_diagonal=is_diagonal)[1]))
-        is_fair = _is_fair(between)
-    if is_fair and _is_fair(scatter, number):
-        return None
-    variances = variances if is_fair else between
+        of_slopes = shrunk(_scatter(slopes, weights, is_diagonal=is_diagonal))
+        # Scores may differ so much in size that rounding leaves no positive matrix.
+        with suppress(np.linalg.LinAlgError):
+            between = _between(shrunk(scatter), of_slopes)
+            if np.isfinite(between).all() and not _is_fair(between):
+                root = root_of(between)
+    if root is None:
+        if _is_fair(scatter, number):
+            return None
+        root = root_of(shrunk(scatter))
     if is_diagonal:
-        return center + factor * mean, factor * np.sqrt(variances)
-    return center + factor @ mean, factor @ np.linalg.cholesky(variances)
+        return center + factor * mean, factor * root
+    return center + factor @ mean, factor @ root
 
 
 def _between(
@@ -675,8 +685,8 @@ def _between(
 
 def _bulk(
     white: Float[np.ndarray, "S D"], *, is_diagonal: bool
-) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, "D D"] | Float[np.ndarray, " D"]]:
-    """Mean and covariance, or variances, of the bulk of draws: of Normal ones those of all.
+) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, " S"]]:
+    """Mean of the bulk of draws, and the weights that make its covariance: of Normal ones of all.
 
     Draws have the weights of a multivariate Student t (K. Lange, R. Little and J. Taylor, "Robust
     statistical modeling using the t distribution", 1989), since variances of heavy tails change
@@ -685,19 +695,30 @@ def _bulk(
     """
     number, dim = white.shape
     half = float(chdtri(dim, 0.5))
-    mean, weights = np.zeros(dim), np.ones(number)
+    weights = np.ones(number)
     for _ in range(ROUNDS):
-        mean = weights @ white / weights.sum()
-        off = white - mean
+        off = white - weights @ white / weights.sum()
         variances = weights @ np.square(off) / number
-        scatter = variances if is_diagonal else (weights[:, None] * off).T @ off / number
         if is_diagonal or number < 2 * dim:  # of few draws there is no inverse
             squares = (np.square(off) / variances).sum(1)
         else:
+            scatter = (weights[:, None] * off).T @ off / number
             squares = (off * np.linalg.solve(scatter, off.T).T).sum(1)
-        scale = float(np.median(squares)) / half
+        scale, before = float(np.median(squares)) / half, weights
         weights = (FREEDOM + dim) / (FREEDOM + squares / scale)
-    return mean, scatter * scale
+    return before @ white / before.sum(), before * scale / number
+
+
+def _scatter(
+    values: Float[np.ndarray, "S D"], weights: Float[np.ndarray, " S"], *, is_diagonal: bool
+) -> Float[np.ndarray, "D D"] | Float[np.ndarray, " D"]:
+    """Covariance, or variances, of draws or of their scores, with weights of the draws' bulk.
+
+    The same for both: with weights of their own, scores that have two values alone, as of a
+    Laplace distribution, or none in most draws would have no spread.
+    """
+    off = values - weights @ values / weights.sum()
+    return weights @ np.square(off) if is_diagonal else (weights[:, None] * off).T @ off
 
 
 def _is_fair(

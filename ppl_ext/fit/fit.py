@@ -606,13 +606,18 @@ class Fit:
         if self.climbed.problem.digest() != self._arguments:
             return "its data were changed in place since"
         if not self.has_same_program():
-            return "what its program reads beside its arguments was changed since"
+            return (
+                "what its program reads beside its arguments, or the precision, was changed since"
+            )
         return ""
 
     def has_same_program(self) -> bool:
         """Whether the program computes what it did, given the arguments of the fit."""
         problem = self.climbed.problem
-        followed: bool = problem.own.follows(problem.data)
+        try:
+            followed: bool = problem.own.follows(problem.data)
+        except Exception:  # noqa: BLE001 - it may be the model's, of arguments of another length.
+            return False
         return followed
 
     def check_data(self) -> None:

@@ -110,15 +110,15 @@ def first_points(
     found = np.zeros((0, len(start.mean)))
     for _ in range(TRIES):
         drawn = start.draw(TO_CHOOSE_FROM * number, int(generator.integers(2**62)))
-        drawn = _apart(start, drawn, number)
         values, scores = evaluate(drawn)
         finite = np.isfinite(values) & np.isfinite(scores).all(-1)
-        found = np.concatenate([found, drawn[finite]])[:number]
-        if len(found) == number:
-            return found
+        found = np.concatenate([found, drawn[finite]])
+        if len(found) >= number:
+            return _apart(start, found, number)
     raise ArgumentError(
         "Expected a start near which density and score of the model are finite, found "
-        f"{len(found)} such points of {TRIES * number}. Pass find_start of this model and data."
+        f"{len(found)} such points of {TRIES * TO_CHOOSE_FROM * number}. Pass find_start of this "
+        "model and data."
     )
 
 
@@ -129,7 +129,8 @@ def _apart(start: Start, points: Positions, number: int) -> Positions:
     Chains that all begin in one mode agree there, and nothing would tell of the others.
     """
     found = covariance_of(start)
-    white = points / np.sqrt(found if found.ndim == 1 else np.diag(found))
+    deviations = np.sqrt(found if found.ndim == 1 else np.diag(found))
+    white = points / np.where(deviations > 0.0, deviations, 1.0)
     chosen, distances = [0], np.full(len(points), np.inf)
     while len(chosen) < number:
         last = np.linalg.norm(white - white[chosen[-1]], axis=1)

@@ -19,6 +19,7 @@ from ppl_ext.chains.sampler import (
     Window,
     _between,
     _bulk,
+    _scatter,
     _tune,
     _whitened,
     go_on,
@@ -508,13 +509,18 @@ def test_the_bulk_of_normal_draws_has_their_covariance(is_diagonal: bool) -> Non
     generator = np.random.default_rng(13)
     root = np.array([[2.0, 0.0], [0.0, 0.3]]) if is_diagonal else np.array([[2.0, 0.0], [0.5, 0.3]])
     draws = generator.normal(size=(20_000, 2)) @ root.T + np.array([3.0, -1.0])
-    mean, found = _bulk(draws, is_diagonal=is_diagonal)
+
+    def bulk(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        mean, weights = _bulk(draws, is_diagonal=is_diagonal)
+        return mean, _scatter(draws, weights, is_diagonal=is_diagonal)
+
+    mean, found = bulk(draws)
     right = root @ root.T
     np.testing.assert_allclose(mean, [3.0, -1.0], atol=4.0 * 2.0 / math.sqrt(20_000))
     # A variance from 20,000 draws is known to 1 %.
     np.testing.assert_allclose(found, np.diag(right) if is_diagonal else right, rtol=0.06)
     draws[:200] *= 1e4
-    _, again = _bulk(draws, is_diagonal=is_diagonal)
+    _, again = bulk(draws)
     np.testing.assert_allclose(again, found, rtol=0.1)
 
 
@@ -552,6 +558,51 @@ def test_scores_tell_of_widths_that_few_draws_do_not(has_scores: bool) -> None:
             _, factor = found
     spread = np.linalg.svd(np.linalg.solve(factor, root), compute_uv=False)
     assert bool(spread.min() > 0.5) is has_scores and spread.max() < 2.0
+
+
+@pytest.mark.parametrize("is_diagonal", [True, False])
+@np.errstate(all="ignore")
+def test_scores_that_tell_of_no_width_leave_the_metric_to_the_draws(is_diagonal: bool) -> None:
+    """None in most draws, as on a plateau, or one of two values, or of sizes beyond rounding."""
+    generator, dim = np.random.default_rng(0), 5
+    draws = 0.3 * generator.laplace(size=(400, dim))
+    factor = np.ones(dim) if is_diagonal else np.eye(dim)
+    for scores in (
+        np.zeros_like(draws),
+        np.where(np.abs(draws) > 0.8, -np.sign(draws), 0.0),
+        -np.sign(draws) / 0.3,
+        -draws * 1e200,
+        -draws * 1e-200,
+    ):
+        found = _whitened(factor, draws, scores)
+        assert found is None or np.isfinite(found[1]).all()
+    # Of a Laplace distribution the draws say 2 b^2, and the scores b^-2: between them 1.4 b^2.
+    _, root = _whitened(factor, draws, -np.sign(draws) / 0.3) or (None, factor)
+    widths = root if is_diagonal else np.sqrt(np.diag(root @ root.T))
+    assert (widths > 0.25).all() and (widths < 0.6).all()
+
+
+def test_metrics_of_chains_are_those_of_a_density_with_narrow_directions() -> None:
+    """As the sampler tunes them, by the scores of its own draws."""
+    generator, dim = np.random.default_rng(0), 60
+    turned = np.linalg.qr(generator.normal(size=(dim, dim)))[0]
+    widths = np.ones(dim)
+    widths[:3] = 0.1, 0.2, 6.0
+    precision = (turned / widths**2) @ turned.T
+
+    def evaluate(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return -0.5 * np.einsum("ni,ij,nj->n", z, precision, z), -z @ precision
+
+    start = Mode(np.zeros(dim), np.eye(dim), 0.0, 0.0)
+    positions = generator.normal(size=(16, dim)) @ (turned * widths).T
+    found = sample(
+        *(evaluate, Proposal((start,), np.ones(1)), positions, generator),
+        lambda figures, window: window.transitions > 20,
+        lambda: True,
+    )
+    (factor,) = found.kernel.factors
+    spread = np.linalg.svd(np.linalg.solve(factor, turned * widths), compute_uv=False)
+    assert spread.min() > 0.5 and spread.max() < 2.0
 
 
 def test_long_stays_in_a_tail_are_not_hidden_by_fast_moves() -> None:

@@ -687,7 +687,7 @@ def _changed_closure(trial: Trial) -> None:
         fit.to_arviz,
         lambda: fit.log_evidence,
     ):
-        with trial.refused("beside its arguments was changed since"):
+        with trial.refused("beside its arguments, or the precision, was changed since"):
             use()
     with trial.warned("predictions are by the new values", trial.public.DataWarning):
         fit.predict(trial.backend.array(Y))

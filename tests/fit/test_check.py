@@ -25,6 +25,8 @@ from ppl_ext.fit.fit import Fit
 from ppl_ext.fit.ladder.written import best_written
 from ppl_ext.fit.problem.problem import Meter, Problem
 from ppl_ext.fit.verdict.comparison import Columns, compared, dependence, flat_columns
+from ppl_ext.fit.verdict.facts import Engine
+from ppl_ext.fit.verdict.levels import judge_engine
 from ppl_ext.fit.verdict.verdict import SiteFigures, Verdict
 from ppl_ext.start.search import InPieces
 from ppl_ext.witnesses.drift import drift
@@ -182,6 +184,50 @@ def test_the_comparison_sees_a_dependence_that_is_missing_or_made_up(
         for _ in range(50)
     ]
     assert max(shares) < 1.0 and max(shares) > 0.3
+
+
+def test_right_draws_that_depend_strongly_are_not_called_off() -> None:
+    """Ranks of few draws tell no correlation of 0.9999 from 1, nor does a column of one number."""
+    generator = np.random.default_rng(4)
+
+    def drawn(number: int, chains: int = 1) -> Columns:
+        z, small = generator.normal(size=(2, number))
+        x = np.stack([z, -z + 1e-3 * small, np.full(number, 0.1)], 1)
+        return flat_columns({"x": x}, {"x": (3,)}, chains)
+
+    for number in (50, 400, 2_000):
+        found = dependence(drawn(number), drawn(800, 16))
+        assert found is not None and found.share < 0.5
+
+
+def test_products_may_be_worth_less_than_what_they_are_of() -> None:
+    """Chains that turn round at every step: means are known well, and products are not."""
+    generator = np.random.default_rng(5)
+
+    def turning(number: int, dim: int) -> Columns:
+        x = np.zeros((number, dim))
+        noise = generator.normal(size=(number, dim)) * np.sqrt(1.0 - 0.97**2)
+        x[0] = generator.normal(size=dim)
+        for k in range(1, number):
+            x[k] = -0.97 * x[k - 1] + noise[k]
+        return flat_columns({"x": x}, {"x": (dim,)})
+
+    normal = flat_columns({"x": generator.normal(size=(4_000, 20))}, {"x": (20,)})
+    found = [dependence(turning(1_000, 20), normal) for _ in range(10)]
+    assert sum(each is not None and each.share > 1.0 for each in found) <= 1
+
+
+def test_a_dependence_that_differs_is_told_by_check_and_of_engines() -> None:
+    generator = np.random.default_rng(6)
+    noise = generator.normal(size=(2_000, 2))
+    own = flat_columns({"x": noise}, {"x": (2,)})
+    turned = noise @ np.array([[1.0, 0.7], [0.0, 0.71]])
+    theirs = flat_columns({"x": turned}, {"x": (2,)}, 16)
+    found = compared(own, theirs, 2)
+    assert not found.wrong and "'x[0]' and 'x[1]' have a rank correlation" in found.dependent
+    engine = Engine("SVGD", 1_000, settled=True, moving=0.0, figure="0 sd")
+    level, reasons = judge_engine(engine, Verdict("exact", ("Fine.",)), 0, found.dependent)
+    assert level == "not trusted" and found.dependent in " ".join(reasons)
 
 
 @pytest.mark.parametrize("nowhere", [np.nan, -np.inf])

@@ -2181,7 +2181,7 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "rank correlations that are not compared by their chance",
         "fit/verdict/comparison.py",
-        "np.hypot(CORRELATION, quantile * np.sqrt(squares[first, second]))",
+        "np.hypot(CORRELATION, quantile * error)",
         "np.hypot(CORRELATION, quantile)",
         "test_check",
     )
@@ -2195,8 +2195,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "metrics that scores have no part in",
         "chains/sampler.py",
-        "between = _between(variances, shrunk(",
-        "between = _between(np.eye(dim), shrunk(",
+        "between = _between(shrunk(scatter), of_slopes)",
+        "between = _between(np.eye(dim), of_slopes)",
         tests,
     )
     yield from neutral(
@@ -2265,8 +2265,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "the scale of far draws' weights left as it is",
         "chains/sampler.py",
-        "return mean, scatter * scale",
-        "return mean, scatter",
+        "return before @ white / before.sum(), before * scale / number",
+        "return before @ white / before.sum(), before / number",
         tests,
     )
     yield from neutral(

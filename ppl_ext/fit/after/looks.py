@@ -156,9 +156,9 @@ def predicted(
     elif not fit.has_same_program():
         # It may read the number of the rows to predict.
         warnings.warn(
-            "What the program reads beside its arguments was changed since the fit: predictions "
-            "are by the new values, with draws given the old ones. Fit again, or pass what is to "
-            "change as an argument.",
+            "What the program reads beside its arguments, or the precision, was changed since the "
+            "fit: predictions are by the new values, with draws given the old ones. Fit again, or "
+            "pass what is to change as an argument.",
             DataWarning,
             stacklevel=3,
         )

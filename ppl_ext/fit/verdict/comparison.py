@@ -14,7 +14,7 @@ from scipy.special import betainc, ndtri
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.verdict.figures import label
 from ppl_ext.fit.verdict.verdict import MOST_SHOWN, SiteFigures, Value
-from ppl_ext.statistics.convergence import Convergence, convergence, in_chains, ranks
+from ppl_ext.statistics.convergence import Convergence, convergence, in_chains, ranks, varies
 from ppl_ext.statistics.effective import distinct_number, effective_number
 from ppl_ext.target.on_host import on_host
 
@@ -42,9 +42,11 @@ SPREAD = 400.0
 #: Error of a standard deviation that is not ruled out, up to which draws may be confirmed. Two
 #: thousand draws of a log-normal leave a third, since large ones are rare.
 UNSURE = 0.5
-#: Error of a rank correlation that is let pass, near 0; and columns of which it is looked at, so
+#: Error of a rank correlation that is let pass; and columns of which it is looked at, so
 #: that the matrices stay small.
 CORRELATION, MOST_PAIRED = 0.1, 300
+#: Pairs that are off at first and are looked at more closely, at most.
+MOST_DOUBTED = 50
 #: Figures of a column, each a test: mean, standard deviation, distance and two tails.
 FIGURES = 5
 
@@ -266,29 +268,49 @@ def dependence(own: Columns, theirs: Columns) -> Dependence | None:
 
     Rank correlations know of no scale and hardly of tails. Errors are those of D. Bonett and T.
     Wright, "Sample size requirements for estimating Pearson, Kendall and Spearman correlations"
-    (2000).
+    (2000). A product of two columns may be worth less than each of them, as in chains that turn
+    round at every step, so that it is looked at as well before two columns are called off.
     """
-    chosen = np.flatnonzero((own.values.std(0) > 0.0) & (theirs.values.std(0) > 0.0))
+    both = own, theirs
+    chosen = np.flatnonzero(varies(own.values) & varies(theirs.values))
     chosen = chosen[np.isfinite(own.values[:, chosen]).all(0)]
     if not 2 <= len(chosen) <= MOST_PAIRED:
         return None
-    squares, correlations = np.zeros((len(chosen), len(chosen))), []
-    for columns in (own, theirs):
-        values = columns.values[:, chosen]
-        found = np.corrcoef([ranks(column) for column in values.T])
-        worth = effective_number(in_chains(values, columns.chains))
-        worth = np.minimum(np.minimum(worth, distinct_number(values)), len(values))
-        number = np.maximum(np.minimum(worth, worth[:, None]) - 3.0, 1.0)
-        squares = squares + (1.0 + 0.5 * np.square(found)) / number
-        correlations.append(found)
     first, second = np.triu_indices(len(chosen), 1)
     quantile = -float(ndtri(0.5 * LEVEL / len(first)))
-    mine, others = (each[first, second] for each in correlations)
-    off = np.abs(np.subtract(*np.arctanh(np.clip([mine, others], -1.0 + 1e-9, 1.0 - 1e-9))))
-    shares = off / np.hypot(CORRELATION, quantile * np.sqrt(squares[first, second]))
-    worst = int(shares.argmax())
-    names = tuple(own.names[chosen[each[worst]]] for each in (first, second))
-    return Dependence(names, float(mine[worst]), float(others[worst]), float(shares[worst]))
+    white, correlations, numbers = [], [], []
+    for columns in both:
+        values = columns.values[:, chosen]
+        of_ranks = np.stack([ranks(column) for column in values.T], 1)
+        of_ranks = (of_ranks - of_ranks.mean(0)) / of_ranks.std(0)
+        white.append(of_ranks)
+        correlations.append((of_ranks.T @ of_ranks)[first, second] / len(values))
+        worth = effective_number(in_chains(values, columns.chains))
+        worth = np.minimum(worth, distinct_number(values))
+        numbers.append(np.minimum(worth[first], worth[second]))
+
+    def shares(which: Any, numbers: Sequence[Any]) -> np.ndarray:
+        found = np.stack([each[which] for each in correlations])
+        squares = np.square(1.0 - found**2) * (1.0 + 0.5 * found**2)
+        error = np.sqrt((squares / np.maximum(np.stack(numbers) - 3.0, 1.0)).sum(0))
+        share: np.ndarray = np.abs(found[0] - found[1]) / np.hypot(CORRELATION, quantile * error)
+        return share
+
+    every = shares(slice(None), numbers)
+    worst = np.argsort(-every)[:MOST_DOUBTED]
+    doubted = worst[every[worst] > 1.0]
+    if len(doubted):
+        of_products = []
+        for columns, each, number in zip(both, white, numbers, strict=True):
+            products = each[:, first[doubted]] * each[:, second[doubted]]
+            worth = effective_number(in_chains(products, columns.chains))
+            of_products.append(np.minimum(worth, number[doubted]))
+        every[doubted] = shares(doubted, of_products)
+        worst = worst[np.argsort(-every[worst])]
+    k = int(worst[0])
+    names = own.names[chosen[first[k]]], own.names[chosen[second[k]]]
+    mine, others = (float(each[k]) for each in correlations)
+    return Dependence(names, mine, others, float(every[k]))
 
 
 @dataclass(frozen=True)
