@@ -47,6 +47,8 @@ STUCK, SMALLEST_STEP = 0.1, 1e-3
 FIRST_WINDOW, LONGEST_TUNING, LEAST_WINDOW = 12, 200, 8
 #: Variances in the kernel's coordinates within which its metric is good enough.
 FAIR = (0.4, 2.2)
+#: Total of the weights of scores' bulk, as a share of that of draws, below which they have none.
+LEAST_BULK = 0.25
 #: Degrees of freedom of the weights that keep far draws from making the scale of all, and rounds.
 FREEDOM, ROUNDS = 4.0, 5
 #: Draws that the present metric counts as beside each dimension, and the fewest that tell of one.
@@ -649,9 +651,13 @@ def _whitened(
     root: np.ndarray | None = None
     if scores is not None and np.isfinite(scores).all():
         slopes = scores * factor if is_diagonal else scores @ factor
-        of_slopes = shrunk(_scatter(slopes, weights, is_diagonal=is_diagonal))
         # Scores may differ so much in size that rounding leaves no positive matrix.
         with suppress(np.linalg.LinAlgError):
+            own = _bulk(slopes, is_diagonal=is_diagonal)[1]
+            # Those that have two values, or none in most draws, have no bulk.
+            has_bulk = own.sum() > LEAST_BULK * weights.sum()
+            own = own if has_bulk else weights
+            of_slopes = shrunk(_scatter(slopes, own, is_diagonal=is_diagonal))
             between = _between(shrunk(scatter), of_slopes)
             if np.isfinite(between).all() and not _is_fair(between):
                 root = root_of(between)
@@ -712,11 +718,7 @@ def _bulk(
 def _scatter(
     values: Float[np.ndarray, "S D"], weights: Float[np.ndarray, " S"], *, is_diagonal: bool
 ) -> Float[np.ndarray, "D D"] | Float[np.ndarray, " D"]:
-    """Covariance, or variances, of draws or of their scores, with weights of the draws' bulk.
-
-    The same for both: with weights of their own, scores that have two values alone, as of a
-    Laplace distribution, or none in most draws would have no spread.
-    """
+    """Covariance, or variances, of draws or of their scores, with the weights of a bulk."""
     off = values - weights @ values / weights.sum()
     return weights @ np.square(off) if is_diagonal else (weights[:, None] * off).T @ off
 

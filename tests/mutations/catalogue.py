@@ -2200,6 +2200,13 @@ def _fit() -> Iterator[Mutation]:
         tests,
     )
     yield from neutral(
+        "scores that have no bulk tell of widths",
+        "chains/sampler.py",
+        "own = own if has_bulk else weights",
+        "own = own",
+        tests,
+    )
+    yield from neutral(
         "the covariance of scores in place of its inverse",
         "chains/sampler.py",
         "return (half * np.sqrt(values)) @ half.T",
