@@ -438,7 +438,8 @@ def sample(
             discarded += window.transitions
             tuned.append(window)
             left -= 1
-            if _tune(kernel, tuned, generator, scores):
+            # Scores of labels that are not in order are those of other coordinates.
+            if _tune(kernel, tuned, generator, scores if symmetry is None else None):
                 left = 0
             length = min(LONGEST_TUNING, int(1.5 * length)) if left else LEAST_WINDOW
             if not left and kernel.goes_nowhere:
@@ -604,10 +605,7 @@ def _improve(
     modes, fair = list(kernel.proposal.modes), True
     for number in range(len(modes)):
         own = nearest == number
-        known = None
-        # Scores of labels that are not in order are those of other coordinates.
-        if scores is not None and kernel.symmetry is None:
-            known = scores.reshape(-1, dim)[own]
+        known = None if scores is None else scores.reshape(-1, dim)[own]
         found = _whitened(kernel.factors[number], flat[own], known)
         if found is None:
             continue
@@ -637,20 +635,17 @@ def _whitened(
         white = solve_triangular(factor, (draws - center).T, lower=True, check_finite=False).T
     if not np.isfinite(white).all():
         return None
-    prior = PRIOR_DRAWS if is_diagonal else PRIOR_DRAWS + dim
-
-    def root_of(variances: np.ndarray) -> np.ndarray:
-        return np.sqrt(variances) if is_diagonal else np.linalg.cholesky(variances)
+    prior, one = (PRIOR_DRAWS, 1.0) if is_diagonal else (PRIOR_DRAWS + dim, np.eye(dim))
+    times, root_of = (np.multiply, np.sqrt) if is_diagonal else (np.matmul, np.linalg.cholesky)
 
     def shrunk(scatter: np.ndarray) -> np.ndarray:
-        one = 1.0 if is_diagonal else np.eye(dim)
         return (number * scatter + prior * one) / (number + prior)
 
     mean, weights = _bulk(white, is_diagonal=is_diagonal)
     scatter = _scatter(white, weights, is_diagonal=is_diagonal)
     root: np.ndarray | None = None
     if scores is not None and np.isfinite(scores).all():
-        slopes = scores * factor if is_diagonal else scores @ factor
+        slopes = times(scores, factor)
         # Scores may differ so much in size that rounding leaves no positive matrix.
         with suppress(np.linalg.LinAlgError):
             own = _bulk(slopes, is_diagonal=is_diagonal)[1]
@@ -665,9 +660,7 @@ def _whitened(
         if _is_fair(scatter, number):
             return None
         root = root_of(shrunk(scatter))
-    if is_diagonal:
-        return center + factor * mean, factor * root
-    return center + factor @ mean, factor @ root
+    return center + times(factor, mean), times(factor, root)
 
 
 def _between(

@@ -615,10 +615,9 @@ class Fit:
         """Whether the program computes what it did, given the arguments of the fit."""
         problem = self.climbed.problem
         try:
-            followed: bool = problem.own.follows(problem.data)
-        except Exception:  # noqa: BLE001 - it may be the model's, of arguments of another length.
+            return bool(problem.own.follows(problem.data))
+        except Exception:  # noqa: BLE001 - the model is run, whose errors may be of any class.
             return False
-        return followed
 
     def check_data(self) -> None:
         """See that program and arguments are what they were when they were fitted.

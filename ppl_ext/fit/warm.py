@@ -27,6 +27,7 @@ from ppl_ext.start.given import DrawnStart, Started, normal_of
 from ppl_ext.start.paths import Evaluate
 from ppl_ext.start.start import Mode, Start
 from ppl_ext.statistics.convergence import split_r_hat
+from ppl_ext.statistics.farthest import farthest
 
 #: Transitions that adapt the step size, unless told otherwise.
 WARMUP = 150
@@ -131,12 +132,7 @@ def _apart(start: Start, points: Positions, number: int) -> Positions:
     found = covariance_of(start)
     deviations = np.sqrt(found if found.ndim == 1 else np.diag(found))
     white = points / np.where(deviations > 0.0, deviations, 1.0)
-    chosen, distances = [0], np.full(len(points), np.inf)
-    while len(chosen) < number:
-        last = np.linalg.norm(white - white[chosen[-1]], axis=1)
-        distances = np.minimum(distances, last)
-        chosen.append(int(distances.argmax()))
-    return points[chosen]
+    return points[[0, *farthest(white, white[:1], number - 1)]]
 
 
 def check_options(

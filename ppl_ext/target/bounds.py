@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from ppl_ext.target.families import innermost_constraint
 from ppl_ext.target.outputs import Host
 
 #: How far out of bounds numbers may be by rounding.
@@ -102,9 +103,7 @@ def _elements(
 
 def _beyond(host: Host, constraint: Any, numbers: Any) -> Any:
     """Which elements are out of the bounds of a constraint; None where it has none."""
-    within = constraint
-    while hasattr(constraint, "base_constraint"):
-        constraint = constraint.base_constraint
+    within, constraint = constraint, innermost_constraint(constraint)
     bounds = {"lower_bound": -math.inf, "upper_bound": math.inf}
     if not any(hasattr(constraint, name) for name in bounds):
         return None

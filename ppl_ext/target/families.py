@@ -24,13 +24,19 @@ def family_of(distribution: Any, value_of: Callable[[Any], Any] = np.asarray) ->
         support = distribution.support
     except NotImplementedError:
         return type(distribution).__name__
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint
+    support = innermost_constraint(support)
     words = type(support).__name__.strip("_")
     ends = (("from", "lower_bound"), ("to", "upper_bound"))
     found = [f" {word} {_end(support, name, value_of)}" for word, name in ends]
     shown = "".join(each for each in found if not each.endswith(" "))
     return f"{type(distribution).__name__} on {words[:1].upper()}{words[1:]}{shown}"
+
+
+def innermost_constraint(constraint: Any) -> Any:
+    """The constraint of an element, without what counts several as one."""
+    while hasattr(constraint, "base_constraint"):
+        constraint = constraint.base_constraint
+    return constraint
 
 
 def is_improper(distribution: Any, mask: Any = None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from ppl_ext.errors import ModelCheckError
 from ppl_ext.networks.random_module import note
 from ppl_ext.target.bound_model import Found
 from ppl_ext.target.discrete import check_plated, infinite_support_error, joint_values_error
-from ppl_ext.target.families import innermost
+from ppl_ext.target.families import innermost, innermost_constraint
 from ppl_ext.target.scores import check_each_once, check_masks, check_observations, check_weights
 from pyro_ext.density.enumeration import is_enumerated
 from pyro_ext.density.failed_factors import FailedFactors
@@ -95,7 +95,7 @@ class CheckHandler(DiscoveryHandler):
     ) -> None:
         super().__init__(indices, plates)
         self.modules = modules
-        #: What is computed from values of latent sites, where the run is validated.
+        #: What is computed from values of latent sites, in a run that is validated.
         self.latent = Derived(())
         self.parameter_names: list[str] = []
         #: Layers of torch that draw weights where they are called.
@@ -162,26 +162,26 @@ class CheckHandler(DiscoveryHandler):
         if msg["value"] in self.latent:
             return True
         while fn is not None:
-            support = fn.support
-            while hasattr(support, "base_constraint"):
-                support = support.base_constraint
-            for part in (support, *getattr(fn, "transforms", ())):
+            for part in (innermost_constraint(fn.support), *getattr(fn, "transforms", ())):
                 if any(each in self.latent for each in vars(part).values()):
                     return True
             fn = getattr(fn, "base_dist", None)
         return False
 
+    def _add_density(self, msg: Any) -> None:
+        try:
+            super()._pyro_post_sample(msg)
+        except ValueError as error:
+            is_outside = msg["is_observed"] and "to be within the support" in str(error)
+            if not (is_outside and self._is_moved(msg)):
+                raise
+            # At other values of latent sites the observations may be inside.
+            msg["fn"] = without_validation(msg["fn"])
+            super()._pyro_post_sample(msg)
+
     def _pyro_post_sample(self, msg: Any) -> None:
         try:
-            try:
-                super()._pyro_post_sample(msg)
-            except ValueError as error:
-                is_outside = msg["is_observed"] and "to be within the support" in str(error)
-                if not (is_outside and self._is_moved(msg)):
-                    raise
-                # At other values of latent sites the observations may be inside.
-                msg["fn"] = without_validation(msg["fn"])
-                super()._pyro_post_sample(msg)
+            self._add_density(msg)
         except (ValueError, RuntimeError) as error:
             if isinstance(error, ModelCheckError):
                 raise
@@ -308,7 +308,7 @@ def run_once(
         handler = CheckHandler(indices, control.plates, modules)
         handler.radius, handler.validate, handler.dtype = radius, validate, dtype
         try:
-            with handler.latent, handler:
+            with handler.latent if validate else nullcontext(), handler:
                 own_args, own_kwargs = with_own_containers(args, kwargs)
                 model(*own_args, **own_kwargs)
         except ValueError as error:

@@ -2174,8 +2174,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "warm chains that begin anywhere",
         "fit/warm.py",
-        "chosen.append(int(distances.argmax()))",
-        "chosen.append(len(chosen))",
+        "[0, *farthest(white, white[:1], number - 1)]",
+        "range(number)",
         "test_warm_chains",
     )
     yield from neutral(
@@ -3125,8 +3125,8 @@ def _neutral() -> Iterator[Mutation]:
         (
             "a fit does not look at what its program reads beside its arguments",
             "fit/fit.py",
-            "followed: bool = problem.own.follows(problem.data)",
-            "followed = True",
+            "return bool(problem.own.follows(problem.data))",
+            "return True",
             "faults",
         ),
         (

@@ -26,6 +26,7 @@ from ppl_ext.chains.proposal import Proposal
 from ppl_ext.start.local_normal import step_of
 from ppl_ext.start.paths import Evaluate, Vector
 from ppl_ext.start.start import Mode
+from ppl_ext.statistics.farthest import farthest
 
 #: Hyperparameters at most, and evaluations for curvatures at all places: no more than chains take
 #: at least.
@@ -350,12 +351,7 @@ def _farthest(draws: Places, places: Places, number: int) -> Places:
     """So many draws, each of those that are farthest from the places and from those before."""
     root = np.linalg.cholesky(np.cov(draws.T).reshape(2 * draws.shape[1:]))
     white, known = (np.linalg.solve(root, each.T).T for each in (draws, places))
-    distances = np.linalg.norm(white[:, None] - known, axis=2).min(1)
-    chosen = list[int]()
-    for _ in range(number):
-        chosen.append(int(distances.argmax()))
-        distances = np.minimum(distances, np.linalg.norm(white - white[chosen[-1]], axis=1))
-    return draws[chosen]
+    return draws[farthest(white, known, number)]
 
 
 def _proposal(

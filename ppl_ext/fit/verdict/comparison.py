@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,16 @@ class Columns:
     values: Float[np.ndarray, "S K"]
     chains: int = 1
     is_spread: bool = False
+
+    @cached_property
+    def effective(self) -> Float[np.ndarray, " K"]:
+        """Effective number of draws of each column."""
+        return effective_number(in_chains(self.values, self.chains))
+
+    @cached_property
+    def worth(self) -> Float[np.ndarray, " K"]:
+        """The same, of draws that differ."""
+        return np.minimum(self.effective, distinct_number(self.values))
 
 
 @dataclass(frozen=True)
@@ -246,16 +257,13 @@ def with_further(
 def compared(own: Columns, theirs: Columns, dim: int) -> Comparison:
     """Draws beside those of chains, column by column."""
     scale = theirs.values.std(0)
-    number_of_own = np.minimum(
-        effective_number(in_chains(own.values, own.chains)), distinct_number(own.values)
-    )
     figures = convergence(in_chains(theirs.values, theirs.chains))
     chosen = np.flatnonzero(scale > 0.0)
     each = LEVEL / (FIGURES * max(1, len(chosen)))
-    numbers = _Numbers(number_of_own, *_of_reference(in_chains(theirs.values, theirs.chains)))
+    numbers = _Numbers(own.worth, theirs.effective, *_of_tails(theirs))
     found = [_off(own, theirs, int(k), numbers, figures, each, dim) for k in chosen]
     by_site = {
-        site: _of_site([off for off in found if off.site == site], own, number_of_own, site)
+        site: _of_site([off for off in found if off.site == site], own, own.worth, site)
         for site in dict.fromkeys(own.sites)
         if site
     }
@@ -285,9 +293,7 @@ def dependence(own: Columns, theirs: Columns) -> Dependence | None:
         of_ranks = (of_ranks - of_ranks.mean(0)) / of_ranks.std(0)
         white.append(of_ranks)
         correlations.append((of_ranks.T @ of_ranks)[first, second] / len(values))
-        worth = effective_number(in_chains(values, columns.chains))
-        worth = np.minimum(worth, distinct_number(values))
-        numbers.append(np.minimum(worth[first], worth[second]))
+        numbers.append(np.minimum(*(columns.worth[chosen[each]] for each in (first, second))))
 
     def shares(which: Any, numbers: Sequence[Any]) -> np.ndarray:
         found = np.stack([each[which] for each in correlations])
@@ -309,8 +315,7 @@ def dependence(own: Columns, theirs: Columns) -> Dependence | None:
         worst = worst[np.argsort(-every[worst])]
     k = int(worst[0])
     names = own.names[chosen[first[k]]], own.names[chosen[second[k]]]
-    mine, others = (float(each[k]) for each in correlations)
-    return Dependence(names, mine, others, float(every[k]))
+    return Dependence(names, correlations[0][k], correlations[1][k], every[k])
 
 
 @dataclass(frozen=True)
@@ -323,9 +328,10 @@ class _Numbers:
     upper: Float[np.ndarray, " K"]
 
 
-def _of_reference(draws: Float[np.ndarray, "N M K"]) -> tuple[Float[np.ndarray, " K"], ...]:
+def _of_tails(theirs: Columns) -> tuple[Float[np.ndarray, " K"], ...]:
+    draws = in_chains(theirs.values, theirs.chains)
     low, high = np.quantile(draws, [TAIL, 1.0 - TAIL], axis=(0, 1))
-    return tuple(map(effective_number, (draws, (draws < low) * 1.0, (draws > high) * 1.0)))
+    return tuple(map(effective_number, ((draws < low) * 1.0, (draws > high) * 1.0)))
 
 
 def _of_site(
