@@ -61,7 +61,7 @@ from numpyro_ext.sharding import (
     on_own_axes,
     verb_on_own_axes,
 )
-from numpyro_ext.start import GUIDE_FORM, is_guide, pieces_of, started
+from numpyro_ext.start import GUIDE_FORM, is_guide, pieces_of, prior_of, started
 from ppl_ext.arguments import entry
 from ppl_ext.batches.batch import Batch
 from ppl_ext.batches.passes import check_not_shared
@@ -434,6 +434,7 @@ class Engine(EngineShell, ABC):
             draw=lambda number: self._to_judge(plan, state, number),
             constrain=lambda z: target.constrain(jnp.asarray(z, target.dtype), data),
             look=partial(out_of_bounds_at, target, data),
+            prior=lambda number: prior_of(target, number, 0, data),
         )
 
     # -- set up -------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from numpyro_ext.engine import Engine
 from numpyro_ext.gradients import SVRG
 from numpyro_ext.score import ProximalScoreVI
 from numpyro_ext.sharding import Sharding, entry, entry_on_own_axes
-from numpyro_ext.start import pieces_of
+from numpyro_ext.start import pieces_of, prior_of
 from ppl_ext.arguments import columns_as_arrays
 from ppl_ext.fit import load, many
 from ppl_ext.fit.doors import Asked, Named, fit_program
@@ -380,9 +380,6 @@ def ways_of(
         own = random.fold_in(strategy_key, next(calls))
         return np.asarray(target.initial_positions(number, own, data), np.float64)
 
-    def prior(target: LogDensity, number: int, seed: int, data: Data) -> np.ndarray:
-        return np.asarray(target.prior_positions(number, random.key(seed), data), np.float64)
-
     host = Host(
         place=place,
         place_batch=on_host,
@@ -393,7 +390,7 @@ def ways_of(
         values=values,
         maps=maps,
         initial=initial,
-        prior=prior,
+        prior=prior_of,
         epsilon=lambda target: float(jnp.finfo(target.dtype).eps),
         out_of_bounds=out_of_bounds_at,
         moves=moves_of,

@@ -191,6 +191,11 @@ def of_guide(
     )
 
 
+def prior_of(target: LogDensity, number: int, seed: int, data: Data) -> np.ndarray:
+    """So many positions (S, D) of draws of the prior; see :meth:`LogDensity.prior_positions`."""
+    return np.asarray(target.prior_positions(number, random.key(seed), data), np.float64)
+
+
 def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None) -> search.Joined:
     """Log densities and scores of a target, of these rows or of all."""
     return pieces_of(target)(data, rows)

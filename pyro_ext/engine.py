@@ -72,7 +72,7 @@ from pyro_ext.density.replay import out_of_bounds_at
 from pyro_ext.gradients import GradientEstimator, ScoreEstimate, default_estimator
 from pyro_ext.optim import OptimizerLike
 from pyro_ext.sharding import Sharding
-from pyro_ext.start import GUIDE_FORM, is_guide, piece_of, started
+from pyro_ext.start import GUIDE_FORM, is_guide, piece_of, prior_of, started
 
 Callback = Callable[[int, "Engine", Mapping[str, float]], bool | None]
 Parameters = ParamSpec("Parameters")
@@ -871,6 +871,7 @@ class Engine(EngineShell, ABC):
                 draw=draw,
                 constrain=constrain,
                 look=functools.partial(out_of_bounds_at, target, data),
+                prior=lambda number: prior_of(target, number, 0, data),
             )
 
     @between_steps()

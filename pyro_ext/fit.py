@@ -38,7 +38,7 @@ from pyro_ext.engine import Engine
 from pyro_ext.gradients import SVRG
 from pyro_ext.score import ProximalScoreVI
 from pyro_ext.sharding import Sharding
-from pyro_ext.start import piece_of
+from pyro_ext.start import piece_of, prior_of
 
 #: What engines get that are given by class or name alone.
 ENGINE_DEFAULTS: dict[str, Callable[[], Any]] = {
@@ -369,11 +369,6 @@ def ways_of(
     def initial(target: LogDensity, number: int, data: Data) -> np.ndarray:
         return target.initial_positions(number, rng, data).double().cpu().numpy()
 
-    def prior(target: LogDensity, number: int, seed: int, data: Data) -> np.ndarray:
-        # A generator of its own: looks at the prior must not move the numbers of the fit on.
-        of_seed = torch.Generator().manual_seed(seed)
-        return target.prior_positions(number, of_seed, data).double().cpu().numpy()
-
     host = Host(
         place=placing(None),
         place_batch=placing(None),
@@ -384,7 +379,7 @@ def ways_of(
         values=values,
         maps=maps,
         initial=initial,
-        prior=prior,
+        prior=prior_of,
         epsilon=lambda target: torch.finfo(target.dtype).eps,
         out_of_bounds=out_of_bounds_at,
         moves=moves_of,

@@ -153,6 +153,13 @@ def of_guide(
     )
 
 
+def prior_of(target: LogDensity, number: int, seed: int, data: Data) -> np.ndarray:
+    """So many positions (S, D) of draws of the prior; see :meth:`LogDensity.prior_positions`."""
+    # A generator of its own: looks at the prior must not move a run's numbers on.
+    own = torch.Generator().manual_seed(seed)
+    return target.prior_positions(number, own, data).double().cpu().numpy()
+
+
 def piece_of(target: LogDensity, data: Data, rows: dict[str, np.ndarray] | None) -> Piece:
     """Log densities and scores of a target, of these rows or of all."""
     indices = None if rows is None else {name: torch.as_tensor(r) for name, r in rows.items()}

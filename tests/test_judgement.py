@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -125,6 +127,48 @@ def test_a_mode_without_draws_is_told_unless_labels_make_it_the_same() -> None:
     assert not any(
         "mass" in each for each in judge(run_of(z, coordinates=labels, **options)).reasons
     )
+
+
+@pytest.mark.parametrize("searched", [True, False])
+def test_a_mode_that_paths_from_the_prior_end_in_is_told(searched: bool) -> None:
+    modes = (Mode(np.array([3.0, -3.0, 0.0]), np.eye(3), math.log(0.7), 0.0),)
+    z = modes[0].at(np.random.default_rng(0).normal(size=(496, 3)))
+    sites = {"a": slice(0, 1), "b": slice(1, 2), "c": slice(2, 3)}
+    options: dict[str, Any] = {"density": two_modes, "coordinates": sites}
+    options |= {"modes": modes if searched else ()}
+
+    def prior(number: int) -> np.ndarray:
+        return np.random.default_rng(1).normal(0.0, 5.0, (number, 3))
+
+    def improper(number: int) -> np.ndarray:
+        raise NotImplementedError
+
+    assert not judge(run_of(z, **options)).doubtful
+    assert not judge(run_of(z, prior=improper, **options)).doubtful
+    found = judge(run_of(z, prior=prior, **options))
+    assert "30% of the mass has 0% of the draws" in found.reasons[0]
+    # Draws of both modes are not.
+    both = np.concatenate([z[:347], [-1.0, -1.0, 1.0] * z[347:]])
+    assert not judge(run_of(both, prior=prior, **options)).doubtful
+    # Nor where most draws are far from all modes that were found.
+    wide = 8.0 * np.random.default_rng(2).normal(size=(496, 3))
+    assert not any("mass" in each for each in judge(run_of(wide, prior=prior, **options)).reasons)
+
+
+def test_paths_from_the_prior_take_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "FOR_MODES", 500)
+    calls = []
+
+    def rough(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        calls.append(len(z))
+        waves = 3.0 * np.cos(9.0 * z)
+        return normal(z)[0] + waves.sum(1), normal(z)[1] - 27.0 * np.sin(9.0 * z)
+
+    run = run_of(drawn(64), density=rough)
+    run = replace(run, prior=lambda number: drawn(number, 2.0, seed=3))
+    evaluate = run.rows().few
+    _, spent = shared._modes(run, drawn(1)[0], evaluate)
+    assert sum(calls) <= shared.FOR_MODES < spent
 
 
 def test_draws_of_a_sharp_mode_are_not_counted_for_a_wide_one() -> None:
@@ -482,7 +526,8 @@ def test_a_run_that_is_right_says_so(backend: Any) -> None:
     assert not judgement.doubtful
     assert judgement.ratios.share > 0.95
     assert "nothing was found against the answer" in str(judgement)
-    assert judgement.evaluations <= 500
+    # The paths from the prior take one piece, since the density there is the mode's.
+    assert judgement.evaluations <= 500 + 16
 
 
 @pytest.mark.judged
@@ -499,6 +544,23 @@ def test_an_ensemble_of_one_mode_is_told_and_the_run_is_not_lost(backend: Any) -
         warnings.simplefilter("error", DoubtfulFitWarning)
         ended(backend, made(backend, "DeepEnsemble", model, backend.adam(0.1)), 200, y)
     assert "state after step 200" in error.value.__notes__[0]
+
+
+@pytest.mark.judged
+def test_a_mode_that_a_prior_knows_and_no_particle_does_is_told(backend: Any) -> None:
+    sample, dist = backend.host.sample, backend.dist
+
+    def two(y: Any) -> None:
+        weights = dist.Categorical(backend.array(np.array([0.5, 0.5])))
+        parts = dist.Normal(backend.array(np.array([-5.0, 5.0])), backend.array([0.3, 1.0]))
+        place = sample("place", dist.MixtureSameFamily(weights, parts))
+        sample("y", dist.Normal(0.01 * place, 1.0), obs=y)
+
+    engine = made(backend, "SVGD", two, backend.adam(0.05), num_particles=32)
+    with pytest.warns(DoubtfulFitWarning, match="paths from the prior found 2 modes"):
+        # Near the wide mode, which the others do not leave.
+        start = {"place": backend.array(5.0 + drawn(32)[:, 0])}
+        ended(backend, engine, 100, backend.array(0.0), start=start)
 
 
 @pytest.mark.judged

@@ -21,6 +21,7 @@ from ppl_ext.documented import documents_subclasses
 from ppl_ext.engines.judgement import EndedRun, Judgement, judge
 from ppl_ext.errors import ArgumentError, HeldParameterWarning, NonFiniteError
 from ppl_ext.gradients.estimator import GradientEstimator
+from ppl_ext.networks.random_module import watched
 from ppl_ext.options import check_choice, check_count, decisions, describe, described, options_of
 from ppl_ext.process import swapped
 from ppl_ext.running.best import LARGEST, Best, Watch, warn_if_lost
@@ -138,6 +139,8 @@ class EngineShell:
         # What runs: the model, or one that may be written non-centred.
         self._program: Any = self._noncentred(model) if reparameterise else model
         self._has_looked = False
+        # Whether it draws the weights of a network.
+        self._is_network = False
         # Sites of latent scale that the look found, where the program is fitted as written.
         self._centred: tuple[str, ...] = ()
         #: Where the last run started that had no state; None where that was by the host's init
@@ -267,9 +270,11 @@ class EngineShell:
         """
         # The first target is of the program as written, by which it is seen which sites have a
         # latent scale.
-        target: Any = make(self._program if self._has_looked else self.model)
         if self._has_looked:
-            return target
+            return make(self._program)
+        with watched() as modules:
+            target: Any = make(self.model)
+        self._is_network = bool(modules)
         warn_of_nothing(target)
         if self.reparameterise:
             moves = self._moves_of(target, target.bind(*args, **kwargs))
@@ -411,14 +416,15 @@ class EngineShell:
         pieces: Callable[[Any, dict[str, np.ndarray] | None], Any],
         evaluations: float,
         look: Look,
+        prior: Callable[[int], np.ndarray],
         **found: Any,
     ) -> Judgement | None:
         """What speaks for and against the answer of a run that has ended; warns where it must.
 
         ``kwargs`` are the model's beside those of a ``stream``'s batches, and ``pieces`` evaluate
         with arguments and some of their rows, or all; ``look`` is as
-        :data:`~ppl_ext.target.bounds.Look` says, and ``found`` are other fields of
-        :class:`~ppl_ext.engines.judgement.EndedRun` that a package knows.
+        :data:`~ppl_ext.target.bounds.Look` says, ``prior`` draws from it, and ``found`` are other
+        fields of :class:`~ppl_ext.engines.judgement.EndedRun` that a package knows.
         """
         if not self._judges:
             return None
@@ -431,9 +437,9 @@ class EngineShell:
             return Rows.of_plates(target.plates, partial(pieces, data), np.random.default_rng(0))
 
         rows: Callable[[], Rows] = of_plates
-        has_rows = not target.partial_plates(data)
+        has_all = has_rows = not target.partial_plates(data)
         # Discrete sites have all their values at once, some of which may allow no observation.
-        sees_all = has_rows and not target.plates and not target.bound.enumerated
+        sees_all = has_all and not target.plates and not target.bound.enumerated
         if not has_rows and stream is not None and stream.size and self.sharding is None:
             batches, size = stream.sample(), stream.size
             has_rows = bool(batches) and not self._draws_take_all_rows
@@ -452,6 +458,8 @@ class EngineShell:
                 centred=self._centred,
                 notes=self._notes(plan),
                 out_of_bounds=look if sees_all else None,
+                # Weights of a network have many modes that are the same function.
+                prior=prior if has_all and not self._is_network else None,
                 **found,
             )
         )

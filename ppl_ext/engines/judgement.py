@@ -7,9 +7,13 @@ scores tell: by Stein's identities they have mean zero, and -E[(z - c) s] is 1 i
 less where draws lie too close together. At last, log densities of draws that have arrived differ by
 no more than those of a posterior.
 
+Modes that no draw is near are looked for by a few paths from draws of the prior, beside those that
+the search for the run's start has found.
+
 A judgement draws from a generator of its own, writes to no state, and takes at most 5 % of the run
-or some 500 evaluations. It sees what the draws see: a mode that no draw is near is missed, and so
-is much of what is wrong by less than the tolerances. ``check`` looks more closely.
+or some 2,500 evaluations, of which paths to modes mostly take less than 100. A mode that no path
+ends in is missed, and so is much of what is wrong by less than the tolerances. ``check`` looks more
+closely.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +32,8 @@ from jaxtyping import Float, Int
 from scipy.special import ndtr, ndtri
 
 from ppl_ext.errors import ArgumentError, DoubtfulFitWarning, ModelCheckError
-from ppl_ext.start.paths import Evaluate
+from ppl_ext.start.find import NEAR, more_modes
+from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import WIDTH
 from ppl_ext.start.start import Mode
@@ -88,6 +93,12 @@ TUNING_CHAINS, LEVEL = WIDTH, 1e-2
 #: Share of a mode's own mass that its draws have at least, which is beyond what chance and the
 #: rough masses of the search explain; and share of all mass from which on a mode counts.
 FEW, COUNTS = 0.25, 0.1
+#: Share of the draws that lie where the known modes have their mass, from which on masses of these
+#: modes are shares of all.
+MOSTLY = 0.5
+#: Dimensions up to which modes are looked for, and evaluations that this may take: the Normal of a
+#: new mode takes two for each dimension, and of 170 posteriors ten take more. Paths from the prior.
+MOST_DIMENSIONS, FOR_MODES, PATHS = 100, 2_000, 8
 #: Evaluations in which a step size is found wherever the draws' covariance is that of the density:
 #: such trajectories take some three steps, and these allow for more than fifteen.
 ENOUGH = 1_500
@@ -267,6 +278,8 @@ class EndedRun:
         What is told of the engine's answer whatever its draws show.
     out_of_bounds : callable, optional
         See :data:`~ppl_ext.target.bounds.Look`.
+    prior : callable, optional
+        So many flat positions (S, D) that are draws of the prior; raises where there are none.
     """
 
     engine: str
@@ -284,6 +297,7 @@ class EndedRun:
     constrain: Callable[[np.ndarray], Mapping[str, Any]] | None = None
     notes: tuple[str, ...] = ()
     out_of_bounds: Look | None = None
+    prior: Callable[[int], Float[np.ndarray, "S D"]] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -361,14 +375,19 @@ def _judged(run: EndedRun) -> Judgement:
         so = "the engine does not see it, and the draws are of another posterior"
         reason = NO_SLOPES.format(where="the draws", missed=missed, so=so)
         return replace(found, reasons=(reason,))
-    found = replace(found, evaluations=found.evaluations + WIDTH)
+    spent = 0
+    if rows.times <= 1.0:
+        best = z[np.where(np.isfinite(values), values, -np.inf).argmax()]
+        modes, spent = _modes(run, best, evaluate)
+        run = replace(run, modes=modes)
+    found = replace(found, evaluations=found.evaluations + WIDTH + spent)
     reasons, told = _missed_modes(run, z, evaluate)
     reasons = (*told_of_bounds(run.out_of_bounds, z), *reasons)
     found = replace(found, reasons=reasons, told=told)
     found = _by_density(run, found, z, values, scores, log_q, drawn.where)
     if found.doubtful or log_q is not None:
         return found
-    most = max(EVALUATIONS, min(MOST, int(SHARE * run.evaluations))) - found.evaluations
+    most = max(EVALUATIONS, min(MOST, int(SHARE * run.evaluations))) - found.evaluations + spent
     return _by_drift(run, found, z, evaluate, most)
 
 
@@ -487,12 +506,39 @@ def _variance(z: Float[np.ndarray, "S D"], scores: Float[np.ndarray, "S D"]) -> 
     return float(each.mean()), float(each.std(ddof=1) / math.sqrt(number))
 
 
+def _modes(
+    run: EndedRun, best: Float[np.ndarray, " D"], evaluate: Evaluate
+) -> tuple[tuple[Mode, ...], int]:
+    """The modes of the search and those of paths from the prior, and what these paths took.
+
+    Where there was no search, a path from the best draw finds the mode that the draws are of.
+    """
+    if run.prior is None or run.dim > MOST_DIMENSIONS:
+        return run.modes, 0
+    try:
+        points = run.prior(PATHS)
+    except Exception:  # noqa: BLE001 - improper, or whatever a program does: no look is made.
+        return run.modes, 0
+    points = points[np.isfinite(points).all(1)]
+    if not run.modes:
+        points = np.concatenate([best[None], points])
+    limited, new = _Limited(evaluate, FOR_MODES), ()
+    with suppress(SpentError):
+        generator = np.random.default_rng(0)
+        new = more_modes(limited, points, run.modes, generator, run.epsilon)
+    modes = sorted((*run.modes, *new), key=lambda mode: mode.log_mass, reverse=True)
+    return tuple(modes[:WIDTH]), limited.spent
+
+
 def _missed_modes(
     run: EndedRun, z: Float[np.ndarray, "S D"], evaluate: Evaluate
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What speaks against draws, and what else is told, of modes of the search without draws."""
+    """What speaks against draws, and what else is told, of modes without draws."""
     modes = run.modes
     if not 1 < len(modes) <= WIDTH:
+        return (), ()
+    near = [np.square(mode.whitened(z)).sum(1) < NEAR + run.dim for mode in modes]
+    if np.any(near, axis=0).mean() < MOSTLY:
         return (), ()
     # By Laplace's method: the search's own bounds on masses are loose where modes are bent.
     heights = evaluate(np.stack([mode.mean for mode in modes]))[0]
@@ -512,8 +558,8 @@ def _missed_modes(
             exchanged += shares[k]  # Of labels, within sites.
         elif shares[k] > COUNTS:
             doubt = (
-                f"The search for a start found {len(modes)} modes; one with about {shares[k]:.0%} "
-                f"of the mass has {held[k]:.0%} of the draws."
+                f"The search for a start and paths from the prior found {len(modes)} modes; one "
+                f"with about {shares[k]:.0%} of the mass has {held[k]:.0%} of the draws."
             )
             return (doubt,), ()
     if exchanged > COUNTS:
@@ -542,27 +588,30 @@ def _within_modes(modes: Sequence[Mode], z: Float[np.ndarray, "S D"]) -> Float[n
     return moved
 
 
-class _SpentError(Exception):
-    """The evaluations that a judgement may take are spent."""
+class _Limited:
+    """Evaluations that are counted in whole pieces, which is what is computed, and end at most so
+    many."""
+
+    def __init__(self, evaluate: Evaluate, most: int) -> None:
+        self._evaluate, self._most, self.spent = evaluate, most, 0
+
+    def __call__(
+        self, positions: Float[np.ndarray, "P D"]
+    ) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, "P D"]]:
+        self.spent += -len(positions) // WIDTH * -WIDTH
+        if self.spent > self._most:
+            raise SpentError
+        return self._evaluate(positions)
 
 
 def _by_drift(
     run: EndedRun, found: Judgement, z: Float[np.ndarray, "S D"], evaluate: Evaluate, most: int
 ) -> Judgement:
     """Short chains from the draws, as far as so many evaluations last."""
-    spent = 0
-
-    def counted(positions: Float[np.ndarray, "P D"]) -> tuple[np.ndarray, np.ndarray]:
-        nonlocal spent
-        # Rounded up to whole pieces, which is what is computed.
-        spent += -len(positions) // WIDTH * -WIDTH
-        if spent > most:
-            raise _SpentError
-        return evaluate(positions)
-
+    limited = _Limited(evaluate, most)
     try:
         moved = drift(
-            counted,
+            limited,
             z,
             np.random.default_rng(0),
             run.names,
@@ -572,9 +621,9 @@ def _by_drift(
             tuning_chains=TUNING_CHAINS,
             least=1,
             # A fifth is left for the transition that is under way.
-            has_budget=lambda: spent * 1.2 < most,
+            has_budget=lambda: limited.spent * 1.2 < most,
         )
-    except _SpentError:
+    except SpentError:
         if most >= ENOUGH and len(z) >= DRAWS_PER_DIMENSION * run.dim:
             stiff = (
                 f"Within {most:,} evaluations no step size was found with which short chains move "
@@ -592,7 +641,7 @@ def _by_drift(
             )
             return replace(found, reasons=(unknown,))
         return replace(found, told=(*found.told, dear))
-    found = replace(found, evaluations=found.evaluations + spent, drift=moved)
+    found = replace(found, evaluations=found.evaluations + limited.spent, drift=moved)
     if moved is None:
         return found
     moved = replace(moved, level=LEVEL)

@@ -2820,6 +2820,20 @@ def _fit() -> Iterator[Mutation]:
         "test_judgement",
     )
     yield from neutral(
+        "modes that paths from the prior end in are forgotten",
+        "engines/judgement.py",
+        "sorted((*run.modes, *new), key",
+        "sorted((*run.modes,), key",
+        "test_judgement",
+    )
+    yield from neutral(
+        "masses of modes are shares of all, wherever the draws are",
+        "engines/judgement.py",
+        "np.any(near, axis=0).mean() < MOSTLY",
+        "np.any(near, axis=0).mean() < 0.0",
+        "test_judgement",
+    )
+    yield from neutral(
         "a draw outside of its support passes",
         "check/check.py",
         "if outside := _outside(program, source, positions):",
