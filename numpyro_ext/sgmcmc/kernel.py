@@ -19,22 +19,26 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax, random
 from jaxtyping import Bool, Float, Int
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_ext.density import Data, LogDensity
+from numpyro_ext.density.replay import out_of_bounds_at
 from numpyro_ext.gradients import Full, GradientEstimator, default_estimator
 from numpyro_ext.programs import concretely
 from numpyro_ext.sharding import Sharding
 from numpyro_ext.start import GIVEN, is_given, started, without_engine
 from ppl_ext.engines.judgement import Judgement
 from ppl_ext.errors import ArgumentError
+from ppl_ext.networks.random_module import watched
 from ppl_ext.sgmcmc.energies import Energies
 from ppl_ext.sgmcmc.heat import LET_PASS, heat_by_site, scores_each
 from ppl_ext.sgmcmc.kernels import Cycles, Step, StochasticGradientShell
 from ppl_ext.sgmcmc.schedules import check_first_step_size, warn_of_first_broken_step
+from ppl_ext.target.bounds import look_of
 from ppl_ext.target.log_density import warn_of_nothing
 
 
@@ -319,7 +323,21 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             Whose kernel this is, after ``run``.
         """
         state = mcmc.last_state
-        return self._judgement(state.energies, state.heat)
+        return self._judgement(state.energies, state.heat, self._of_draws(mcmc))
+
+    def _of_draws(self, mcmc: Any) -> tuple[str, ...]:
+        """What the draws of a run say against its chains."""
+        draws = mcmc.get_samples(group_by_chain=True)
+        names = self.target.layout.names
+        num_chains, number = draws[names[0]].shape[:2]
+        rows = self._looked_at(num_chains, number)
+        if not len(rows):
+            return ()
+        data = self.target.bind(*mcmc._args, **mcmc._kwargs).on_device()
+        sites = {name: draws[name][:, rows].reshape(-1, *draws[name].shape[2:]) for name in names}
+        z = np.asarray(self.target.unconstrain(sites, data), np.float64)
+        look = look_of(out_of_bounds_at, self.target, data)
+        return self._doubts(z.reshape(num_chains, len(rows), -1), look)
 
     def postprocess_fn(
         self, model_args: tuple[Any, ...], model_kwargs: Mapping[str, Any] | None
@@ -400,14 +418,10 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
             and self._target.follows(data)
         ):
             return
-        self._target = LogDensity(
-            self._model,
-            random.key(0),
-            args,
-            kwargs,
-            engine=type(self).__name__,
-            **self._target_options,
-        )
+        options = {"engine": type(self).__name__, **self._target_options}
+        with watched() as modules:
+            self._target = LogDensity(self._model, random.key(0), args, kwargs, **options)
+        self._is_network = bool(modules)
         warn_of_nothing(self._target)
         self._signature = signature
 

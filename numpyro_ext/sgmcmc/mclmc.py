@@ -226,6 +226,7 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
             np.asarray(energies, float),
             float(np.min(_pace(state.dynamics))),
             np.asarray(state.heat, float) if self.noisy else None,
+            self._of_draws(mcmc),
         )
 
     def _own_moves(self) -> Microcanonical:

@@ -415,7 +415,7 @@ class EngineShell:
         kwargs: Mapping[str, Any],
         pieces: Callable[[Any, dict[str, np.ndarray] | None], Any],
         evaluations: float,
-        look: Look,
+        look: Look | None,
         prior: Callable[[int], np.ndarray],
         **found: Any,
     ) -> Judgement | None:
@@ -438,8 +438,6 @@ class EngineShell:
 
         rows: Callable[[], Rows] = of_plates
         has_all = has_rows = not target.partial_plates(data)
-        # Discrete sites have all their values at once, some of which may allow no observation.
-        sees_all = has_all and not target.plates and not target.bound.enumerated
         if not has_rows and stream is not None and stream.size and self.sharding is None:
             batches, size = stream.sample(), stream.size
             has_rows = bool(batches) and not self._draws_take_all_rows
@@ -457,7 +455,7 @@ class EngineShell:
                 modes=() if self.start is None else self.start.modes,
                 centred=self._centred,
                 notes=self._notes(plan),
-                out_of_bounds=look if sees_all else None,
+                out_of_bounds=look,
                 # Weights of a network have many modes that are the same function.
                 prior=prior if has_all and not self._is_network else None,
                 **found,

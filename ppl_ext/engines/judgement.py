@@ -522,7 +522,7 @@ def _modes(
     points = points[np.isfinite(points).all(1)]
     if not run.modes:
         points = np.concatenate([best[None], points])
-    limited, new = _Limited(evaluate, FOR_MODES), ()
+    limited, new = _Limited(evaluate, FOR_MODES), tuple[Mode, ...]()
     with suppress(SpentError):
         generator = np.random.default_rng(0)
         new = more_modes(limited, points, run.modes, generator, run.epsilon)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,12 +19,9 @@ from ppl_ext.microcanonical.functions import Functions
 from ppl_ext.options import check_choice, check_count, check_number
 from ppl_ext.sgmcmc.energies import Energies
 from ppl_ext.sgmcmc.heat import judged_heat
-from ppl_ext.sgmcmc.kernels import StochasticGradientShell
+from ppl_ext.sgmcmc.kernels import APART, LEAST_DRAWS, StochasticGradientShell
 from ppl_ext.statistics.convergence import split_r_hat
 
-#: R-hat of the log density from which on chains do not agree, and draws of a chain from which on it
-#: tells: halves that are worth three draws each have an R-hat of 1.15 by chance.
-APART, LEAST_DRAWS = 1.2, 50
 #: Mean probability of acceptance below which adjusted chains hardly move.
 REFUSED = 0.3
 #: Share of moves that have diverged, from which on draws are doubtful.
@@ -148,6 +145,7 @@ class MCLMCShell(StochasticGradientShell):
         energies: Float[np.ndarray, "C S"],
         pace: float,
         heat: Float[np.ndarray, "C sites"] | None = None,
+        doubts: Sequence[str] = (),
     ) -> Judgement:
         """What chains say of their draws.
 
@@ -165,8 +163,10 @@ class MCLMCShell(StochasticGradientShell):
             Step length by the length after which a direction is forgotten.
         heat : array (C, sites), optional
             Of :func:`~ppl_ext.sgmcmc.heat.heat_by_site`, where scores are noisy.
+        doubts : sequence of str
+            Of the draws.
         """
-        name, reasons, told = type(self).__name__, list[str](), list[str]()
+        name, reasons, told = type(self).__name__, list(doubts), list[str]()
         # Not ``<=``: a pace that is not a number is none.
         if self.given is None and not pace > STILL:
             number = 1.0 / max(pace, 1e-30)
@@ -222,7 +222,7 @@ class MCLMCShell(StochasticGradientShell):
                 reasons.append(f"{line}: the chains do not agree. Run them longer.")
             elif not self.noisy:
                 told.append(f"{line}.")
-        if self.noisy:
+        if self.noisy and self._is_network:
             # The noise of their densities hides how far chains are apart, unless they are far.
-            told.append("Whether the chains agree is not judged: look at the R-hat of their draws.")
+            told.append("Whether the chains agree is not judged: look at the R-hat of outputs.")
         return Judgement(name, tuple(reasons), tuple(told), energies.size, of_chains=True)

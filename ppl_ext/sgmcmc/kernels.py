@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from ppl_ext.arguments import check_callable
 from ppl_ext.documented import documents_subclasses
-from ppl_ext.engines.judgement import Judgement
+from ppl_ext.engines.judgement import LONGEST, Judgement
 from ppl_ext.errors import ArgumentError, ConvergenceWarning
 from ppl_ext.options import check_count, check_number
 from ppl_ext.running.sharding import ShardingShell, check_sharding
@@ -29,11 +29,19 @@ from ppl_ext.sgmcmc.schedules import (
     diagonal_of_mass,
 )
 from ppl_ext.start.given import check_start
+from ppl_ext.statistics.convergence import split_r_hat
+from ppl_ext.target.bounds import Look, told_of_bounds
+from ppl_ext.target.layouts import names_of_coordinates
 from ppl_ext.target.on_host import as_float64
 
 #: Mean of a coordinate's scores over the warm-up, in units of their root mean square, above which
 #: the chain is on its way in that coordinate. That of n independent draws is about 1 / sqrt(n).
 ON_THE_WAY = 0.8
+#: R-hat from which on chains do not agree, and draws of a chain from which on it tells: halves that
+#: are worth three draws each have an R-hat of 1.15 by chance.
+APART, LEAST_DRAWS = 1.2, 50
+#: Numbers that are looked at together, at most, a second's work: fewer draws of long vectors.
+NUMBERS = 2**21
 
 
 class Step(NamedTuple):
@@ -151,6 +159,8 @@ class StochasticGradientShell:
         self.sharding = sharding
         self._target: Any = None
         self._signature: Any = None
+        # Whether the model draws the weights of a network.
+        self._is_network = False
 
     @property
     def model(self) -> Callable[..., Any]:
@@ -197,11 +207,40 @@ class StochasticGradientShell:
         """
         raise NotImplementedError
 
-    def _judgement(self, energies: Energies, heat: Any) -> Judgement:
-        """What chains say of their draws by their energies, and by ``heat_by_site`` (C, sites)."""
+    def _judgement(self, energies: Energies, heat: Any, doubts: Sequence[str] = ()) -> Judgement:
+        """What chains say of their draws by their energies, and by ``heat_by_site`` (C, sites).
+
+        ``doubts`` are :meth:`_doubts`.
+        """
         found = energies.judged(type(self).__name__, self.target.dim)
         reasons, told = judged_heat(heat, self.target.layout.names)
-        return replace(found, reasons=found.reasons + reasons, told=found.told + told)
+        return replace(found, reasons=(*found.reasons, *reasons, *doubts), told=found.told + told)
+
+    def _looked_at(self, num_chains: int, number: int) -> Int[np.ndarray, " S"]:
+        """Which of so many draws of each chain :meth:`_doubts` are of; none of long vectors."""
+        dim = self.target.dim
+        most = 0 if dim > LONGEST else NUMBERS // (num_chains * max(1, dim))
+        return np.linspace(0, number - 1, min(number, most)).astype(int)
+
+    def _doubts(self, z: Float[np.ndarray, "C S D"], look: Look | None) -> tuple[str, ...]:
+        """What draws of C chains, as flat positions, say against them.
+
+        Some may be beyond the bounds of a distribution, and chains may lie apart; those of the
+        weights of a network do, where its outputs are the same.
+        """
+        doubts = told_of_bounds(look, z.reshape(z.shape[0] * z.shape[1], z.shape[2]))
+        if len(z) == 1 or z.shape[1] < LEAST_DRAWS or self._is_network:
+            return doubts
+        # Draws that are not finite are told otherwise.
+        r_hat = np.nan_to_num(split_r_hat(z.transpose(1, 0, 2)), posinf=np.inf)
+        if not r_hat.max(initial=0.0) > APART:
+            return doubts
+        worst = names_of_coordinates(self.target.layout.slices)[int(r_hat.argmax())]
+        apart = (
+            f"R-hat of '{worst}' is {r_hat.max():.3g}: the chains do not agree. Run them longer, "
+            "or use `fit`, which looks for several modes."
+        )
+        return (*doubts, apart)
 
     def _check_not_one_batch(self, estimator: Any, plate: str, advice: str = "") -> None:
         """See that the arguments hold all rows.

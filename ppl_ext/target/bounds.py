@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,17 @@ def words_of_bounds(site: str, what: str, share: float) -> str:
         f"At {share:.1%} of the draws {of} out of the bounds of its distribution, where it has no "
         "density. Keep it inside by exp, softplus or sigmoid, or add a factor of -inf beyond."
     )
+
+
+def look_of(at: Callable[..., Any], target: Any, data: Any) -> Look | None:
+    """What looks at positions of a target with these arguments, by a package's function ``at``.
+
+    None where not all is seen at once: rows are missing, or discrete sites have all their values,
+    some of which may allow no observation.
+    """
+    if target.partial_plates(data) or target.plates or target.bound.enumerated:
+        return None
+    return partial(at, target, data)
 
 
 def told_of_bounds(look: Look | None, draws: Float[np.ndarray, "S D"]) -> tuple[str, ...]:

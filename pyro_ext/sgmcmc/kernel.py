@@ -28,14 +28,17 @@ from torch.utils import _pytree as pytree
 
 from ppl_ext.engines.judgement import Judgement
 from ppl_ext.errors import ArgumentError
+from ppl_ext.networks.random_module import watched
 from ppl_ext.options import describe
 from ppl_ext.sgmcmc import schedules
 from ppl_ext.sgmcmc.energies import Energies
 from ppl_ext.sgmcmc.heat import heat_by_site, scores_each
 from ppl_ext.sgmcmc.kernels import Step, StochasticGradientShell
+from ppl_ext.target.bounds import look_of
 from ppl_ext.target.log_density import warn_of_nothing
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.fingerprint import digest_of_arguments
+from pyro_ext.density.replay import out_of_bounds_at
 from pyro_ext.gradients import Full, GradientEstimator, default_estimator
 from pyro_ext.sharding import Sharding
 from pyro_ext.start import GUIDE_FORM, is_guide, started
@@ -108,6 +111,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         super().__init__(model, step_size, **options)
         self._target_options |= {"evaluation": evaluation, "dtype": dtype}
         self._data: Any = None
+        self._of_draws: tuple[str, ...] = ()
         self._state: KernelState | None = None
         self._start: Mapping[str, Tensor] | None = None
         self._pending: Mapping[str, Any] | None = None
@@ -181,6 +185,7 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         schedules.check_first_step_size(self.step_size(0))
         self._warmup_draws, self._draws, self._figures = warmup_steps, 0, {"divergences": []}
         self._figures["potential_energy"], self._site_heat, self.judgement = [], None, None
+        self._of_draws = ()
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self._restore(pending, num_chains)
@@ -205,8 +210,9 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         known = self._signature == signature and self._target is not None
         if not known or not self._target.follows(self._target.bind(*args, **kwargs)):
             # MCMC switches validation off, which is where a model's faults get good messages.
-            with pyro.validation_enabled(True):
+            with pyro.validation_enabled(True), watched() as modules:
                 self._target = LogDensity(self.model, args, dict(kwargs), **self._target_options)
+            self._is_network = bool(modules)
             warn_of_nothing(self._target)
             self._signature = signature
         return self._target
@@ -274,10 +280,14 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         self._figures["potential_energy"].append(state.potential_energy)
 
     def judge(self) -> Judgement:
-        """What the chains of the last run say of their draws."""
+        """What the chains of the last run say of their draws.
+
+        How far chains lie apart is of a run by :class:`pyro_ext.sgmcmc.MCMC` alone: the host's
+        has them one after another.
+        """
         none = np.zeros((1, len(self.target.layout.names)))
         heat = none if self._site_heat is None else self._site_heat
-        return self._judgement(Energies.of(self._energies(), self._noisy), heat)
+        return self._judgement(Energies.of(self._energies(), self._noisy), heat, self._of_draws)
 
     @property
     def _noisy(self) -> bool:
@@ -314,8 +324,14 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         same = np.diff(cycles, prepend=cycles[0]) == 0
         return torch.stack(energies, 1).double().cpu().numpy()[:, same]
 
-    def cleanup(self) -> None:
-        """Say at the end of a run what speaks against its draws; ``MCMC`` calls it."""
+    def cleanup(self, positions: Float[Tensor, "S C D"] | None = None) -> None:
+        """Say at the end of a run what speaks against its draws; ``MCMC`` calls it.
+
+        Parameters
+        ----------
+        positions : tensor (S, C, D), optional
+            The draws of all chains, flat and unconstrained.
+        """
         state = self._state
         if state is None or self.judgement is not None:  # Pyro's own MCMC calls it twice.
             return
@@ -324,6 +340,11 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         if not broken:
             marked = sum(int(chains.sum()) for _, chains in self._figures.get("divergences", []))
             schedules.warn_of_draws_without_density(type(self).__name__, marked)
+        if positions is not None:
+            rows = self._looked_at(positions.shape[1], len(positions))
+            z = positions[rows].transpose(0, 1).double().cpu().numpy()
+            look = look_of(out_of_bounds_at, self.target, self._data)
+            self._of_draws = self._doubts(z, look)
         if self._figures.get("potential_energy"):
             self.judgement = self.judge()
             if self._warmup_draws or not self._warns_after_warmup:

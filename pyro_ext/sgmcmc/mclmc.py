@@ -230,4 +230,5 @@ class MCLMC(MCLMCShell, StochasticGradientKernel):
             self._energies(),
             float(dynamics.step.value / dynamics.length),
             self._site_heat,
+            self._of_draws,
         )

@@ -149,7 +149,7 @@ class MCMC(infer.MCMC):
             type(kernel).__name__,
             {name: each.flatten(0, 1).cpu().numpy() for name, each in self._samples.items()},
         )
-        kernel.cleanup()
+        kernel.cleanup(positions)
 
     def _of_draws(self, figures: dict[str, Any]) -> dict[str, Any]:
         """Figures of the draws that are kept."""

@@ -1371,6 +1371,34 @@ def _sgmcmc() -> Iterator[Mutation]:
         pyro=("broken | ~torch.isfinite(energies)", "broken"),
     )
     yield from neutral(
+        "chains that lie apart agree",
+        "sgmcmc/kernels.py",
+        "split_r_hat(z.transpose(1, 0, 2))",
+        "split_r_hat(z.reshape(-1, 1, z.shape[2]))",
+        "test_sgmcmc",
+    )
+    yield from neutral(
+        "chains are not looked at for bounds",
+        "sgmcmc/kernels.py",
+        "doubts = told_of_bounds(look, ",
+        "doubts = told_of_bounds(None, ",
+        "test_sgmcmc",
+    )
+    yield from pyro(
+        "Pyro's chains are not compared",
+        "sgmcmc/mcmc.py",
+        "kernel.cleanup(positions)",
+        "kernel.cleanup()",
+        "test_sgmcmc",
+    )
+    yield from numpyro(
+        "draws of chains are put in the wrong order",
+        "sgmcmc/kernel.py",
+        "self._doubts(z.reshape(num_chains, len(rows), -1), look)",
+        "self._doubts(z.reshape(len(rows), num_chains, -1).transpose(1, 0, 2), look)",
+        "test_sgmcmc",
+    )
+    yield from neutral(
         "the noise of minibatches counts as spread",
         "sgmcmc/energies.py",
         "(self.squares - 0.5 * (1.0 + ERRORS / steps**0.5) * self.changes)",
