@@ -2,7 +2,8 @@
 
 A test compares two readings, run by run at the same seed or split, or holds one against a bound.
 It is passed where the mean is better by more than two standard errors of the differences. A package
-needs three runs at least, and runs that failed are worse than any other. The verdict:
+needs three runs at least, and runs that failed are worse than any other; where no run of a rival
+succeeded the fault may be the benchmark's, and nothing is decided. The verdict:
 
 =================  ==========================================================================
 holds              both packages pass
@@ -118,7 +119,7 @@ class Beats:
         differences = np.array([_difference(own[seed], theirs[seed]) for seed in theirs])
         cell = f"{self._shown(own)} against {self._shown(theirs)} ({name})"
         cell += f", {_counted(len(differences))}"
-        if len(differences) < FEWEST:
+        if len(differences) < FEWEST or not np.isfinite(list(theirs.values())).any():
             return Outcome(cell)
         mean, error = _mean_and_error(differences)
         if math.isfinite(mean):
