@@ -26,6 +26,8 @@ from ppl_ext.target.outputs import Host
 ROUNDING = 1e-5
 #: Draws whose bounds are looked at, so many of them at once, for as many seconds as no user minds.
 LOOKED_AT, TOGETHER, LONGEST = 128, 16, 1.0
+#: Rows of a plate that the engine subsamples, up to which all are looked at.
+MOST_ROWS = 10_000
 #: Share of them that may be out of bounds: so little mass moves no mean by more than some
 #: hundredths of a standard deviation.
 BEYOND = 0.01
@@ -131,10 +133,12 @@ def words_of_bounds(site: str, what: str, share: float) -> str:
 def look_of(at: Callable[..., Any], target: Any, data: Any) -> Look | None:
     """What looks at positions of a target with these arguments, by a package's function ``at``.
 
-    None where not all is seen at once: rows are missing, or discrete sites have all their values,
+    None where rows are missing or very many, or where discrete sites have all their values at once,
     some of which may allow no observation.
     """
-    if target.partial_plates(data) or target.plates or target.bound.enumerated:
+    if target.partial_plates(data) or target.bound.enumerated:
+        return None
+    if any(plate.size > MOST_ROWS for plate in target.plates.values()):
         return None
     return partial(at, target, data)
 

@@ -154,15 +154,18 @@ def test_a_fit_beyond_the_bounds_is_not_trusted(backend: Any) -> None:
 
 
 @pytest.mark.judged
-def test_an_engine_beyond_the_bounds_is_doubtful(backend: Any) -> None:
+@pytest.mark.parametrize("subsample_size", [None, 3])
+def test_an_engine_beyond_the_bounds_is_doubtful(backend: Any, subsample_size: int | None) -> None:
     host, dist = backend.host, backend.dist
 
     def model(link: Any, x: Any, y: Any) -> None:
         slope = host.sample("slope", dist.Normal(0.0, 1.0))
-        with host.plate("rows", 5):
-            host.sample("y", dist.Poisson(link(0.5 + slope * x)), obs=y)
+        with host.plate("rows", 5, subsample_size=subsample_size) as rows:
+            rate = link(0.5 + slope * x[rows])
+            host.sample("y", dist.Poisson(rate), obs=y[rows])
 
-    arrays = backend.arrays((X, COUNTS))
+    # Counts of zero: a negative rate of another count has no density.
+    arrays = backend.arrays((X, np.zeros(5)))
     for link, beyond in ((backend.xp.exp, False), (lambda rate: rate, True)):
         program = partial(model, link)
         engine = backend.public.SVGD(program, optimizer(backend, "adam", 0.05), num_particles=20)

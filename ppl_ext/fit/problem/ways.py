@@ -30,6 +30,7 @@ from ppl_ext.start import search
 from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import Piece
 from ppl_ext.start.start import Start
+from ppl_ext.target.bounds import look_of
 from ppl_ext.target.noncentred import ENTRY_DATA, Moves, Noncentred
 
 #: The engine of a program and its target, or None where none can fit it.
@@ -168,10 +169,8 @@ def ways_of(
             # The program as written may have further values, the parameters of a Stan program.
             return found if latents is None else {n: found[n] for n in written.layout.names}
 
-        # It takes all rows at hundreds of draws. Discrete sites have all their values at once, and
-        # at some of these an observation may be impossible.
-        looks = not (passes or target.plates or target.bound.enumerated)
-        look_at_bounds = partial(host.out_of_bounds, target, own) if looks else None
+        # It takes all rows at hundreds of draws.
+        look_at_bounds = None if passes else look_of(host.out_of_bounds, target, own)
         piece = once(f"pieces, {name}", lambda: host.piece(target))
         engine = None if engine_of is None else engine_of(program, target)
         rows = _rows(host, target, own, piece, sample, passes, of_all, generator)
