@@ -131,9 +131,9 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
         ),
         # Chains that the time ended are asked for no less than those that had time for pairs.
         (
-            {"chains": replace(RESTED, r_hat=1.012), "coupled": None},
+            {"chains": replace(RESTED, r_hat=1.017), "coupled": None},
             "not trusted",
-            "R-hat 1.012, expected below 1.005",
+            "R-hat 1.017, expected below 1.015",
         ),
         (
             {"chains": RESTED, "coupled": None},
@@ -142,19 +142,19 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
         ),
         (
             {
-                "chains": replace(RESTED, r_hat=1.012),
+                "chains": replace(RESTED, r_hat=1.017),
                 "coupled": Coupled(32, 2, 12, 25),
             },
             "not trusted",
-            "R-hat 1.012, expected below 1.005",
+            "R-hat 1.017, expected below 1.015",
         ),
         (
             {
-                "chains": replace(RESTED, deviation_error=0.05),
+                "chains": replace(RESTED, deviation_error=0.07),
                 "coupled": Coupled(0, reason="jumps are rare"),
             },
             "not trusted",
-            "error of 5.0%, expected 3.0%",
+            "error of 7.0%, expected 5.0%",
         ),
         (
             {"chains": RESTED, "coupled": Coupled(32, 2, 12, 25)},
@@ -297,10 +297,13 @@ def test_chains_go_on_for_what_does_not_speak_against_them() -> None:
     uncertain = replace(RESTED, deviation_error=0.0312)
     assert enough(uncertain, WANTED) and not enough(uncertain, CERTAIN)
     # Where pairs of chains do not meet more is asked.
-    sure = replace(RESTED, r_hat=1.003)
-    assert enough(sure, WANTED, is_sure=True) and not enough(RESTED, WANTED, is_sure=True)
-    assert not enough(replace(sure, deviation_error=0.0312), WANTED, is_sure=True)
+    assert enough(replace(RESTED, r_hat=1.009), WANTED, is_alone=True)
+    assert not enough(replace(RESTED, r_hat=1.012), WANTED, is_alone=True)
+    for one in ({"is_alone": True}, {"is_far": True}):
+        assert enough(replace(RESTED, deviation_error=0.049), WANTED, **one)
+        assert not enough(replace(RESTED, deviation_error=0.051), WANTED, **one)
     # Tails that are heavy may be those of an improper posterior.
+    sure = replace(RESTED, r_hat=1.003)
     assert enough(sure, WANTED, is_heavy=True) and not enough(RESTED, WANTED, is_heavy=True)
     heavy = replace(RESTED, heavy=("t",))
     assert is_doubtful(heavy, FAIR) and not is_doubtful(heavy, GOOD)

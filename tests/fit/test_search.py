@@ -417,7 +417,7 @@ def test_pairs_that_are_late_go_on_while_chains_do(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(policy, "is_good", lambda _: False)
     monkeypatch.setattr(policy, "may_adapt", lambda *_: False)
-    monkeypatch.setattr(agreement, "SURE_R_HAT", 1.0)
+    monkeypatch.setattr(agreement, "ALONE_R_HAT", 1.0)
     monkeypatch.setattr(by_chains, "Pairs", Late)
     found = climbed(target)
     assert len(rounds) == 3 and rounds[0] < rounds[1] < rounds[2]
@@ -432,7 +432,7 @@ def test_pairs_that_never_meet_end_with_the_budget(
     never = lambda *_: Coupled(32, apart=32, slowest=9)  # noqa: E731
     monkeypatch.setattr(policy, "is_good", lambda _: False)
     monkeypatch.setattr(policy, "may_adapt", lambda *_: False)
-    monkeypatch.setattr(agreement, "SURE_R_HAT", 1.0)
+    monkeypatch.setattr(agreement, "ALONE_R_HAT", 1.0)
     monkeypatch.setattr(by_chains.Pairs, "go_on", never)
     found = climbed(mixture(2, [1.0], [1.0], [1.0]), meter=Meter(budget, 10.0))
     assert len(found.stages) < 20 and sum(stage.seconds for stage in found.stages) < 10.0

@@ -2520,8 +2520,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "pairs that do not go on while chains do",
         "fit/ladder/by_chains.py",
-        "or pairs is None or _are(is_sure, sampled)",
-        "or True or _are(is_sure, sampled)",
+        "or pairs is None or _are(is_alone, sampled)",
+        "or True or _are(is_alone, sampled)",
         "test_search",
     )
     yield from neutral(
@@ -2671,8 +2671,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "chains that the time ended asked for less than others",
         "fit/verdict/levels.py",
-        "is_sure=not bounded,",
-        "is_sure=not (bounded or evidence.coupled is None),",
+        "is_alone=not bounded,",
+        "is_alone=not (bounded or evidence.coupled is None),",
         tests,
     )
     yield from neutral(

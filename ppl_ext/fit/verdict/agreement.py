@@ -21,14 +21,14 @@ STUCK = 0.0
 #: Effective draws of the tails at least, as a share of those that are wanted: these are asked for
 #: means, to which tails add little.
 TAIL_SHARE = 0.25
-#: R-hat for which chains run where nothing but their agreement tells that they have come to rest.
-#: That of chains with heavy tails is such as well: an improper posterior looks so at first.
-SURE_R_HAT = 1.0035
-#: R-hat below which these are believed.
-MOST_SURE_R_HAT = 1.005
-#: Standard error of every standard deviation, as a share of it, for which such chains run.
-SURE_DEVIATION = 0.03
-#: The same where no approximation is near, so that chains may not have been everywhere yet.
+#: The same two where nothing but the chains' agreement tells that they have come to rest: R-hat of
+#: chains is 1.01 at twice the draws that are asked for, and that is what is asked of it elsewhere.
+ALONE_R_HAT, MOST_ALONE_R_HAT = 1.01, 1.015
+#: The same two of chains with heavy tails, since an improper posterior looks so at first, and of
+#: such that seldom enter some parts.
+SURE_R_HAT, MOST_SURE_R_HAT = 1.0035, 1.005
+#: Standard error of every standard deviation, as a share of it, for which chains run that may not
+#: have been everywhere yet: where pairs did not meet, or no approximation is near.
 FAR_DEVIATION = 0.05
 #: Standard error of standard deviations that is let pass, as a multiple of what was asked for. The
 #: errors of 16 chains are themselves known to 18 % only, and this is two of those more.
@@ -71,7 +71,7 @@ def enough(
     found: Chained,
     wanted: Wanted,
     *,
-    is_sure: bool = False,
+    is_alone: bool = False,
     is_heavy: bool = False,
     is_far: bool = False,
     tail_share: float = TAIL_SHARE,
@@ -82,24 +82,22 @@ def enough(
     ----------
     found : Chained
     wanted : Wanted
-    is_sure : bool
+    is_alone : bool
         Whether nothing but the chains themselves tells that they have come to rest, since pairs did
-        not meet: close agreement and known standard deviations are asked for.
+        not meet: closer agreement and known standard deviations are asked for.
     is_heavy : bool
-        Whether close agreement is asked for all the same; see :func:`is_doubtful`.
+        Whether very close agreement is asked for; see :func:`is_doubtful`.
     is_far : bool
         Whether no approximation is near, so that chains may not have been to all parts yet:
-        standard deviations have to be known, though less well.
+        standard deviations have to be known.
     tail_share : float
         Effective draws of the tails, as a share of those that are wanted.
     """
     asked = wanted.deviation_error
-    if is_sure:
-        asked = min(SURE_DEVIATION, asked or SURE_DEVIATION)
-    elif is_far:
+    if is_alone or is_far:
         asked = min(FAR_DEVIATION, asked or FAR_DEVIATION)
     is_certain = asked is None or found.deviation_error <= asked
-    is_agreed = found.r_hat < (SURE_R_HAT if is_sure or is_heavy else R_HAT)
+    is_agreed = found.r_hat < (SURE_R_HAT if is_heavy else ALONE_R_HAT if is_alone else R_HAT)
     has_tails = found.ess_tail >= tail_share * wanted.target_ess
     return is_certain and is_agreed and has_tails and not of_chains(found, wanted)
 
@@ -109,7 +107,7 @@ def of_chains(
     wanted: Wanted,
     *,
     rested: bool = False,
-    is_sure: bool = False,
+    is_alone: bool = False,
     is_heavy: bool = False,
     most_r_hat: float = MOST_R_HAT,
 ) -> list[str]:
@@ -122,12 +120,12 @@ def of_chains(
     rested : bool
         Whether the chains had done what was asked before they went on. Only a much smaller number
         of effective draws then speaks against them.
-    is_sure, is_heavy : bool
+    is_alone, is_heavy : bool
         As of :func:`enough`.
     most_r_hat : float
         R-hat up to which chains are believed, where close agreement is not asked for.
     """
-    most = MOST_SURE_R_HAT if is_sure or is_heavy else most_r_hat
+    most = MOST_SURE_R_HAT if is_heavy else MOST_ALONE_R_HAT if is_alone else most_r_hat
     least = wanted.target_ess * (STILL if rested else 1.0)
     reasons = []
     if found.endless:
@@ -157,8 +155,8 @@ def of_chains(
             "larger budget= or seconds=."
         )
     asked = wanted.deviation_error
-    if is_sure:
-        asked = min(SURE_DEVIATION, asked or SURE_DEVIATION)
+    if is_alone:
+        asked = min(FAR_DEVIATION, asked or FAR_DEVIATION)
     if asked is not None and found.deviation_error > MOST_DEVIATION * asked:
         reasons.append(
             f"{words_of_deviations(found)[:-1]}, expected {asked:.1%}, and at most "

@@ -72,7 +72,7 @@ def _by_chains(evidence: Evidence, found: Chained) -> tuple[Level, tuple[str, ..
         found,
         evidence.wanted,
         rested=evidence.rested,
-        is_sure=not bounded,
+        is_alone=not bounded,
         is_heavy=agreement.is_doubtful(found, evidence.correction, evidence.program.strain),
     )
     figures = found.words
