@@ -525,7 +525,7 @@ def _modes(
     limited, new = _Limited(evaluate, FOR_MODES), tuple[Mode, ...]()
     with suppress(SpentError):
         generator = np.random.default_rng(0)
-        new = more_modes(limited, points, run.modes, generator, run.epsilon)
+        new, _ = more_modes(limited, points, run.modes, generator, run.epsilon)
     modes = sorted((*run.modes, *new), key=lambda mode: mode.log_mass, reverse=True)
     return tuple(modes[:WIDTH]), limited.spent
 

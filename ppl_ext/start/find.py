@@ -11,6 +11,7 @@ Normal that is a bad picture of the density is moved and reshaped by a few natur
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -33,8 +34,10 @@ DRAWS = 16
 #: A Normal is good when the log ratios of density and Normal vary so little over its draws: their
 #: standard deviation in nats, and what each dimension may add.
 GOOD, GOOD_PER_DIMENSION = 0.5, 0.02
-#: Two ends are one mode when no point between them lies so many nats below the lower of them.
-DIP, BETWEEN = 1.0, 3
+#: Two ends are one mode when no point between them lies so many nats below the lower of them: of a
+#: few that are evenly apart, on all of which other modes may lie, and of some whose distances from
+#: one end grow by a factor.
+DIP, BETWEEN, OUTWARDS = 1.0, 3, 8
 #: Squared distance from a Normal's mean, beside the dimensions, up to which an end is its own, and
 #: nats by which the density may exceed the Normal's there: more is a narrower mode within it.
 NEAR, EXCESS = 9.0, 3.0
@@ -105,7 +108,7 @@ def find(
     noise = generator.normal(size=(DRAWS, starts.shape[1]))
 
     normal = partial(local_normal, counted, noise=noise, epsilon=epsilon, most_full=most_full)
-    modes = _at_ends(counted, [path for path in paths if path.settled], normal)
+    modes = _at_ends(counted, [path for path in paths if path.settled], normal, Counter())
     if not modes:
         # Densities at the last points of endless paths tell nothing of their mass.
         modes = _by_newton(counted, paths[0], noise, epsilon, most_full)
@@ -129,19 +132,31 @@ def more_modes(
     modes: tuple[Mode, ...],
     generator: np.random.Generator,
     epsilon: float,
-) -> tuple[Mode, ...]:
+) -> tuple[tuple[Mode, ...], list[int]]:
     """The modes that paths from further points (P, D) find beside these.
 
     A path is left where a known mode explains density and score: most that lead to a mode whose
     Normal is a good picture take one evaluation.
+
+    Returns
+    -------
+    tuple of Mode
+        New ones.
+    list of int
+        How many of the paths led to each of the known modes, and to each of the new ones.
     """
     values, scores = evaluate(points)
     finite = np.isfinite(values) & np.isfinite(scores).all(-1)
     if not finite.any():
-        return ()
+        return (), [0] * len(modes)
+    hits = Counter[int]()
 
     def is_known(point: Vector, value: float, score: Vector) -> bool:
-        return any(explains(mode, point, value, score) for mode in modes)
+        for number, mode in enumerate(modes):
+            if explains(mode, point, value, score):
+                hits[number] += 1
+                return True
+        return False
 
     paths = side_by_side(
         evaluate, points[finite], values[finite], scores[finite], epsilon, is_known
@@ -150,8 +165,9 @@ def more_modes(
 
     normal = partial(local_normal, evaluate, noise=noise, epsilon=epsilon)
     ends = [path for path in paths if path.settled and not path.known]
-    found = _at_ends(evaluate, ends, normal, modes)[len(modes) :]
-    return tuple(mode for mode in found if gain(mode, modes, noise) > 1.0)
+    every = _at_ends(evaluate, ends, normal, hits, modes)
+    new = [k for k in range(len(modes), len(every)) if gain(every[k], modes, noise) > 1.0]
+    return tuple(every[k] for k in new), [hits[k] for k in (*range(len(modes)), *new)]
 
 
 def is_good(mode: Mode) -> bool:
@@ -163,16 +179,26 @@ Normal = Callable[[Vector, float], "Mode | None"]
 
 
 def _at_ends(
-    evaluate: Evaluate, paths: list[Path], normal: Normal, known: tuple[Mode, ...] = ()
+    evaluate: Evaluate,
+    paths: list[Path],
+    normal: Normal,
+    hits: Counter[int],
+    known: tuple[Mode, ...] = (),
 ) -> list[Mode]:
-    """Known modes, and Normals at those of paths' ends that are separate from them."""
+    """Known modes, and Normals at those of paths' ends that are separate from them.
+
+    Paths are counted, in ``hits``, by the number of the mode that they lead to.
+    """
     modes = list(known)
     for path in paths:
-        end = path.positions[-1]
-        if any(_is_of(mode, path) or _is_joined(evaluate, mode, path) for mode in modes):
-            continue
-        if (found := normal(end, path.scales[-1])) is not None:
-            modes.append(found)
+        for number, mode in enumerate(modes):
+            if _is_of(mode, path) or _is_joined(evaluate, mode, path):
+                hits[number] += 1
+                break
+        else:
+            if (found := normal(path.positions[-1], path.scales[-1])) is not None:
+                hits[len(modes)] += 1
+                modes.append(found)
     return modes
 
 
@@ -213,10 +239,17 @@ def _is_of(mode: Mode, path: Path) -> bool:
 
 def _is_joined(evaluate: Evaluate, mode: Mode, path: Path) -> bool:
     """Whether the density has no dip between a mode and the end of a path, nor a peak there."""
-    end, shares = path.positions[-1], np.arange(BETWEEN + 1) / (BETWEEN + 1)
-    values, _ = evaluate(mode.mean + shares[:, None] * (end - mode.mean))
-    has_dip = values.min() <= min(values[0], path.values[-1]) - DIP
-    return not has_dip and bool(path.values[-1] < values[0] + EXCESS + 2.0 * mode.spread)
+    end, top = path.positions[-1], path.values[-1]
+    evenly = np.arange(BETWEEN + 1) / (BETWEEN + 1)
+    # From one standard deviation of the mode on, where its Normal begins to fall.
+    nearest = 1.0 / max(2.0, float(np.linalg.norm(mode.whitened(end))))
+    outwards = np.geomspace(nearest, 1.0, OUTWARDS, endpoint=False)
+    values, _ = evaluate(mode.mean + evenly[:, None] * (end - mode.mean))
+    height = values[0]
+    if values.min() > min(height, top) - DIP:
+        values, _ = evaluate(mode.mean + outwards[:, None] * (end - mode.mean))
+    has_dip = values.min() <= min(height, top) - DIP
+    return not has_dip and bool(top < height + EXCESS + 2.0 * mode.spread)
 
 
 def _by_newton(

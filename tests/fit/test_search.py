@@ -163,10 +163,11 @@ def test_a_needle_within_a_mode_is_a_mode_of_its_own() -> None:
     near = wide.mean + np.array([[0.5, -0.8, 0.1], [-2.0, 0.3, 0.0]])
     points = np.concatenate([near, needle.mean[None]])
     generator = np.random.default_rng(1)
-    (found,) = more_modes(target.evaluate, points, (wide,), generator, EPSILON)
+    (found,), _ = more_modes(target.evaluate, points, (wide,), generator, EPSILON)
     np.testing.assert_allclose(found.mean, needle.mean, atol=1e-3)
     assert found.log_mass == pytest.approx(needle.log_mass, abs=0.05)
-    assert not more_modes(target.evaluate, points, (wide, needle), generator, EPSILON)
+    found_more, hits = more_modes(target.evaluate, points, (wide, needle), generator, EPSILON)
+    assert not found_more and sum(hits) == len(points)
 
 
 def test_chains_are_kept_from_where_pairs_have_met(monkeypatch: pytest.MonkeyPatch) -> None:

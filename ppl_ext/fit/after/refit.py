@@ -337,7 +337,7 @@ class _Refit:
         mean = positions.mean(0)
         # On both sides of 0 and of the mean, so that chance does not leave one out.
         starts = np.concatenate([near, -near, mean + far, mean - far])
-        found = more_modes(evaluate, starts, modes, generator, self.problem.epsilon)
+        found, _ = more_modes(evaluate, starts, modes, generator, self.problem.epsilon)
         return any(mode.log_mass > mass + math.log(LEAST_MASS) for mode in found)
 
 

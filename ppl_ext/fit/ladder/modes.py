@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float
@@ -38,6 +38,11 @@ FAR = (2.0, 5.0, 10.0, 20.0, 50.0)
 #: Paths in a row, for each mode, that have to find nothing new for the search to end. Of eight
 #: modes that paths lead to alike one is missed in one search of fifty or so.
 PATHS_PER_MODE = 4
+#: A mode is rare to which so few paths lead, and share of the paths that rare modes may be for the
+#: search to end: where there are more, others to which no path has led are a part of the mass
+#: (I. Good, "The population frequencies of species and the estimation of population parameters",
+#: 1953).
+RARE, RARE_SHARE = 2, 0.005
 #: Evaluations before which no search ends.
 ENOUGH = policy.LEAST_SEARCH
 #: The same where the modes' Normals are no good approximation, so that chains have to run.
@@ -97,6 +102,11 @@ class Search:
     _new: float = 0.0
     _evaluations: int = 0
     _drawn: Positions | None = None
+    _hits: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # How the paths of the start's own search were divided is not known.
+        self._hits = [max(1, PATHS // len(self.modes))] * len(self.modes)
 
     def go_on(self, evaluate: Evaluate, enough: int = ENOUGH) -> bool:
         """Rounds of paths until they find nothing new, and cost enough; whether there were new."""
@@ -110,7 +120,9 @@ class Search:
                 break
             self.from_prior += of_prior
             spent = self._evaluations + counted.evaluations
-            if self._idle >= PATHS_PER_MODE * len(self.modes) and spent >= enough:
+            rare = sum(number <= RARE for number in self._hits)
+            is_done = self._idle >= PATHS_PER_MODE * len(self.modes) and spent >= enough
+            if is_done and rare <= RARE_SHARE * self.paths:
                 break
         self._evaluations += counted.evaluations
         return len(self.modes) > before
@@ -124,6 +136,7 @@ class Search:
         # These points were chosen for what was seen there: how much their paths find does not say
         # how much others would.
         self._new = last
+        self._hits[before:] = [RARE + 1] * (len(self.modes) - before)
         return len(self.modes) > before
 
     @property
@@ -153,17 +166,23 @@ class Search:
 
     def _follow(self, evaluate: Evaluate, points: Positions) -> None:
         """Paths from points, and the modes among their ends that are new and have some mass."""
-        problem = self.problem
+        epsilon, symmetry = self.problem.epsilon, self.symmetry
         if len(self.modes) > 1 and not self._is_known:
-            self.symmetry, self._is_known = self._find_symmetry(evaluate), True
-            self.modes = _distinct(self.modes, (), self.symmetry, problem.epsilon)
-        found = more_modes(evaluate, points, self.modes, self.generator, problem.epsilon)
+            symmetry = self.symmetry = self._find_symmetry(evaluate)
+            self._is_known = True
+            self.modes, self._hits = _distinct(self.modes, self._hits, symmetry, epsilon)
+        known = len(self.modes)
+        found, hits = more_modes(evaluate, points, self.modes, self.generator, epsilon)
         heaviest = max(mode.log_mass for mode in (*self.modes, *found))
-        weighty = [m for m in found if _most_mass(m) > heaviest + np.log(LEAST_MASS)]
-        new = _distinct(weighty, self.modes, self.symmetry, problem.epsilon)
-        self.modes = (*self.modes, *new)
+        weighty = [k for k, m in enumerate(found) if _most_mass(m) > heaviest + np.log(LEAST_MASS)]
+        every = (*self.modes, *(found[k] for k in weighty))
+        before = [*self._hits, *(0 for _ in weighty)]
+        now = [*hits[:known], *(hits[known + k] for k in weighty)]
+        counts = [one + other for one, other in zip(before, now, strict=True)]
+        self.modes, self._hits = _distinct(every, counts, symmetry, epsilon, known)
+        new = len(self.modes) - known
         self.paths += len(points)
-        self._new = len(new) / len(points)
+        self._new = new / len(points)
         self._idle = 0 if new else self._idle + len(points)
 
     def _points(self) -> tuple[Positions, int]:
@@ -287,14 +306,24 @@ def _most_mass(mode: Mode) -> float:
 
 
 def _distinct(
-    modes: Sequence[Mode], known: Sequence[Mode], symmetry: Symmetry | None, epsilon: float
-) -> tuple[Mode, ...]:
-    """Modes with their labels put in order, without those that are then ones that are known."""
+    modes: Sequence[Mode],
+    hits: Sequence[int],
+    symmetry: Symmetry | None,
+    epsilon: float,
+    known: int = 0,
+) -> tuple[tuple[Mode, ...], list[int]]:
+    """Modes with their labels put in order, each of them once, and the paths that led to each.
+
+    The first ones, so many as are ``known``, are in order.
+    """
     if symmetry is None:
-        return tuple(modes)
-    found: list[Mode] = []
-    for mode in modes:
+        return tuple(modes), list(hits)
+    found, counts = list(modes[:known]), list(hits[:known])
+    for mode, number in zip(modes[known:], hits[known:], strict=True):
         moved = symmetry.moved(mode, epsilon)
-        if not any(is_near(other, moved.mean) for other in (*known, *found)):
+        same = (k for k, other in enumerate(found) if is_near(other, moved.mean))
+        if (place := next(same, len(found))) == len(found):
             found.append(moved)
-    return tuple(found)
+            counts.append(0)
+        counts[place] += number
+    return tuple(found), counts
