@@ -255,6 +255,11 @@ CERTAIN = replace(WANTED, deviation_error=0.03)
             "Draws of 'scale' come near the largest numbers",
         ),
         (
+            {"chains": replace(RESTED, saturated=("rate",))},
+            "not trusted",
+            "Many draws of 'rate' lie where the numbers of this precision end",
+        ),
+        (
             {"chains": RESTED, "flat": ("mean", "scale")},
             "not trusted",
             "density does not fall with 'mean', 'scale', whose prior is improper",

@@ -501,6 +501,17 @@ def test_narrow_modes_are_found_from_draws_of_the_prior(dim: int, width: float) 
         assert len(searched(target, prior=None)[0].modes) == 1
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_evenly_spaced_modes_are_told_apart(seed: int) -> None:
+    """Points between two of them at even distances lie on others."""
+    places = 4.0 * np.arange(-6, 7)
+    weights = np.exp(-0.5 * np.square(places / 10.0))
+    search, _ = searched(mixture(1, weights / weights.sum(), places, np.full(13, 0.2)), seed=seed)
+    found = sorted(float(mode.mean[0]) for mode in search.modes)
+    missed = weights[[min(abs(place - one) for one in found) > 0.1 for place in places]].sum()
+    assert missed < 0.02 * weights.sum()
+
+
 def _no_draws(number: int, seed: int) -> np.ndarray:
     raise NotImplementedError
 

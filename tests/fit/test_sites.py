@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ppl_ext.chains.sampler import Window
-from ppl_ext.fit.ladder.chain_figures import chained_of
+from ppl_ext.fit.ladder.chain_figures import chained_of, saturated
 from ppl_ext.fit.problem.problem import Problem
 from ppl_ext.fit.verdict import agreement, facts
 from ppl_ext.fit.verdict.figures import site_figures
@@ -130,3 +130,17 @@ def test_sites_at_an_edge_to_the_last_digit_are_judged_by_their_coordinates() ->
     draws[:, :8] += 3.0
     found = judged(draws, p=lambda z: 0.0 * z + 1.0)
     assert found.r_hat > agreement.MOST_R_HAT and found.worst_site == "p"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_draws_where_numbers_end_are_told(dtype: Any) -> None:
+    """Of a density like 1 / x, whose logarithm is alike likely down to the smallest number."""
+    generator, limits = np.random.default_rng(0), np.finfo(dtype)
+    logs = generator.uniform(np.log(limits.tiny), 0.0, 2_000)
+    near_one = 1.0 - np.exp(generator.uniform(np.log(limits.eps / 4.0), 0.0, (2_000, 2)))
+    right = generator.gamma(0.3, size=2_000)
+    triangular = np.tril(generator.normal(size=(2_000, 3, 3)))
+    triangular[:, 0, 0] = 1.0
+    sites = {"rate": np.exp(logs), "shares": near_one, "gamma": right, "factor": triangular}
+    draws = {name: each.astype(dtype) for name, each in sites.items()}
+    assert saturated({**draws, "count": np.zeros(2_000, int)}) == ("rate", "shares")

@@ -2848,6 +2848,27 @@ def _fit() -> Iterator[Mutation]:
         "test_judgement",
     )
     yield from neutral(
+        "draws where numbers end pass",
+        "fit/ladder/chain_figures.py",
+        "((share > SATURATED) & (share < 1.0)).any()",
+        "(share > 1.0).any()",
+        "fit",
+    )
+    yield from neutral(
+        "evenly spaced modes are one",
+        "start/find.py",
+        "values.min() > min(height, top) - DIP:\n",
+        "False:\n",
+        "fit start",
+    )
+    yield from neutral(
+        "rare modes do not keep a search going",
+        "fit/ladder/modes.py",
+        "is_done and rare <= RARE_SHARE * self.paths",
+        "is_done",
+        "fit",
+    )
+    yield from neutral(
         "modes that paths from the prior end in are forgotten",
         "engines/judgement.py",
         "sorted((*run.modes, *new), key",

@@ -20,6 +20,10 @@ from ppl_ext.statistics.convergence import Convergence, convergence
 #: Draws beyond this power of the largest number there is count as without bound. Squares, which
 #: densities have, overflow beyond the power of a half.
 ENDLESS = 0.4
+#: Draws below this power of the smallest number there is are next to 0, and share of the draws next
+#: to an edge from which on some mass is beyond: a tenth is that near, where all logarithms are
+#: alike likely.
+SMALLEST, SATURATED = 0.9, 0.05
 #: Ways out of the draws along which the density is looked at.
 WAYS = 16
 #: Ways along which it has to be a number for them to tell anything.
@@ -122,6 +126,26 @@ def endless(values: Mapping[str, np.ndarray]) -> tuple[str, ...]:
         # Stan's generated quantities may be NaN in some draws, and no other values are.
         and not np.nanmax(np.abs(each), initial=0.0) < np.finfo(each.dtype).max ** ENDLESS
     )
+
+
+def saturated(values: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    """Sites with draws where the numbers of their precision end, next to 0 or to 1.
+
+    A density that rises towards such an edge has some of its mass beyond them, or has no end there.
+    """
+    return tuple(name for name, each in values.items() if _is_saturated(each))
+
+
+def _is_saturated(draws: np.ndarray) -> bool:
+    if draws.dtype.kind != "f" or not draws.size:
+        return False
+    limits, sizes = np.finfo(draws.dtype), np.abs(draws.reshape(len(draws), -1))
+    for beyond in (sizes < limits.tiny**SMALLEST, np.abs(1.0 - sizes) < 2.0 * limits.eps):
+        share = beyond.mean(0)
+        # An entry that is always there is a constant, such as a zero of a triangular matrix.
+        if ((share > SATURATED) & (share < 1.0)).any():
+            return True
+    return False
 
 
 def cost_far_out(problem: Problem) -> int:

@@ -20,7 +20,7 @@ from ppl_ext.chains.sampler import Sampled
 from ppl_ext.errors import ArgumentError
 from ppl_ext.fit.ladder.by_chains import run_chains
 from ppl_ext.fit.ladder.centring import neck_among
-from ppl_ext.fit.ladder.chain_figures import chained_of, endless, flat_far_out
+from ppl_ext.fit.ladder.chain_figures import chained_of, endless, flat_far_out, saturated
 from ppl_ext.fit.ladder.climbed import Climbed, staged
 from ppl_ext.fit.ladder.corrected import (
     better_approximations,
@@ -293,7 +293,7 @@ def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
     values = {name: np.asarray(value) for name, value in found.draws.items()}
     figures = convergence(sampled.kernel.ordered(sampled.draws))
     chained = chained_of(problem, sampled.window, figures, symmetry, climbed.evidence.wanted)
-    chained = replace(chained, endless=endless(values))
+    chained = replace(chained, endless=endless(values), saturated=saturated(values))
     evidence = _far_out(climbed.evidence, problem, sampled.kernel.evaluate, sampled.draws)
     modes = evidence.modes
     if modes is not None and modes.exchanged:

@@ -134,6 +134,13 @@ def of_chains(
             f"Draws of {names} come near the largest numbers that there are. The posterior may be "
             "unbounded there: look for a prior that is missing or improper."
         )
+    if found.saturated:
+        names = ", ".join(f"'{name}'" for name in found.saturated)
+        reasons.append(
+            f"Many draws of {names} lie where the numbers of this precision end, next to 0 or to "
+            "1: some of the mass is beyond them, or the posterior has no end there. Look for a "
+            "prior that is improper; where it is proper, use double precision."
+        )
     if found.is_adrift:
         reasons.append(
             f"Chains still drift away from where they started, most in '{found.worst_site}'. The "

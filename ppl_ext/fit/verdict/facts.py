@@ -144,6 +144,8 @@ class Chained:
         The site with the largest R-hat, or, where chains agree, with the fewest effective draws.
     endless : tuple of str
         Sites whose draws come near the largest numbers that there are.
+    saturated : tuple of str
+        Sites with draws where the numbers of this precision end, next to 0 or to 1.
     has_other_form : bool
         Whether the worst site may be written non-centred and is not.
     coordinate_r_hat, coordinate_site : float, str
@@ -166,6 +168,7 @@ class Chained:
     is_adrift: bool
     worst_site: str
     endless: tuple[str, ...] = ()
+    saturated: tuple[str, ...] = ()
     has_other_form: bool = False
     coordinate_r_hat: float = 1.0
     coordinate_site: str = ""
