@@ -17,6 +17,7 @@ from jaxtyping import Float
 from numpyro.distributions.discrete import (
     BernoulliLogits,
     BernoulliProbs,
+    BinomialProbs,
     CategoricalLogits,
     CategoricalProbs,
     ZeroInflatedProbs,
@@ -37,6 +38,8 @@ HOST = Host(
     *((BernoulliProbs, BernoulliLogits), (CategoricalProbs, CategoricalLogits)),
     jnp.asarray,
     jnp,
+    (BernoulliProbs, BinomialProbs, CategoricalProbs),
+    lambda limits: limits.tiny,
 )
 
 

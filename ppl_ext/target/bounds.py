@@ -26,6 +26,8 @@ from ppl_ext.target.outputs import Host
 ROUNDING = 1e-5
 #: Draws whose bounds are looked at, so many of them at once, for as many seconds as no user minds.
 LOOKED_AT, TOGETHER, LONGEST = 128, 16, 1.0
+#: Name of probabilities that a host holds off 0 and 1, and nats that nobody minds.
+HELD, LITTLE = "held", 0.01
 #: Rows of a plate that the engine subsamples, up to which all are looked at.
 MOST_ROWS = 10_000
 #: Share of them that may be out of bounds: so little mass moves no mean by more than some
@@ -71,8 +73,7 @@ def _elements(
     fn, masks, declared = host.unwrapped(outer)
     masks = [*around, *masks]
 
-    def counted(constraint: Any, numbers: Any) -> Any:
-        beyond = _beyond(host, constraint, numbers)
+    def counted(beyond: Any) -> Any:
         for part, within in masks if beyond is not None else ():
             if part is not None and part is not True:
                 mask = host.as_array(part)
@@ -84,13 +85,17 @@ def _elements(
         for name, constraint in fn.arg_constraints.items():
             # Of parameters that can be written in two ways the one that was given.
             if name in given and hasattr(given[name], "ndim"):
-                beyond = counted(constraint, given[name])
+                beyond = counted(_beyond(host, constraint, given[name]))
                 if beyond is not None:
                     yield name, beyond
+        if value is not None:
+            held = counted(_held(host, fn, value))
+            if held is not None:
+                yield HELD, held
         base = given.get("base_dist")
         # A truncated or an inflated one has no transforms, and its values by itself.
         if base is None or not hasattr(fn, "transforms"):
-            beyond = None if value is None else counted(fn.support, value)
+            beyond = None if value is None else counted(_beyond(host, fn.support, value))
             if beyond is not None:
                 yield "value", beyond
             value = None
@@ -120,8 +125,38 @@ def _beyond(host: Host, constraint: Any, numbers: Any) -> Any:
     return beyond
 
 
+def _held(host: Host, fn: Any, value: Any) -> Any:
+    """Which observations are of an event whose probability a host holds off 0; None without such.
+
+    Torch holds probabilities that are given as ``probs`` between a machine epsilon and 1 less that,
+    JAX below the latter. What is observed in spite of them costs 16 nats in single precision then,
+    however small its probability is.
+    """
+    probs = vars(fn).get("probs")
+    # Of torch's distributions that were given logits this may be what was computed of them.
+    is_given = "probs" in fn.arg_constraints and vars(fn).get("_param", probs) is probs
+    if not (is_given and hasattr(probs, "ndim") and isinstance(fn, host.held)):
+        return None
+    limits, value = host.xp.finfo(probs.dtype), host.as_array(value)
+    least = host.least(limits)
+    if isinstance(fn, host.of_several):
+        classes = (0.0 * probs + 1.0).cumsum(-1) - 1.0
+        return ((value[..., None] == classes) & (probs >= 0.0) & (probs <= least)).any(-1)
+    total = vars(fn).get("total_count", 1)
+    # Also where nothing was observed of very many trials.
+    few = (probs >= 0.0) & (probs < least) & ((value > 0) | (total * least > LITTLE))
+    many = (probs <= 1.0) & (probs > 1.0 - limits.eps) & (value < total)
+    return few | many
+
+
 def words_of_bounds(site: str, what: str, share: float) -> str:
     """What is said of draws at which something is out of bounds."""
+    if what == HELD:
+        return (
+            f"At {share:.1%} of the draws '{site}' was observed in spite of probabilities so near "
+            "to 0 or 1 that they are held off them, and what is observed counts for less than it "
+            "should. Give logits= in place of probs=, or use double precision."
+        )
     is_value = what == "value"
     of = f"observations of '{site}' lie" if is_value else f"parameter '{what}' of '{site}' lies"
     return (

@@ -125,6 +125,10 @@ class Host(NamedTuple):
         Makes an array of numbers.
     xp : module
         ``torch`` or ``jax.numpy``.
+    held : tuple of type
+        Distributions whose ``probs`` the host holds off 0 and 1.
+    least : callable
+        From the limits of a precision to the least probability that it leaves.
     """
 
     independent: Any
@@ -134,6 +138,8 @@ class Host(NamedTuple):
     of_several: Any
     as_array: Callable[[Any], Any]
     xp: Any
+    held: tuple[Any, ...]
+    least: Callable[[Any], float]
 
     def unwrapped(self, fn: Any) -> tuple[Any, list[tuple[Any, int]], int]:
         """Innermost distribution, masks with the declared dimensions outside them, and these.

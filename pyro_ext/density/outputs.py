@@ -16,7 +16,7 @@ from pyro.distributions import MaskedDistribution, MixtureSameFamily, ZeroInflat
 from pyro.distributions.torch_distribution import ExpandedDistribution
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Distribution, Independent
+from torch.distributions import Bernoulli, Binomial, Categorical, Distribution, Independent
 
 from ppl_ext.target.outputs import BASE, COMPONENT, MIXING, Host, ObservedOutput, Parts, can_expand
 from pyro_ext.density.handlers import SiteHandler, is_deterministic, is_factor, plate_frames
@@ -26,6 +26,8 @@ HOST = Host(
     *(Bernoulli, Categorical),
     torch.as_tensor,
     torch,
+    (Bernoulli, Binomial, Categorical),
+    lambda limits: limits.eps,
 )
 #: Parameters of distributions that another one is kept as, and their event dimensions.
 _VECTORS = {"concentration": 1}
