@@ -46,7 +46,8 @@ PROGRAMS: dict[str, tuple[Any, dict[tuple[str, str], float]]] = {
     ),
     "probability": (
         lambda b: lambda h, d, line: h.sample("y", d.Bernoulli(probs=line), obs=b.array(ONES)),
-        {("y", "probs"): 1.0},
+        # At some of the positions a probability is 0 or 1 just where the other was observed.
+        {("y", "probs"): 1.0, ("y", "held"): 0.75},
     ),
     "logits have no bounds": (
         lambda b: lambda h, d, line: h.sample("y", d.Bernoulli(logits=line), obs=b.array(ONES)),
