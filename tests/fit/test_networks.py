@@ -173,6 +173,24 @@ def test_without_held_out_rows_nothing_confirms_them() -> None:
     assert "Give held_out=, rows by which the predictions are judged." in verdict.reasons
 
 
+def test_chains_that_cannot_be_adjusted_go_on_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They had ended early, for adjusted ones to begin."""
+    monkeypatch.setattr(networks, "_cost", lambda _: 1e9)
+    _, verdict = sampled(problem())
+    assert verdict.level == "approximate"
+    assert any("Chains stayed unadjusted" in reason for reason in verdict.reasons)
+    assert not any("Expected" in reason for reason in verdict.reasons)
+    assert verdict.cost[-1].name == "more chains"
+
+
+def test_few_held_out_rows_are_told_to_be_few() -> None:
+    x, y = HELD_OUT
+    _, verdict = sampled(problem(), (x[:19], y[:19]), exact=False)
+    assert any("Give 20 held-out rows at least, found 19." in each for each in verdict.reasons)
+
+
 def test_held_out_rows_that_are_not_as_predicted_refuse_them() -> None:
     x, y = HELD_OUT
     _, verdict = sampled(problem(), (x, 3.0 * y), exact=False)

@@ -161,6 +161,10 @@ def _sampled(
                 f"Chains stayed unadjusted: adjusted ones would take about {cost:,.0f} "
                 f"evaluations, of which {meter.left:,} were left. Give a larger budget=."
             )
+            if not confirms:  # They ended early, for adjusted ones to begin.
+                with stage("more chains") as notes:
+                    run, figures = _agreeing(outputs, run, wanted, meter, False)
+                    notes.append(_told_of(run, figures))
     verdict = judged(outputs, run, figures, calibration, wanted, reasons)
     program = facts.Program(problem.dim, True, 0.0, rounding_of(run))
     evidence = facts.Evidence(program, wanted)

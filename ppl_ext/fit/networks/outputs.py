@@ -147,11 +147,13 @@ class Outputs:
         if "held out" not in self.rows:
             return Calibration(told="Give held_out=, rows by which the predictions are judged.")
         few = positions[_evenly(len(positions), CALIBRATED_BY)]
-        worst = Calibration(told="Nothing is observed in held_out=. Give its responses as well.")
-        for site, found in self.predictions(few, "held out"):
-            if "observed" in found and ("probabilities" in found or "cdf" in found):
-                worst = max(worst, _calibration(site, found, generator), key=lambda each: each.over)
-        return worst
+        found = [
+            _calibration(site, each, generator)
+            for site, each in self.predictions(few, "held out")
+            if "observed" in each and ("probabilities" in each or "cdf" in each)
+        ]
+        none = Calibration(told="Nothing is observed in held_out=. Give its responses as well.")
+        return max(found, key=lambda each: each.over, default=none)
 
 
 def _filled_up(positions: Positions) -> Positions:
