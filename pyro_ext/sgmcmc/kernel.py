@@ -324,14 +324,15 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         same = np.diff(cycles, prepend=cycles[0]) == 0
         return torch.stack(energies, 1).double().cpu().numpy()[:, same]
 
-    def cleanup(self, positions: Float[Tensor, "S C D"] | None = None) -> None:
-        """Say at the end of a run what speaks against its draws; ``MCMC`` calls it.
+    def look_at(self, positions: Float[Tensor, "S C D"]) -> None:
+        """Keep what the draws of all chains, flat and unconstrained, say against them."""
+        rows = self._looked_at(positions.shape[1], len(positions))
+        z = positions[rows].transpose(0, 1).double().cpu().numpy()
+        look = look_of(out_of_bounds_at, self.target, self._data)
+        self._of_draws = self._doubts(z, look)
 
-        Parameters
-        ----------
-        positions : tensor (S, C, D), optional
-            The draws of all chains, flat and unconstrained.
-        """
+    def cleanup(self) -> None:
+        """Say at the end of a run what speaks against its draws; ``MCMC`` calls it."""
         state = self._state
         if state is None or self.judgement is not None:  # Pyro's own MCMC calls it twice.
             return
@@ -340,11 +341,6 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
         if not broken:
             marked = sum(int(chains.sum()) for _, chains in self._figures.get("divergences", []))
             schedules.warn_of_draws_without_density(type(self).__name__, marked)
-        if positions is not None:
-            rows = self._looked_at(positions.shape[1], len(positions))
-            z = positions[rows].transpose(0, 1).double().cpu().numpy()
-            look = look_of(out_of_bounds_at, self.target, self._data)
-            self._of_draws = self._doubts(z, look)
         if self._figures.get("potential_energy"):
             self.judgement = self.judge()
             if self._warmup_draws or not self._warns_after_warmup:

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 from ppl_ext.errors import ArgumentError
 from ppl_ext.options import check_count
 from ppl_ext.sgmcmc.schedules import warn_of_broken_draws
+from pyro_ext.sgmcmc.kernel import StochasticGradientKernel
 
 #: Draws that are put into their supports at once.
 _CONSTRAINED_AT_ONCE = 1000
@@ -149,7 +150,9 @@ class MCMC(infer.MCMC):
             type(kernel).__name__,
             {name: each.flatten(0, 1).cpu().numpy() for name, each in self._samples.items()},
         )
-        kernel.cleanup(positions)
+        if isinstance(kernel, StochasticGradientKernel):
+            kernel.look_at(positions)
+        kernel.cleanup()
 
     def _of_draws(self, figures: dict[str, Any]) -> dict[str, Any]:
         """Figures of the draws that are kept."""
