@@ -89,14 +89,8 @@ def find_start(rng_key: Array, model: Callable[..., Any], *args: Any, **kwargs: 
     check_key(rng_key, "find_start")
     target_key, key = random.split(rng_key)
     target = LogDensity(model, target_key, args, kwargs, engine="find_start")
-    return start_of(target, key, target.bind(*args, **kwargs))
-
-
-def start_of(
-    target: LogDensity, rng_key: Array, data: Data, *, has_strategy: bool = False
-) -> Start:
-    """The start of a target with given data; see :func:`ppl_ext.start.search.begin`."""
-    found = started(target, rng_key, data, SEARCH, has_strategy=has_strategy)
+    data = target.bind(*args, **kwargs)
+    found = started(target, key, data, SEARCH)
     assert found is not None
     return replace(found.start, sites=target.layout.sizes)
 

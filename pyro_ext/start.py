@@ -75,14 +75,8 @@ def find_start(model: Callable[..., Any], *args: Any, seed: int = 0, **kwargs: A
     >>> result = engine.run(10, y, start=start)
     """
     target = LogDensity(model, args, kwargs)
-    return start_of(target, torch.Generator().manual_seed(seed), target.bind(*args, **kwargs))
-
-
-def start_of(
-    target: LogDensity, rng: torch.Generator, data: Data, *, has_strategy: bool = False
-) -> Start:
-    """The start of a target with given data; see :func:`ppl_ext.start.search.begin`."""
-    found = started(target, rng, data, SEARCH, has_strategy=has_strategy)
+    data = target.bind(*args, **kwargs)
+    found = started(target, torch.Generator().manual_seed(seed), data, SEARCH)
     assert found is not None
     return replace(found.start, sites=target.layout.sizes)
 

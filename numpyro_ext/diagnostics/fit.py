@@ -116,28 +116,23 @@ def fitted_guide(
         return FittedGuide(fit.density, state.algorithm.parameters, target, data, key)
     check_has_flat_density(fit)
     params = getattr(state, "params", state)
+    owner = type(fit).__name__
+    expected = f"Expected the parameters of {owner}, as svi.get_params(state) gives them"
     if not isinstance(params, Mapping):
-        raise ArgumentError(
-            f"Expected the parameters of {type(fit).__name__}, as svi.get_params(state) gives "
-            f"them, found {type(state).__name__}."
-        )
-    shared.check_model(fit, model)
-    assert model is not None
+        raise ArgumentError(f"{expected}, found {type(state).__name__}.")
+    model = shared.checked_model(fit, model)
     target, data = target_of_model(
         model,
         args,
         kwargs,
         held=params,
         allow_local_latents=False,
-        owner=type(fit).__name__,
+        owner=owner,
         passes=passes,
     )
     density = _density(fit, target, data)
     if missing := sorted(set(density.parameter_names) - set(params)):
-        raise ArgumentError(
-            f"Expected the parameters of {type(fit).__name__}, as svi.get_params(state) gives "
-            f"them, found none of the name {missing} among {sorted(params)}."
-        )
+        raise ArgumentError(f"{expected}, found none of the name {missing} among {sorted(params)}.")
     key = key_or(rng_key)
     return FittedGuide(density, density.from_host(params), target, data, key)
 

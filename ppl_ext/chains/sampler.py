@@ -452,7 +452,7 @@ def sample(
             if is_enough(figures, joined):
                 break
             # Each new proposal has twice as long to show what it is worth.
-            is_slow = number > SLOW * 2**again and _can_refit(kernel, joined)
+            is_slow = number > SLOW * 2**again and _can_refit(joined)
             is_slow |= number >= FEW and joined.lacks
             is_off = joined.chances.mean() < kernel.acceptance - 2.0 * OFF
             is_bent = joined.diverges
@@ -565,7 +565,7 @@ def _tune(
     of_step = float(window.chances[len(window.chances) // 2 :].mean()) - kernel.acceptance
     # Where steps are as long as trajectories they cannot be accepted less often.
     is_tuned = -OFF < of_step < OFF or (of_step > 0.0 and kernel.step_size >= LENGTH)
-    if len(windows) <= MIXTURES and _can_refit(kernel, window):
+    if len(windows) <= MIXTURES and _can_refit(window):
         _refit(kernel, Window.joined(windows[-2:]), generator)
         return False
     # Components of a mixture overlap: draws nearest to one do not tell of its width.
@@ -573,7 +573,7 @@ def _tune(
     return is_fair and is_tuned and not is_adrift
 
 
-def _can_refit(kernel: Kernel, window: Window) -> bool:
+def _can_refit(window: Window) -> bool:
     """Whether a proposal fitted to draws may be better than the one that there is."""
     return window.jumped.mean() < GOOD_JUMPS and window.draws.shape[2] <= MIXTURE_DIMENSIONS
 

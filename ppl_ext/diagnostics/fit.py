@@ -153,13 +153,14 @@ def check_fits_a_guide(engine: Any) -> None:
         )
 
 
-def check_model(guide: Any, model: Any) -> None:
-    """See that an autoguide comes with its model."""
+def checked_model(guide: Any, model: Callable[..., Any] | None) -> Callable[..., Any]:
+    """The model of an autoguide, seen to be given."""
     if model is None:
         raise ArgumentError(
             f"Expected the model of {type(guide).__name__}, found none. Pass model=..., and its "
             "arguments with all rows of the data as args=(...) and kwargs={...}."
         )
+    return model
 
 
 def sites_of_guide(names: Sequence[str], drawn: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,16 +177,6 @@ def sites_of_guide(names: Sequence[str], drawn: Mapping[str, Any]) -> dict[str, 
             f"{missing} among {sorted(drawn)}. Pass the guide that was fitted with this model."
         )
     return {name: drawn[name] for name in names}
-
-
-def check_chains(has_draws: bool, kernel: Any) -> None:
-    """See that a host's MCMC object has run, with a kernel of a model."""
-    if not has_draws:
-        raise ArgumentError("Expected an MCMC object after run, found one without draws.")
-    if getattr(kernel, "model", None) is None:
-        raise ArgumentError(
-            f"Expected a kernel with a model, found {type(kernel).__name__} without one."
-        )
 
 
 def evenly_spaced(num_draws: int, num_samples: int | None, more: str) -> NDArray[np.int64] | None:
@@ -251,7 +242,12 @@ class Chains:
     """What the packages' ``Chains`` share: the draws of the host's ``MCMC``, or some of them."""
 
     def _take(self, mcmc: Any, kernel: Any, has_draws: bool, num_samples: int | None) -> None:
-        check_chains(has_draws, kernel)
+        if not has_draws:
+            raise ArgumentError("Expected an MCMC object after run, found one without draws.")
+        if getattr(kernel, "model", None) is None:
+            raise ArgumentError(
+                f"Expected a kernel with a model, found {type(kernel).__name__} without one."
+            )
         self.mcmc, self._kernel, self.num_chains = mcmc, kernel, int(mcmc.num_chains)
         self._all = dict(mcmc.get_samples())
         self._num_draws = len(next(iter(self._all.values())))

@@ -150,7 +150,8 @@ def _remove_leftovers(target: str) -> None:
     folder, base = os.path.split(target)
     left = re.compile(re.escape(base) + r"\.[0-9a-f]{16}\.part")
     with os.scandir(folder) as entries:
-        found = [each.path for each in entries if left.fullmatch(each.name) and _is_file(each)]
+        named = (each for each in entries if left.fullmatch(each.name))
+        found = [each.path for each in named if each.is_file(follow_symlinks=False)]
     for each in found:
         with contextlib.suppress(OSError):  # it is being written, or gone
             descriptor = os.open(each, os.O_RDWR)
@@ -164,7 +165,3 @@ def _remove_leftovers(target: str) -> None:
 def _lock(descriptor: int, *, wait: bool) -> None:
     if sys.platform != "win32":
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    return entry.is_file(follow_symlinks=False)

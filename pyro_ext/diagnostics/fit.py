@@ -102,8 +102,7 @@ def fitted_guide(
             f"Expected a guide that has been fitted, found {type(fit).__name__} that has not seen "
             "its model. Fit it with SVI, or pass the engine that fits it."
         )
-    shared.check_model(fit, model)
-    assert model is not None
+    model = shared.checked_model(fit, model)
     # The target computes in the guide's precision, in which it was fitted.
     dtype = next((parameter.dtype for parameter in fit.parameters()), None)
     target, data = target_of_model(
