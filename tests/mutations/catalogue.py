@@ -2859,21 +2859,21 @@ def _fit() -> Iterator[Mutation]:
         "fit/ladder/chain_figures.py",
         "((share > SATURATED) & (share < 1.0)).any()",
         "(share > 1.0).any()",
-        "fit",
+        "test_sites",
     )
     yield from neutral(
         "evenly spaced modes are one",
         "start/find.py",
         "values.min() > min(height, top) - DIP:\n",
         "False:\n",
-        "fit start",
+        "test_search",
     )
     yield from neutral(
         "rare modes do not keep a search going",
         "fit/ladder/modes.py",
         "is_done and rare <= RARE_SHARE * self.paths",
         "is_done",
-        "fit",
+        "test_search",
     )
     yield from neutral(
         "modes that paths from the prior end in are forgotten",
