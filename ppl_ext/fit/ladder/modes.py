@@ -176,9 +176,7 @@ class Search:
         heaviest = max(mode.log_mass for mode in (*self.modes, *found))
         weighty = [k for k, m in enumerate(found) if _most_mass(m) > heaviest + np.log(LEAST_MASS)]
         every = (*self.modes, *(found[k] for k in weighty))
-        before = [*self._hits, *(0 for _ in weighty)]
-        now = [*hits[:known], *(hits[known + k] for k in weighty)]
-        counts = [one + other for one, other in zip(before, now, strict=True)]
+        counts = np.add(self._hits, hits[:known]).tolist() + [hits[known + k] for k in weighty]
         self.modes, self._hits = _distinct(every, counts, symmetry, epsilon, known)
         new = len(self.modes) - known
         self.paths += len(points)
