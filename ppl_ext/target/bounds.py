@@ -26,8 +26,8 @@ from ppl_ext.target.outputs import Host
 ROUNDING = 1e-5
 #: Draws whose bounds are looked at, so many of them at once, for as many seconds as no user minds.
 LOOKED_AT, TOGETHER, LONGEST = 128, 16, 1.0
-#: Name of probabilities that a host holds off 0 and 1, and nats by which many trials without success
-#: may count for too much where probabilities are as small: they do at a part of the draws.
+#: Name of probabilities that a host holds off 0 and 1, and nats by which trials without success
+#: may count too much.
 HELD, LITTLE = "held", 0.5
 #: Rows of a plate that the engine subsamples, up to which all are looked at.
 MOST_ROWS = 10_000
