@@ -85,7 +85,6 @@ from ppl_ext.running.run import (
 from ppl_ext.running.settling import Settled, Settling, check_saved, rule_of
 from ppl_ext.running.sharding import lost_rank
 from ppl_ext.start.given import HOST
-from ppl_ext.target.bounds import look_of
 from ppl_ext.target.fingerprint import Digest, numbers_of
 
 
@@ -434,7 +433,7 @@ class Engine(EngineShell, ABC):
             evaluations=steps * self._num_positions(plan) * each,
             draw=lambda number: self._to_judge(plan, state, number),
             constrain=lambda z: target.constrain(jnp.asarray(z, target.dtype), data),
-            look=look_of(out_of_bounds_at, target, data),
+            out_of_bounds=out_of_bounds_at,
             prior=lambda number: prior_of(target, number, 0, data),
         )
 

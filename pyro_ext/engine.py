@@ -63,7 +63,6 @@ from ppl_ext.running.settling import (
 )
 from ppl_ext.running.sharding import FIRST_BATCH
 from ppl_ext.start.given import HOST
-from ppl_ext.target.bounds import look_of
 from pyro_ext.density import Data, LogDensity
 from pyro_ext.density.arguments import placing
 from pyro_ext.density.fingerprint import digest_of_arguments
@@ -871,7 +870,7 @@ class Engine(EngineShell, ABC):
                 evaluations=evaluations,
                 draw=draw,
                 constrain=constrain,
-                look=look_of(out_of_bounds_at, target, data),
+                out_of_bounds=out_of_bounds_at,
                 prior=lambda number: prior_of(target, number, 0, data),
             )
 

@@ -55,7 +55,8 @@ from numpyro_ext.curvature.gauss_newton import whitened_outputs
 from numpyro_ext.curvature.row_structure import row_structure
 from numpyro_ext.density import LogDensity
 from numpyro_ext.guides.mixture import AutoGaussianMixture
-from numpyro_ext.start import start_of
+from numpyro_ext.start import started
+from ppl_ext.start.given import SEARCH
 from ppl_ext.start.start import Start
 
 #: Iterations of chains after which a budget is looked at.
@@ -116,7 +117,9 @@ class NativeProgram(OfSites):
 
     def start(self, seed: int) -> Start:
         """See the protocol."""
-        return start_of(self.target, random.key(seed), self.data)
+        found = started(self.target, random.key(seed), self.data, SEARCH)
+        assert found is not None
+        return found.start
 
 
 class StanProgram(OfStan, NativeProgram):

@@ -47,12 +47,13 @@ from benchmarks.posteriordb.native import OfSites, OfStan
 from benchmarks.posteriordb.programs import pyro_program, site_map
 from benchmarks.posteriordb.programs.sites import SiteMap
 from benchmarks.synthetic.pyro_fits import white_noise
+from ppl_ext.start.given import SEARCH
 from ppl_ext.start.start import Start
 from pyro_ext.curvature.gauss_newton import whitened_outputs
 from pyro_ext.curvature.row_structure import row_structure
 from pyro_ext.density import LogDensity
 from pyro_ext.guides.mixture import AutoGaussianMixture
-from pyro_ext.start import start_of
+from pyro_ext.start import started
 
 
 def configure() -> None:
@@ -104,7 +105,10 @@ class NativeProgram(OfSites):
 
     def start(self, seed: int) -> Start:
         """See the protocol."""
-        return start_of(self.target, torch.Generator().manual_seed(seed), self.data)
+        generator = torch.Generator().manual_seed(seed)
+        found = started(self.target, generator, self.data, SEARCH)
+        assert found is not None
+        return found.start
 
 
 class StanProgram(OfStan, NativeProgram):

@@ -34,7 +34,7 @@ from ppl_ext.start.given import HOST, SEARCH, Started, check_start
 from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import MOST_SEARCHED
 from ppl_ext.start.start import Start
-from ppl_ext.target.bounds import Look
+from ppl_ext.target.bounds import look_of
 from ppl_ext.target.log_density import warn_of_nothing
 from ppl_ext.target.noncentred import Moves, Noncentred, check_moved, say_before_run
 
@@ -415,16 +415,16 @@ class EngineShell:
         kwargs: Mapping[str, Any],
         pieces: Callable[[Any, dict[str, np.ndarray] | None], Any],
         evaluations: float,
-        look: Look | None,
+        out_of_bounds: Callable[..., Any],
         prior: Callable[[int], np.ndarray],
         **found: Any,
     ) -> Judgement | None:
         """What speaks for and against the answer of a run that has ended; warns where it must.
 
         ``kwargs`` are the model's beside those of a ``stream``'s batches, and ``pieces`` evaluate
-        with arguments and some of their rows, or all; ``look`` is as
-        :data:`~ppl_ext.target.bounds.Look` says, ``prior`` draws from it, and ``found`` are other
-        fields of :class:`~ppl_ext.engines.judgement.EndedRun` that a package knows.
+        with arguments and some of their rows, or all; ``out_of_bounds`` is what
+        :func:`~ppl_ext.target.bounds.look_of` takes, ``prior`` draws from it, and ``found`` are
+        other fields of :class:`~ppl_ext.engines.judgement.EndedRun` that a package knows.
         """
         if not self._judges:
             return None
@@ -455,7 +455,7 @@ class EngineShell:
                 modes=() if self.start is None else self.start.modes,
                 centred=self._centred,
                 notes=self._notes(plan),
-                out_of_bounds=look,
+                out_of_bounds=look_of(out_of_bounds, target, data) if has_all else None,
                 # Weights of a network have many modes that are the same function.
                 prior=prior if has_all and not self._is_network else None,
                 **found,

@@ -169,14 +169,11 @@ def words_of_bounds(site: str, what: str, share: float) -> str:
 def look_of(at: Callable[..., Any], target: Any, data: Any) -> Look | None:
     """What looks at positions of a target with these arguments, by a package's function ``at``.
 
-    None where rows are missing or very many, or where discrete sites have all their values at once,
-    some of which may allow no observation.
+    None where rows are very many, or where discrete sites have all their values at once, some of
+    which may allow no observation.
     """
-    if target.partial_plates(data) or target.bound.enumerated:
-        return None
-    if any(plate.size > MOST_ROWS for plate in target.plates.values()):
-        return None
-    return partial(at, target, data)
+    has_many = any(plate.size > MOST_ROWS for plate in target.plates.values())
+    return None if has_many or target.bound.enumerated else partial(at, target, data)
 
 
 def told_of_bounds(look: Look | None, draws: Float[np.ndarray, "S D"]) -> tuple[str, ...]:
