@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 #: The target of problems that are arrays alone.
-WITHOUT_PROGRAM = SimpleNamespace(layout=SimpleNamespace(improper=()))
+WITHOUT_PROGRAM = SimpleNamespace(layout=SimpleNamespace(improper=(), families={}))
 
 
 def check_weighted(draws: np.ndarray, grid: np.ndarray, log_density: np.ndarray) -> None:

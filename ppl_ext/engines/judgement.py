@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -35,7 +36,7 @@ from ppl_ext.errors import ArgumentError, DoubtfulFitWarning, ModelCheckError
 from ppl_ext.start.find import NEAR, more_modes
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.rows import Rows
-from ppl_ext.start.search import WIDTH
+from ppl_ext.start.search import WIDTH, within
 from ppl_ext.start.start import Mode
 from ppl_ext.statistics.khat import LEAST_KHAT_SAMPLES
 from ppl_ext.target.bounds import Look, told_of_bounds
@@ -99,6 +100,9 @@ MOSTLY = 0.5
 #: Dimensions up to which modes are looked for, and evaluations that this may take: the Normal of a
 #: new mode takes two for each dimension, and of 170 posteriors ten take more. Paths from the prior.
 MOST_DIMENSIONS, FOR_MODES, PATHS = 100, 2_000, 8
+#: Seconds after the first evaluation in which paths end: at draws of the prior a program may take
+#: far longer than elsewhere, as one that solves differential equations.
+SECONDS = 2.0
 #: Evaluations in which a step size is found wherever the draws' covariance is that of the density:
 #: such trajectories take some three steps, and these allow for more than fifteen.
 ENOUGH = 1_500
@@ -522,7 +526,8 @@ def _modes(
     points = points[np.isfinite(points).all(1)]
     if not run.modes:
         points = np.concatenate([best[None], points])
-    limited, new = _Limited(evaluate, FOR_MODES), tuple[Mode, ...]()
+    timely = within(evaluate, SECONDS, time.perf_counter)
+    limited, new = _Limited(timely, FOR_MODES), tuple[Mode, ...]()
     with suppress(SpentError):
         generator = np.random.default_rng(0)
         new, _ = more_modes(limited, points, run.modes, generator, run.epsilon)
@@ -598,9 +603,10 @@ class _Limited:
     def __call__(
         self, positions: Float[np.ndarray, "P D"]
     ) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, "P D"]]:
-        self.spent += -len(positions) // WIDTH * -WIDTH
-        if self.spent > self._most:
+        number = -len(positions) // WIDTH * -WIDTH
+        if self.spent + number > self._most:
             raise SpentError
+        self.spent += number
         return self._evaluate(positions)
 
 

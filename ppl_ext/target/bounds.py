@@ -154,9 +154,9 @@ def words_of_bounds(site: str, what: str, share: float) -> str:
     """What is said of draws at which something is out of bounds."""
     if what == HELD:
         return (
-            f"At {share:.1%} of the draws '{site}' was observed in spite of probabilities so near "
-            "to 0 or 1 that they are held off them, and what is observed counts for less than it "
-            "should. Give logits= in place of probs=, or use double precision."
+            f"At {share:.1%} of the draws probabilities of '{site}' are so near to 0 or 1 that "
+            "they are held off them, and what was observed does not count as it should. Give "
+            "logits= in place of probs=, or use double precision."
         )
     is_value = what == "value"
     of = f"observations of '{site}' lie" if is_value else f"parameter '{what}' of '{site}' lies"

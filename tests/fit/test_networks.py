@@ -97,7 +97,7 @@ def problem(bend: float = 1.0, apart: float = 0.0) -> Problem:
 
     generator = np.random.default_rng(0)
     target = SimpleNamespace(
-        observed_sites=("y",), layout=SimpleNamespace(improper=(), names=("w",))
+        observed_sites=("y",), layout=SimpleNamespace(improper=(), families={}, names=("w",))
     )
 
     def prior(number: int, seed: int) -> np.ndarray:

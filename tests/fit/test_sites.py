@@ -139,8 +139,10 @@ def test_draws_where_numbers_end_are_told(dtype: Any) -> None:
     logs = generator.uniform(np.log(limits.tiny), 0.0, 2_000)
     near_one = 1.0 - np.exp(generator.uniform(np.log(limits.eps / 4.0), 0.0, (2_000, 2)))
     right = generator.gamma(0.3, size=2_000)
-    triangular = np.tril(generator.normal(size=(2_000, 3, 3)))
-    triangular[:, 0, 0] = 1.0
-    sites = {"rate": np.exp(logs), "shares": near_one, "gamma": right, "factor": triangular}
+    # The second entry of a correlation's factor, near 1 where the correlation is near 0.
+    factor = np.sqrt(1.0 - np.square(1e-4 * generator.normal(size=2_000)))
+    sites = {"rate": np.exp(logs), "shares": near_one, "gamma": right, "factor": factor}
     draws = {name: each.astype(dtype) for name, each in sites.items()}
-    assert saturated({**draws, "count": np.zeros(2_000, int)}) == ("rate", "shares")
+    positive, unit = "Gamma on Positive from 0", "Beta on UnitInterval from 0 to 1"
+    families = {"rate": positive, "shares": unit, "gamma": positive, "factor": "on CorrCholesky"}
+    assert saturated({**draws, "count": np.zeros(2_000, int)}, families) == ("rate", "shares")

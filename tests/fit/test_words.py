@@ -103,9 +103,9 @@ SENTENCES: dict[str, Callable[[], str]] = {
     "At 98.4% of the draws parameter 'probs' of 'y' lies out of the bounds of its distribution, "
     "where it has no density. Keep it inside by exp, softplus or sigmoid, or add a factor of -inf "
     "beyond.": lambda: words_of_bounds("y", "probs", 0.984),
-    "At 98.4% of the draws 'y' was observed in spite of probabilities so near to 0 or 1 that they "
-    "are held off them, and what is observed counts for less than it should. Give logits= in place "
-    "of probs=, or use double precision.": lambda: words_of_bounds("y", "held", 0.984),
+    "At 98.4% of the draws probabilities of 'y' are so near to 0 or 1 that they are held off them, "
+    "and what was observed does not count as it should. Give logits= in place of probs=, or use "
+    "double precision.": lambda: words_of_bounds("y", "held", 0.984),
     "Many draws of 'rate' lie where the numbers of this precision end, next to 0 or to 1: some of "
     "the mass is beyond them, or the posterior has no end there. Look for a prior that is "
     "improper; where it is proper, use double precision.": (

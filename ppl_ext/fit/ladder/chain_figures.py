@@ -128,24 +128,27 @@ def endless(values: Mapping[str, np.ndarray]) -> tuple[str, ...]:
     )
 
 
-def saturated(values: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-    """Sites with draws where the numbers of their precision end, next to 0 or to 1.
+def saturated(values: Mapping[str, np.ndarray], families: Mapping[str, str]) -> tuple[str, ...]:
+    """Sites with draws where the numbers of their precision end, next to an edge at 0 or at 1.
 
     A density that rises towards such an edge has some of its mass beyond them, or has no end there.
+    ``families`` are those of the sites, see :func:`~ppl_ext.target.families.family_of`.
     """
-    return tuple(name for name, each in values.items() if _is_saturated(each))
+    return tuple(
+        name for name, each in values.items() if _is_saturated(each, families.get(name, ""))
+    )
 
 
-def _is_saturated(draws: np.ndarray) -> bool:
-    if draws.dtype.kind != "f" or not draws.size:
+def _is_saturated(draws: np.ndarray, family: str) -> bool:
+    if draws.dtype.kind != "f":
         return False
-    limits, sizes = np.finfo(draws.dtype), np.abs(draws.reshape(len(draws), -1))
-    for beyond in (sizes < limits.tiny**SMALLEST, np.abs(1.0 - sizes) < 2.0 * limits.eps):
-        share = beyond.mean(0)
-        # An entry that is always there is a constant, such as a zero of a triangular matrix.
-        if ((share > SATURATED) & (share < 1.0)).any():
-            return True
-    return False
+    limits, is_simplex = np.finfo(draws.dtype), family.endswith("Simplex")
+    near = np.zeros((2, *draws.shape), bool)
+    if is_simplex or " from 0" in family:
+        near[0] = draws < limits.tiny**SMALLEST
+    if is_simplex or family.endswith(" from 0 to 1"):
+        near[1] = draws > 1.0 - 2.0 * limits.eps
+    return bool((near.mean(1) > SATURATED).any())
 
 
 def cost_far_out(problem: Problem) -> int:

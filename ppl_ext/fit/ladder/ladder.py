@@ -293,7 +293,8 @@ def with_chains(climbed: Climbed, sampled: Sampled) -> Climbed:
     values = {name: np.asarray(value) for name, value in found.draws.items()}
     figures = convergence(sampled.kernel.ordered(sampled.draws))
     chained = chained_of(problem, sampled.window, figures, symmetry, climbed.evidence.wanted)
-    chained = replace(chained, endless=endless(values), saturated=saturated(values))
+    near_edges = saturated(values, problem.target.layout.families)
+    chained = replace(chained, endless=endless(values), saturated=near_edges)
     evidence = _far_out(climbed.evidence, problem, sampled.kernel.evaluate, sampled.draws)
     modes = evidence.modes
     if modes is not None and modes.exchanged:

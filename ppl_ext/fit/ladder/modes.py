@@ -38,11 +38,11 @@ FAR = (2.0, 5.0, 10.0, 20.0, 50.0)
 #: Paths in a row, for each mode, that have to find nothing new for the search to end. Of eight
 #: modes that paths lead to alike one is missed in one search of fifty or so.
 PATHS_PER_MODE = 4
-#: A mode is rare to which so few paths lead, and share of the paths that rare modes may be for the
-#: search to end: where there are more, others to which no path has led are a part of the mass
-#: (I. Good, "The population frequencies of species and the estimation of population parameters",
-#: 1953).
-RARE, RARE_SHARE = 2, 0.005
+#: A mode is rare to which so few paths lead, if its mass is such a share of the heaviest one's; and
+#: share of the paths that rare modes may be for the search to end: where there are more, others to
+#: which no path has led are a part of the mass (I. Good, "The population frequencies of species and
+#: the estimation of population parameters", 1953).
+RARE, RARE_MASS, RARE_SHARE = 2, 0.01, 0.005
 #: Evaluations before which no search ends.
 ENOUGH = policy.LEAST_SEARCH
 #: The same where the modes' Normals are no good approximation, so that chains have to run.
@@ -120,9 +120,8 @@ class Search:
                 break
             self.from_prior += of_prior
             spent = self._evaluations + counted.evaluations
-            rare = sum(number <= RARE for number in self._hits)
             is_done = self._idle >= PATHS_PER_MODE * len(self.modes) and spent >= enough
-            if is_done and rare <= RARE_SHARE * self.paths:
+            if is_done and self._rare <= RARE_SHARE * self.paths:
                 break
         self._evaluations += counted.evaluations
         return len(self.modes) > before
@@ -163,6 +162,13 @@ class Search:
             from_prior=self.from_prior,
             no_prior=self.no_prior,
         )
+
+    @property
+    def _rare(self) -> int:
+        """Number of modes with some mass to which few paths have led."""
+        least = max(mode.log_mass for mode in self.modes) + np.log(RARE_MASS)
+        pairs = zip(self.modes, self._hits, strict=True)
+        return sum(number <= RARE and mode.log_mass > least for mode, number in pairs)
 
     def _follow(self, evaluate: Evaluate, points: Positions) -> None:
         """Paths from points, and the modes among their ends that are new and have some mass."""
