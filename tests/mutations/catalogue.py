@@ -2871,8 +2871,8 @@ def _fit() -> Iterator[Mutation]:
     yield from neutral(
         "rare modes do not keep a search going",
         "fit/ladder/modes.py",
-        "is_done and self._rare <= RARE_SHARE * self.paths",
-        "is_done",
+        "if is_done and is_sure:",
+        "if is_done:",
         "test_search",
     )
     yield from neutral(

@@ -43,6 +43,9 @@ PATHS_PER_MODE = 4
 #: which no path has led are a part of the mass (I. Good, "The population frequencies of species and
 #: the estimation of population parameters", 1953).
 RARE, RARE_MASS, RARE_SHARE = 2, 0.01, 0.005
+#: Evaluations up to which rare modes keep a search going: of functions with countless modes, as of
+#: the weights of a network, it would find new ones for ever.
+FOR_RARE = 5_000
 #: Evaluations before which no search ends.
 ENOUGH = policy.LEAST_SEARCH
 #: The same where the modes' Normals are no good approximation, so that chains have to run.
@@ -121,7 +124,8 @@ class Search:
             self.from_prior += of_prior
             spent = self._evaluations + counted.evaluations
             is_done = self._idle >= PATHS_PER_MODE * len(self.modes) and spent >= enough
-            if is_done and self._rare <= RARE_SHARE * self.paths:
+            is_sure = self._rare <= RARE_SHARE * self.paths or spent >= FOR_RARE
+            if is_done and is_sure:
                 break
         self._evaluations += counted.evaluations
         return len(self.modes) > before
