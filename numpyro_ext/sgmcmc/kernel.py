@@ -327,10 +327,10 @@ class StochasticGradientKernel(StochasticGradientShell, MCMCKernel):
 
     def _of_draws(self, mcmc: Any) -> tuple[str, ...]:
         """What the draws of a run say against its chains."""
-        draws = mcmc.get_samples(group_by_chain=True)
-        names = self.target.layout.names
         if mcmc.postprocess_fn is not None:  # They are what the user made of them.
             return ()
+        draws = mcmc.get_samples(group_by_chain=True)
+        names = self.target.layout.names
         num_chains, number = draws[names[0]].shape[:2]
         rows = self._looked_at(num_chains, number)
         if not len(rows):

@@ -33,7 +33,7 @@ from jaxtyping import Float, Int
 from scipy.special import ndtr, ndtri
 
 from ppl_ext.errors import ArgumentError, DoubtfulFitWarning, ModelCheckError
-from ppl_ext.start.find import NEAR, more_modes
+from ppl_ext.start.find import is_near, more_modes
 from ppl_ext.start.paths import Evaluate, SpentError
 from ppl_ext.start.rows import Rows
 from ppl_ext.start.search import WIDTH, within
@@ -542,8 +542,7 @@ def _missed_modes(
     modes = run.modes
     if not 1 < len(modes) <= WIDTH:
         return (), ()
-    near = [np.square(mode.whitened(z)).sum(1) < NEAR + run.dim for mode in modes]
-    if np.any(near, axis=0).mean() < MOSTLY:
+    if np.any([is_near(mode, z) for mode in modes], axis=0).mean() < MOSTLY:
         return (), ()
     # By Laplace's method: the search's own bounds on masses are loose where modes are bent.
     heights = evaluate(np.stack([mode.mean for mode in modes]))[0]

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from ppl_ext.start.local_normal import local_deviations, local_factor, lower_factor
 from ppl_ext.start.paths import GAIN, Evaluate, Path, Vector, side_by_side
@@ -202,10 +202,10 @@ def _at_ends(
     return modes
 
 
-def is_near(mode: Mode, point: Vector) -> bool:
-    """Whether a point lies where a Normal has its mass."""
-    white = mode.whitened(point)
-    return float(white @ white) < NEAR + len(point)
+def is_near(mode: Mode, points: Float[np.ndarray, "*S D"]) -> Bool[np.ndarray, "*S"]:
+    """Whether points lie where a Normal has its mass."""
+    near: np.ndarray = np.square(mode.whitened(points)).sum(-1) < NEAR + points.shape[-1]
+    return near
 
 
 def explains(mode: Mode, point: Vector, value: float, score: Vector) -> bool:

@@ -117,8 +117,8 @@ def run_chains(
             pairs, coupled = _coupled(problem, begun.start, sampled, generator, meter, most, pairs)
             notes.append(coupled.note)
         is_bounded = agreement.is_bounded(coupled)
-        is_alone = partial(is_enough, is_alone=not is_bounded)
-        if is_bounded or pairs is None or _are(is_alone, sampled) or not may_go_on():
+        is_done = partial(is_enough, is_alone=not is_bounded)
+        if is_bounded or pairs is None or _are(is_done, sampled) or not may_go_on():
             break
         # Without a bound the chains would have to agree more closely. It takes less to let pairs
         # that have not met go on, for which there must be more transitions.
@@ -133,12 +133,12 @@ def run_chains(
     if coupled.bound is not None:
         sampled = sampled.after(coupled.transitions)
         # What was left out has looked for parts that jumps do not propose as well.
-        is_alone = partial(is_alone, least=LEAST_TRANSITIONS - coupled.transitions)
-    if not (watched.found or _are(is_alone, sampled)):
+        is_done = partial(is_done, least=LEAST_TRANSITIONS - coupled.transitions)
+    if not (watched.found or _are(is_done, sampled)):
         # Chains that were enough before transitions were left out lack little more than those.
         missing = max(number - len(sampled.draws), number // 8) if is_bounded else None
         with stage("more chains") as notes:
-            sampled = _longer(sampled, is_alone, None, generator, meter, missing)
+            sampled = _longer(sampled, is_done, None, generator, meter, missing)
             notes.append(_told_of_draws(sampled))
     return sampled, coupled
 

@@ -21,10 +21,10 @@ STUCK = 0.0
 #: Effective draws of the tails at least, as a share of those that are wanted: these are asked for
 #: means, to which tails add little.
 TAIL_SHARE = 0.25
-#: The same two where nothing but the chains' agreement tells that they have come to rest: R-hat of
-#: chains is 1.01 at twice the draws that are asked for, and that is what is asked of it elsewhere.
+#: R-hat for which chains run, and below which they are believed, where nothing but their agreement
+#: tells that they have come to rest.
 ALONE_R_HAT, MOST_ALONE_R_HAT = 1.01, 1.015
-#: The same two of chains with heavy tails, since an improper posterior looks so at first, and of
+#: The same of chains with heavy tails, since an improper posterior looks so at first, and of
 #: such that seldom enter some parts.
 SURE_R_HAT, MOST_SURE_R_HAT = 1.0035, 1.005
 #: Standard error of every standard deviation, as a share of it, for which chains run that may not
