@@ -20,7 +20,7 @@ FRAMES = 13, 8
 #: Files of ``ppl_ext`` that stand in no room.
 LOOSE = 6
 #: Lines of code of all packages, docstrings apart, to the next ten; and comments a line.
-LINES, COMMENTS = 53_222, 0.06
+LINES, COMMENTS = 53_221, 0.06
 #: Lines that same-named files of both packages have in common: all, and those of bodies.
 SAME, SAME_IN_BODIES = 1_867, 588
 
